@@ -16,6 +16,7 @@ from schemas.jobs import AUTO, KEEP, JobSpec, not_python, problems
 from schemas.toml_settings import convert, read_toml
 
 LOOK_BYTES: Final = 4096  # of a script, to see that it is text
+SHOWN: Final = 60  # characters of a path in an error
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -58,7 +59,7 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     """
     for problem in problems(spec):
         raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
-    workdir = (base / spec.workdir).resolve()
+    workdir = _folder(base, spec.workdir)
     sweep = spec.stated_sweep
     if sweep is not None:
         if not workdir.is_dir():
@@ -74,12 +75,27 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     )
 
 
+def _folder(base: Path, name: str) -> Path:
+    try:
+        folder = (base / name).resolve()
+        folder.is_dir()  # a name may be longer than any file's
+    except (OSError, RuntimeError) as error:  # or lead around in a circle
+        why = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
+        what = f"workdir: {name[:SHOWN]} cannot be looked at: {why}"
+        raise BadFieldError(what, "correct workdir", "workdir") from None
+    return folder
+
+
 def _check_script(spec: JobSpec, workdir: Path) -> None:
-    if not (workdir / spec.script).is_file():
-        what = f"script: {spec.script} is not in {workdir}"
-        raise BadFieldError(what, "correct script or workdir", "script")
-    with (workdir / spec.script).open("rb") as file:
-        found = not_python(spec.script, file.read(LOOK_BYTES))
+    try:
+        if not (workdir / spec.script).is_file():
+            what = f"script: {spec.script} is not in {workdir}"
+            raise BadFieldError(what, "correct script or workdir", "script")
+        with (workdir / spec.script).open("rb") as file:
+            found = not_python(spec.script, file.read(LOOK_BYTES))
+    except OSError as error:
+        what = f"script: {spec.script[:SHOWN]} cannot be read: {error.strerror}"
+        raise BadFieldError(what, "correct script or workdir", "script") from None
     if found is not None:
         raise BadFieldError(f"script: {found[0]}", found[1], "script")
 

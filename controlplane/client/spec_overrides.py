@@ -48,7 +48,7 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
         if not dot:
             changed[field] = text if field in TEXTS else toml_value(text)
         elif field == "args":
-            changed["args"] = with_option(changed.get("args", ()), entry, text)
+            changed["args"] = with_option(_args_of(changed), entry, text)
         elif field in {"env", "stop", "utility"}:
             _set_entry(changed, field, entry, text)
         else:
@@ -80,6 +80,13 @@ def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
             kept.insert(place + 1, text)
         return kept
     return kept if text == "false" else [*kept, flag] if text == "true" else [*kept, flag, text]
+
+
+def _args_of(table: Mapping[str, Any]) -> list[str]:
+    args = table.get("args", [])
+    if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
+        raise BadFieldError("args is no list of texts in the job file", "correct it there", "args")
+    return args
 
 
 def _has_value(args: Sequence[str], place: int) -> bool:

@@ -25,6 +25,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bin/fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="of all targets together")
     parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="default: all")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of what is tried; 0: another each time"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--keep", action="store_true", help="write the corpus again, minimised")
     parser.add_argument("--findings", type=Path, default=Path("findings"), help="a folder")
@@ -48,7 +51,8 @@ def _fuzz(name: str, chosen: argparse.Namespace, second_s: float) -> int:
         folder = Path(temporary)
         unpack(inputs_of(name), folder / "inputs")
         seconds = max(1, round(TARGETS[name].share * second_s))
-        said = _child("tests.fuzz.one_run", name, str(seconds), str(folder))
+        arguments = name, str(seconds), str(folder), str(chosen.seed)
+        said = _child("tests.fuzz.one_run", *arguments)
         found = _findings(name, folder / "findings", chosen.findings)
         if chosen.keep:
             _child("tests.fuzz.keep_enough", name, str(folder / "inputs"))

@@ -50,7 +50,7 @@ class Watched:
 
 def main() -> None:
     """Fuzz until the time is over."""
-    name, seconds, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    name, seconds, folder, seed = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     import atheris  # type: ignore[import-not-found,unused-ignore]
 
     with atheris.instrument_imports(include=list(ROOMS)):
@@ -65,7 +65,7 @@ def main() -> None:
     options = (
         f"-max_total_time={seconds}", f"-max_len={target.longest}", f"-timeout={TIMEOUT_S}",
         f"-rss_limit_mb={MEMORY_MB}", f"-artifact_prefix={findings}/", "-print_final_stats=1",
-        "-reload=0", "-len_control=0",
+        "-reload=0", "-len_control=0", f"-seed={seed}",
     )  # fmt: skip
     atheris.Setup([sys.argv[0], str(folder / "inputs"), *options], Watched(run, findings))
     atheris.Fuzz()

@@ -120,3 +120,31 @@ def test_a_script_that_is_no_python_inside_is_refused(file: Path, tmp_path: Path
 
     with pytest.raises(BadFieldError, match=r"script: scripts are Python; train.py is not"):
         load_job(file)
+
+
+@pytest.mark.parametrize("field", ["script", "workdir"])
+def test_a_path_that_no_disk_can_hold_is_refused_by_name(file: Path, field: str) -> None:
+    long = "1e9" * 200
+
+    with pytest.raises(BadFieldError) as refused:
+        load_job(file, [f"{field}={long}"])
+
+    assert (refused.value.field, "File name too long" in str(refused.value)) == (field, True)
+    assert len(refused.value.message) < len(long)
+
+
+def test_a_workdir_whose_links_lead_in_a_circle_is_refused(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+
+    with pytest.raises(BadFieldError, match="workdir: round cannot be looked at"):
+        load_job(file, ["workdir=round"])
+
+
+@pytest.mark.parametrize("args", ["true", "[1]", '"--width 3"'])
+def test_an_option_is_not_set_among_what_is_no_list_of_texts(file: Path, args: str) -> None:
+    file.write_text(f"args = {args}\n{JOB}")
+
+    with pytest.raises(BadFieldError, match="args is no list of texts in the job file") as refused:
+        load_job(file, ["args.width=64"])
+
+    assert refused.value.field == "args"
