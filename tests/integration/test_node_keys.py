@@ -18,7 +18,7 @@ from schemas.link import Identity
 from schemas.messages.agent import NodeHealth
 from schemas.messages.files import AskFiles
 from tests.support.builders import N1
-from tests.support.controller_house import House
+from tests.support.controller_house import House, served
 
 QUIET = "[silence]\nsuspect_s = 1.5\nlost_s = 2.0\n"  # heartbeats are a second apart
 
@@ -26,14 +26,8 @@ QUIET = "[silence]\nsuspect_s = 1.5\nlost_s = 2.0\n"  # heartbeats are a second 
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     monkeypatch.setattr(key_table, "LOOK_S", 0.01)
-    made = House(tmp_path)
-    await made.controller.open()
-    stop = asyncio.Event()
-    serving = asyncio.create_task(made.controller.serve(stop))
-    yield made
-    stop.set()
-    await serving
-    made.controller.close()
+    async with served(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

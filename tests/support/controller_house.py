@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,6 +116,19 @@ class Person:
 
     def close(self) -> None:
         self._link.close()
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[House]:
+    """A house whose controller serves, in a folder of its own."""
+    made = House(folder)
+    await made.controller.open()
+    stop = asyncio.Event()
+    serving = asyncio.create_task(made.controller.serve(stop))
+    yield made
+    stop.set()
+    await serving
+    made.controller.close()
 
 
 def _free_ports() -> dict[str, int]:

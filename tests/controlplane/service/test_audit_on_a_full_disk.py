@@ -16,7 +16,7 @@ import structlog
 
 from schemas.logging_and_watchdog import configure_logging
 from schemas.messages.client import Cluster, Failed, GetCluster
-from tests.support.controller_house import House, Person
+from tests.support.controller_house import House, Person, served
 from tests.support.schemas_links import BOUND_S, connected
 
 
@@ -33,14 +33,8 @@ def log(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def house(tmp_path: Path, log: Path) -> AsyncIterator[House]:  # noqa: ARG001 - before it
-    made = House(tmp_path / "cluster")
-    await made.controller.open()
-    stop = asyncio.Event()
-    serving = asyncio.create_task(made.controller.serve(stop))
-    yield made
-    stop.set()
-    await serving
-    made.controller.close()
+    async with served(tmp_path / "cluster") as made:
+        yield made
 
 
 @pytest.fixture

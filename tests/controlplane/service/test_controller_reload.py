@@ -25,20 +25,14 @@ from schemas.messages.logs import ReadLog
 from schemas.workdir_archives import ArchiveBounds
 from tests.support import builders
 from tests.support.builders import N1
-from tests.support.controller_house import DENIED, House, Person, heard_by
+from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    made = House(tmp_path)
-    await made.controller.open()
-    stop = asyncio.Event()
-    serving = asyncio.create_task(made.controller.serve(stop))
-    yield made
-    stop.set()
-    await serving
-    made.controller.close()
+    async with served(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -10,20 +10,14 @@ import pytest
 
 from controlplane.service import event_feed
 from schemas.messages.client import Cluster, GetCluster
-from tests.support.controller_house import House, Person, heard_by
+from tests.support.controller_house import House, Person, heard_by, served
 from tests.support.schemas_links import connected
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    made = House(tmp_path)
-    await made.controller.open()
-    stop = asyncio.Event()
-    serving = asyncio.create_task(made.controller.serve(stop))
-    yield made
-    stop.set()
-    await serving
-    made.controller.close()
+    async with served(tmp_path) as made:
+        yield made
 
 
 async def test_subscriptions_without_number_cost_their_sender_the_connection(

@@ -16,7 +16,7 @@ from controlplane.client import Client
 from controlplane.service import key_table
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnreachableError
 from schemas.messages.client import Cluster, GetCluster, ReadEvents
-from tests.support.controller_house import DENIED, House, Person, heard_by
+from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import connected
 
 SOON_S: Final = 0.5  # how long a stranger is tried
@@ -25,14 +25,8 @@ SOON_S: Final = 0.5  # how long a stranger is tried
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     monkeypatch.setattr(key_table, "LOOK_S", 0.01)
-    made = House(tmp_path / "cluster")
-    await made.controller.open()
-    stop = asyncio.Event()
-    serving = asyncio.create_task(made.controller.serve(stop))
-    yield made
-    stop.set()
-    await serving
-    made.controller.close()
+    async with served(tmp_path / "cluster") as made:
+        yield made
 
 
 async def ones(home: Path, *words: str) -> int:
