@@ -82,6 +82,7 @@ class Socket:
         self._watch = watch
         self._unsent = 1 if socket.type == zmq.ROUTER else 0  # frames that libzmq adds
         self._cut: dict[tuple[bytes, int, bytes], None] = {}  # the oldest first
+        self._looking = False  # at what arrived, in this turn of the loop
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
         """Everything that arrives; waits once, then takes what is there.
@@ -142,8 +143,27 @@ class Socket:
         Args:
             frames: of one message; on a ROUTER the first one is the `route` of its peer.
         """
-        sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
-        return isinstance(sent, asyncio.Future) and sent.exception() is None
+        try:
+            self._now.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        finally:
+            self._look_soon()
+        return True
+
+    def _look_soon(self) -> None:
+        """Sending may take note of what arrived: whoever waits for it would not be woken.
+
+        Once in a turn of the loop is enough, however much is sent in it.
+        """
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        if not self._socket.closed:
+            self._socket.get(zmq.EVENTS)  # which wakes them
 
     def said(self, incoming: Incoming) -> int | None:
         """Count a message that libzmq keeps something of until its connection is closed.

@@ -21,6 +21,7 @@ import itertools
 import os
 import random
 import socket
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict, deque
@@ -69,8 +70,9 @@ START_S: Final = 60.0  # of a controller, at most
 IN_FLIGHT: Final = 64  # events of one agent in a burst
 BUSY: Final = {"warmup_steps": 1, "report_interval_s": 0.5, "rescale_stall_s": 0.01}
 SHIPPED: Final = {"population": 16, "patience": 10}
-IDLE: Final = {"population": 16, "patience": 0}
-FULL_SPEED: Final = {"population": 64, "patience": 1_000_000}
+EVOLVES: Final = {"search": "evolution"}  # as it does by itself where GPU types differ
+IDLE: Final = {**EVOLVES, "population": 16, "patience": 0}
+FULL_SPEED: Final = {**EVOLVES, "population": 64, "patience": 1_000_000}
 Key = tuple[JobId, int, int]  # job, version, stage
 
 
@@ -623,6 +625,8 @@ def main() -> None:
         figures = figures_of(bench)
         show(bench, figures, time.monotonic() - began)
     report.write(figures, chosen.json)
+    if not all(window.generations_per_s for window in bench.of("B")):
+        sys.exit("the search was to evolve at full speed in each block B, and did not")
 
 
 if __name__ == "__main__":

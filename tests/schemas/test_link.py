@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
@@ -202,6 +203,25 @@ async def test_everything_that_arrived_is_taken_in_order(house: House, socket_pa
             if len(arrived) == len(sent):
                 break
     assert arrived == sent
+
+
+async def test_who_waits_for_a_message_hears_it_though_something_was_sent_as_it_arrived(
+    house: House, socket_path: Path
+) -> None:
+    router = house.link(None).bind("ROUTER", f"ipc://{socket_path}")
+    dealer = await connected(house.link(None).connect("DEALER", f"ipc://{socket_path}"))
+    assert dealer.send(b"first")
+    route = (await soon(router.receive())).route
+    waiting = asyncio.create_task(router.receive())
+    await asyncio.sleep(0)  # it waits
+
+    assert dealer.send(b"second")
+    arrived, _, _ = select.select([router._now.FD], [], [], BOUND_S)  # the loop does not turn
+    assert arrived
+    for _ in range(100):  # libzmq takes note of it, and tells nobody again
+        assert router.send(route, b"meanwhile")
+
+    assert (await soon(waiting)).frames[1:] == (b"second",)
 
 
 async def test_many_messages_leave_turns_of_the_loop_to_others(

@@ -65,7 +65,7 @@ class SimulatedAgent:
             host="simulated",
             address="127.0.0.1",
             slots=cpu_slots(self.slots),
-            cores=1,
+            cores=self.slots,
             memory_bytes=1,
             release="test",
         )

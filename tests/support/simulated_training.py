@@ -50,6 +50,7 @@ class Job:
     epochs: int
     epoch: int = 0
     step: int = 0
+    group_step: int = 0  # at which its group began to train
     samples: float = 0.0
     said_at: float = 0.0  # telemetry
     epoch_at: float = 0.0
@@ -105,7 +106,7 @@ class Training:
         if len(found) < len(involved) or not all(delta.version in w.armed for w in found):
             return
         job = self.job(delta.job)
-        job.group = group if group.members else None
+        job.group, job.group_step = (group if group.members else None), job.step
         if job.said_at == 0.0:
             job.said_at = job.epoch_at = time.monotonic()
         for worker in found:
@@ -207,6 +208,7 @@ class Worker:
             train_loss=0.5,
             global_batch=group.global_batch,
             lr=0.1,
+            group_steps=job.step - job.group_step,
         )
         self.agent.events.send(
             self.agent.node.encode(), encode(Telemetry(node=self.agent.node, steps=steps))
