@@ -232,6 +232,8 @@ class Controller:
         """Say nothing more to those whose keys are not valid any more, or changed."""
         log.info("keys are not authorised any more", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
+        self._request_server.end_revoked()
+        self._log_relay.end_revoked()
         if any(who.role in READERS for who in owners):
             self._feed.cut_off()
 

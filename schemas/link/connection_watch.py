@@ -21,6 +21,7 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from schemas.link.cut_backoff import CutBackoff
 from schemas.link.key_connections import KeyConnections
 
 MAX_AHEAD: Final = 64 << 20  # bytes of one connection that arrived and were not taken
@@ -56,6 +57,7 @@ class ConnectionWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.keys = KeyConnections(clock)
+        self.backoff = CutBackoff(clock)
         self._monitors: dict[zmq.Socket[bytes], str] = {}  # and the names of their ports
         self._ports: dict[str, int] = {}
         self._connections: dict[int, _Connection] = {}  # by file descriptor
@@ -151,7 +153,7 @@ class ConnectionWatch:
         return max(0, ahead - forgiven)
 
     def cut(self, descriptor: int) -> str:
-        """End a connection; what of it was not taken is dropped.
+        """End a connection; what of it was not taken is dropped, and its key may have to wait.
 
         Args:
             descriptor: of the connection.
@@ -160,9 +162,10 @@ class ConnectionWatch:
             Where its peer is; empty if there is no such connection.
         """
         connection = self._connections.pop(descriptor, None)
-        self.keys.closed(descriptor)
+        key = self.keys.closed(descriptor)
         if connection is None or self._peer(descriptor, connection.port) != connection.peer:
             return ""
+        self.backoff.cut(connection.port, key)
         with contextlib.suppress(OSError), _copy(descriptor) as wire:
             # Closed with a reset: a peer whose window is shut would not hear of an ordinary end.
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)

@@ -141,24 +141,29 @@ class KeyConnections:
         self._said[found.port, found.key] += size
         return self._said[found.port, found.key]
 
-    def closed(self, descriptor: int) -> None:
+    def closed(self, descriptor: int) -> bytes:
         """A connection is gone.
 
         Args:
             descriptor: of it; one that is not known is passed over.
+
+        Returns:
+            The key of its peer; of one who said nothing that of whoever was let in from its host
+            as it was made. Empty if nobody was.
         """
         found = self._open.pop(descriptor, None)
         if found is None:
-            return
+            return b""
         if found.key:
             self._forget(found.port, found.key)
             self._unsay(found)
-            return
+            return found.key
         silent = self._silent[found.port, found.host]
         silent.connections -= 1
-        self._settle(found.port, silent, found.at)
+        key = self._settle(found.port, silent, found.at)
         if not silent.connections:
             del self._silent[found.port, found.host]
+        return key
 
     def port_closed(self, port: str) -> None:
         """A port is gone, and all of its connections.
@@ -169,9 +174,12 @@ class KeyConnections:
         for descriptor in [each for each, found in self._open.items() if found.port == port]:
             self.closed(descriptor)
 
-    def _settle(self, port: str, silent: _Silent, since: float) -> None:
+    def _settle(self, port: str, silent: _Silent, since: float) -> bytes:
+        first = b""
         while key := silent.surplus(since):
             self._forget(port, key)
+            first = first or key
+        return first
 
     def _unsay(self, gone: _Open) -> None:
         self._said[gone.port, gone.key] -= gone.said

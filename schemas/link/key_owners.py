@@ -33,7 +33,7 @@ class Identity:
 
 
 class _NotNowError(Exception):
-    """This key may connect, when others of its connections are closed."""
+    """This key may connect, when others of its connections are closed or some time has passed."""
 
 
 class Authority:
@@ -90,6 +90,11 @@ class Authority:
             self._denied(f"{key.decode('ascii', 'replace')} is not authorised", self._address)
             return False
         self._watch.notice()
+        if left_s := self._watch.backoff.left_s(domain, key):
+            if self._watch.backoff.first_refusal(domain, key):
+                why = f"{owner} gets no connection for {left_s:.0f} s: others of its were cut off"
+                self._denied(why, self._address)
+            raise _NotNowError
         if self._watch.keys.admits(domain, self._address, key):
             return True
         if self._watch.keys.first_refusal(domain, key):

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from schemas.link import Identity, KeyPair, Socket, StateServer, connection_watch, write_keys
+from schemas.link import (
+    Identity,
+    KeyPair,
+    Socket,
+    StateServer,
+    connection_watch,
+    cut_backoff,
+    write_keys,
+)
 from schemas.link.connection_watch import ConnectionWatch
 from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
 
@@ -30,7 +38,7 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyPair]:
     folder = tmp_path_factory.mktemp("keys")
-    return {name: write_keys(folder, name) for name in ("server", "ada")}
+    return {name: write_keys(folder, name) for name in ("server", "ada", "bob")}
 
 
 class Parties:
@@ -40,17 +48,24 @@ class Parties:
         self.keys = keys
         self.server = HeldLink(keys["server"] if keys else None)
         self.cut: list[str] = []
+        self.denied: list[str] = []
         self._links = [self.server]
-        known = {keys["ada"].public: Identity("user", "ada")} if keys else {}
-        authority = self.server.authority(known, lambda *_: None)
+        known = (
+            {keys[name].public: Identity("user", name) for name in ("ada", "bob")} if keys else {}
+        )
+        authority = self.server.authority(known, lambda why, _: self.denied.append(why))
         self._tasks = [asyncio.create_task(authority.run())]
         self.address = free_address()
 
-    async def speaker(self) -> Socket:
-        link = HeldLink(self.keys["ada"] if self.keys else None)
+    def dealer(self, name: str = "ada") -> Socket:
+        link = HeldLink(self.keys[name] if self.keys else None)
         self._links.append(link)
-        key = self.keys["server"].public if self.keys else None
-        return await connected(link.connect("DEALER", self.address, key))
+        return link.connect(
+            "DEALER", self.address, self.keys["server"].public if self.keys else None
+        )
+
+    async def speaker(self, name: str = "ada") -> Socket:
+        return await connected(self.dealer(name))
 
     def watch(self) -> None:
         watching = self.server.watch_connections(self.cut.append)
@@ -123,6 +138,33 @@ async def test_messages_that_wait_cost_it_as_well(parties: Parties) -> None:
     await soon(lost)
 
     assert len(parties.cut) == 1
+
+
+async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_else(
+    keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_backoff, "FREE", 1)
+    monkeypatch.setattr(cut_backoff, "FIRST_S", cut_backoff.MOST_S)
+    parties = Parties(keys)
+    router = parties.server.bind("ROUTER", parties.address)
+    parties.watch()
+    hostile = await parties.speaker()
+
+    async with asyncio.timeout(60.0):
+        while len(parties.cut) < 2:
+            hostile.send(bytes(MIB))
+            await asyncio.sleep(0.001)
+        while not parties.denied:
+            await asyncio.sleep(0.001)
+    bob = await parties.speaker("bob")
+    bob.send(b"still here")
+    heard = await soon(router.receive())
+    while heard.identity != Identity("user", "bob"):  # what was sent before the cut
+        heard = await soon(router.receive())
+
+    assert heard.frames[1:] == (b"still here",)
+    assert parties.denied == ["user:ada gets no connection for 60 s: others of its were cut off"]
+    await parties.close()
 
 
 async def test_what_was_taken_counts_no_more_to_the_byte(parties: Parties) -> None:

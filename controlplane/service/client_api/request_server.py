@@ -34,6 +34,7 @@ from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.refusals import failed
 from controlplane.service.role_permissions import permit, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
+from controlplane.service.waiting_requests import WaitingRequests
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import MAX_BYTES, REQUEST, encode
 from schemas.errors import BadFieldError, OnesError, TooLargeError, UnavailableError
@@ -122,6 +123,11 @@ class RequestServer:
         self._shares = RequestShares(self._begin, lambda: self.limits.requests_per_s)
         self._keys = keys
         self._under_way: set[asyncio.Task[None]] = set()
+        self._waiting = WaitingRequests()
+
+    def end_revoked(self) -> None:
+        """Who waits with a key that is not authorised any more hears that now."""
+        self._waiting.end_revoked()
 
     async def serve(self) -> None:
         """Take requests, for ever."""
@@ -149,7 +155,8 @@ class RequestServer:
             request = REQUEST.decode(incoming.frames[2])
             incoming = replace(incoming, frames=incoming.frames[:2])  # it may wait for long
             who = incoming.identity or Identity("", "")
-            with self._shares.waits(user, getattr(request, "wait_s", 0.0)):
+            wait_s = getattr(request, "wait_s", 0.0)
+            with self._shares.waits(user, wait_s), self._waiting.held(incoming, wait_s):
                 reply = _fitting(await self._dispatch(request, who, took))
             if not isinstance(request, RevokeKey):  # who ends his own key hears of it
                 refuse_revoked(incoming)  # it may have waited

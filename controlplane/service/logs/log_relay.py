@@ -19,6 +19,7 @@ from controlplane.service.logs.log_store import LogStore
 from controlplane.service.long_polls import deadline_of
 from controlplane.service.refusals import failed
 from controlplane.service.role_permissions import NODE, permit, refuse_revoked
+from controlplane.service.waiting_requests import WaitingRequests
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
@@ -103,6 +104,11 @@ class LogRelay:
         self._rates: LogRates[_Shipped] = LogRates(self._give_credit, lambda: self.bytes_per_s)
         self._shares = RequestShares(self._begin, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
         self._under_way: set[asyncio.Task[None]] = set()
+        self._waiting = WaitingRequests()
+
+    def end_revoked(self) -> None:
+        """Followers whose keys are not authorised any more hear that now."""
+        self._waiting.end_revoked()
 
     async def serve_shippers(self) -> None:
         """Take what agents ship, for ever."""
@@ -190,7 +196,8 @@ class LogRelay:
         incoming = replace(incoming, frames=(*incoming.frames[:-1], b""))  # it may wait for long
         try:
             if isinstance(request, ReadLog):
-                with self._shares.waits(str(who), request.wait_s):
+                wait_s = request.wait_s
+                with self._shares.waits(str(who), wait_s), self._waiting.held(incoming, wait_s):
                     reply = encode(await self._awaited(request))
             else:
                 reply = encode(await self._files.reply(request, who))

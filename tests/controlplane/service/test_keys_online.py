@@ -13,9 +13,10 @@ import structlog.testing
 
 from controlplane.cli.main import build
 from controlplane.client import Client
-from controlplane.service import key_table
+from controlplane.service import key_table, long_polls
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnreachableError
-from schemas.messages.client import Cluster, GetCluster, ReadEvents
+from schemas.messages.client import Cluster, EventsPage, GetCluster, ReadEvents
+from schemas.messages.logs import ReadLog
 from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import connected
 
@@ -139,6 +140,32 @@ async def test_whose_key_is_revoked_hears_and_says_nothing_more(house: House) ->
     assert not await bob.feed._socket.poll(0)
     house.reload()
     assert await bob.ask(GetCluster()) == DENIED
+    for person in (ann, bob):
+        person.close()
+
+
+async def test_who_waits_for_something_hears_at_once_that_his_key_is_revoked(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_polls, "MAX_WAIT_S", 3600.0)
+    ann, bob = (Person(house, house.keys[name]) for name in ("ann", "bob"))
+    for person in (ann, bob):
+        await connected(person.requests)
+    await heard_by(house, ann, bob)
+    job = next(iter(house.controller._state().jobs))
+    asked = ReadEvents(from_seq=house.controller._state().feed_seq + 1, wait_s=3600.0)
+    polls = {person: person.begin(asked) for person in (ann, bob)}
+    follows = asyncio.create_task(bob.read_log(ReadLog(job=job, wait_s=3600.0)))
+    server, relay = house.controller._request_server, house.controller._log_relay
+    async with asyncio.timeout(60.0):
+        while (len(server._waiting._tasks), len(relay._waiting._tasks)) != (2, 1):
+            await asyncio.sleep(0.005)
+
+    house.controller._keys.revoke("bob", "root")
+
+    assert (await bob.answer(polls[bob]), await follows) == (DENIED, DENIED)
+    await heard_by(house, ann)  # who waits on, and hears of that
+    assert isinstance(await ann.answer(polls[ann]), EventsPage)
     for person in (ann, bob):
         person.close()
 

@@ -1,0 +1,71 @@
+"""Whoever is cut off again and again waits longer and longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.link.cut_backoff import FIRST_S, FORGOTTEN_S, FREE, MOST_S, CutBackoff
+
+PORT, OTHER_PORT = "ones-1", "ones-2"
+ADA, BOB = b"ada", b"bob"
+
+
+class Held(CutBackoff):
+    """One whose time stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(lambda: self.now)
+
+    def cut_times(self, count: int, port: str = PORT) -> None:
+        for _ in range(count):
+            self.cut(port, ADA)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "wait_s"),
+    [
+        (0, 0.0),
+        (FREE, 0.0),
+        (FREE + 1, FIRST_S),
+        (FREE + 2, 2 * FIRST_S),
+        (FREE + 4, 8 * FIRST_S),
+        (FREE + 2000, MOST_S),
+    ],
+)
+def test_each_cut_beyond_the_first_ones_doubles_the_time(cuts: int, wait_s: float) -> None:
+    backoff = Held()
+    backoff.cut_times(cuts)
+
+    assert backoff.left_s(PORT, ADA) == wait_s
+    backoff.now += wait_s
+    assert backoff.left_s(PORT, ADA) == 0.0
+
+
+def test_nobody_else_waits_and_nobody_at_another_port() -> None:
+    backoff = Held()
+    backoff.cut_times(FREE + 3)
+    backoff.cut(PORT, b"")  # of whom nobody knows whose it was
+
+    found = [backoff.left_s(*who) for who in ((PORT, BOB), (OTHER_PORT, ADA), (PORT, b""))]
+
+    assert found == [0.0, 0.0, 0.0]
+
+
+def test_after_some_time_without_a_cut_all_begins_anew() -> None:
+    backoff = Held()
+    backoff.cut_times(FREE + 8)
+    backoff.now += FORGOTTEN_S
+
+    backoff.cut_times(FREE)
+
+    assert backoff.left_s(PORT, ADA) == 0.0
+
+
+def test_a_wait_is_told_of_once_for_each_cut() -> None:
+    backoff = Held()
+    backoff.cut_times(FREE + 1)
+    told = [backoff.first_refusal(PORT, ADA) for _ in range(2)]
+    backoff.cut_times(1)
+
+    assert [*told, backoff.first_refusal(PORT, ADA)] == [True, False, True]
