@@ -209,6 +209,7 @@ class Agent:
                 for work in (
                     self._receive_from_controller(),
                     self._workers.receive(),
+                    self._workers.watch(),
                     self._keep_session(),
                     self._read_reports(),
                     self._health.run(),
@@ -227,6 +228,7 @@ class Agent:
             for task in owned:
                 task.cancel()
         self._bulk.close()
+        self._workers.close()
         self._manager.close()
         self._states.close()
         if self._server is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +52,8 @@ class WorkerChannel:
         self._heard = heard
         self._token_of = token_of
         self._audit = Audit()
-        self.socket = Link().bind("ROUTER", address, queued=QUEUED, largest=MAX_SAID)
+        self._link = Link()
+        self.socket = self._link.bind("ROUTER", address, queued=QUEUED, largest=MAX_SAID)
         self._routes: dict[WorkerId, bytes] = {}
         self._speakers: dict[bytes, tuple[WorkerId, WorkerHello]] = {}
         self._admit()
@@ -79,6 +81,10 @@ class WorkerChannel:
                 continue
             with passed_over("message of a worker"):
                 self._take(incoming, message)
+
+    async def watch(self) -> None:
+        """Cut off who sends more than is taken of it, for ever."""
+        await self._link.watch_connections(partial(self._audit.refused, "connection of a worker"))
 
     def _take(self, incoming: Incoming, message: FromWorker) -> None:
         if isinstance(message, WorkerHello):
@@ -144,3 +150,7 @@ class WorkerChannel:
             worker: its name.
         """
         self._hang_up(worker)
+
+    def close(self) -> None:
+        """Give up the socket; workers go on without."""
+        self._link.close()

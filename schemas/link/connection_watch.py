@@ -133,7 +133,7 @@ class ConnectionWatch:
         connection = self._connections.get(descriptor)
         if connection is None:
             return 0
-        with contextlib.suppress(OSError), _copy(descriptor) as wire:
+        with contextlib.suppress(OSError), copied(descriptor) as wire:
             if wire.getpeername()[:2] == connection.peer:
                 info = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 return self._ahead(descriptor, connection, info)
@@ -166,7 +166,7 @@ class ConnectionWatch:
         if connection is None or self._peer(descriptor, connection.port) != connection.peer:
             return ""
         self.backoff.cut(connection.port, key)
-        with contextlib.suppress(OSError), _copy(descriptor) as wire:
+        with contextlib.suppress(OSError), copied(descriptor) as wire:
             # Closed with a reset: a peer whose window is shut would not hear of an ordinary end.
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             wire.shutdown(socket.SHUT_RDWR)
@@ -223,7 +223,7 @@ class ConnectionWatch:
 
     def _peer(self, descriptor: int, port: str) -> tuple[str, int] | None:
         """The other end of a connection of ours; None if it is none, or no more."""
-        with contextlib.suppress(OSError), _copy(descriptor) as wire:
+        with contextlib.suppress(OSError), copied(descriptor) as wire:
             if wire.family in {socket.AF_INET, socket.AF_INET6} and (
                 wire.getsockname()[1] == self._ports[port]
             ):
@@ -264,8 +264,15 @@ class Growth:
         return grew
 
 
-def _copy(descriptor: int) -> socket.socket:
-    """A connection once more: libzmq closes its own whenever it likes."""
+def copied(descriptor: int) -> socket.socket:
+    """A connection once more: libzmq closes its own whenever it likes.
+
+    Args:
+        descriptor: of a socket, or of what has its number by now.
+
+    Raises:
+        OSError: if it is none.
+    """
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)

@@ -19,6 +19,7 @@ from schemas.errors import SettingsError
 from schemas.link.connection_watch import ConnectionWatch
 from schemas.link.key_files import KeyPair
 from schemas.link.key_owners import Authority, Identity
+from schemas.link.local_watch import LocalWatch
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
 TOPIC_ENVELOPE: Final = 1024  # the same beside a topic
@@ -256,16 +257,21 @@ class Link:
         self._keys = keys
         self._authority: Authority | None = None
         self._known: Mapping[bytes, Identity] = {}
+        self._shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
         self._watch = ConnectionWatch()
+        self._local: list[LocalWatch] = []
         self._ports = 0  # that were bound
 
     async def watch_connections(self, refused: Callable[[str], None]) -> None:
-        """Cut off who sends more than is taken of it, over bound TCP sockets, for ever.
+        """Cut off who sends more than is taken of it, over bound sockets, for ever.
 
         Args:
             refused: called with what was cut off.
         """
-        await self._watch.run(refused)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run(refused))
+            for local in self._local:
+                tasks.create_task(local.run(refused))
 
     def authority(
         self, known: Mapping[bytes, Identity], denied: Callable[[str, str], None]
@@ -330,8 +336,9 @@ class Link:
             what = f"cannot bind {address}: {error.strerror}"
             raise SettingsError(what, "choose another address") from None
         if address.startswith("ipc://"):
+            self._local.append(LocalWatch(zmq.Socket.shadow(socket), self._shadow))
             return Socket(socket)
-        self._watch.add(zmq.Socket.shadow(socket), zmq.Context.shadow(self._context), port)
+        self._watch.add(zmq.Socket.shadow(socket), self._shadow, port)
         return Socket(socket, self._known if secured else None, self._watch)
 
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
@@ -360,6 +367,8 @@ class Link:
     def close(self) -> None:
         """Close every socket of the process."""
         self._watch.close()
+        for local in self._local:
+            local.close()
         if self._authority is not None:
             self._authority.close()
         self._context.destroy(linger=0)

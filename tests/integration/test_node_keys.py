@@ -47,7 +47,7 @@ async def agent(
     yield made
     stop.set()
     await running
-    made._workers.socket._socket.context.destroy(linger=0)
+    made._workers.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

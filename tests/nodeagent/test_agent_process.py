@@ -43,7 +43,7 @@ def end(agent: Agent) -> None:
     agent._manager.close()
     agent._link.close()
     agent._locks.close()
-    agent._workers.socket._socket.context.destroy(linger=0)
+    agent._workers.close()
 
 
 async def test_sockets_to_the_ports_of_a_former_controller_are_closed(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield made
     for dealer in made.dealers:
         dealer.close()
-    channel.socket._socket.context.destroy(linger=0)
+    channel.close()
 
 
 async def test_who_shows_a_workers_token_is_that_worker(node: Node) -> None:

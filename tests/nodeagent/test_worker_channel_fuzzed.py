@@ -20,24 +20,15 @@ from schemas.link.sockets import ENVELOPE, UNREAD_ON_IPC
 from schemas.messages.worker import FromWorker, Reported, WorkerHello
 from tests.support.builders import A
 from tests.support.sizes import examples
+from tests.support.zmtp import GREETING, MORE, READY, framed, shake_hands
 
 LIMIT_S = 10.0
 MINE, TOKEN = WorkerId(f"{A}.v1.r0"), "a" * 64
 HELLO = WorkerHello(job=JobId(A), version=Version(1), rank=Rank(0), pid=1, token=TOKEN)
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
-HANDSHAKE = GREETING + b"\x04" + bytes([len(READY)]) + READY
 
 
 def reported(count: int) -> Reported:
     return Reported(job=A, version=Version(1), rank=Rank(0), count=count)
-
-
-def framed(frames: list[tuple[int, bytes]]) -> bytes:
-    """ZMTP, with whatever flags."""
-    return HANDSHAKE + b"".join(
-        bytes([flags | 2]) + len(body).to_bytes(8, "big") + body for flags, body in frames
-    )
 
 
 Heard = list[tuple[WorkerId, FromWorker]]
@@ -64,39 +55,52 @@ async def channel_with(meddle: Callable[[str], Awaitable[None]]) -> Heard:
         await said(reported(7))
         receiving.cancel()
         honest.close()
-        channel.socket._socket.context.destroy(linger=0)
+        channel.close()
         return heard
 
 
-async def write(path: str, data: bytes) -> None:
+Written = tuple[bool, bytes]  # whether after a handshake, and what
+
+
+async def write(path: str, written: Written) -> None:
+    shaken, data = written
     with socket.socket(socket.AF_UNIX) as wire:
         wire.connect(path)
         wire.settimeout(1.0)
         with contextlib.suppress(OSError):
+            if shaken:
+                await asyncio.to_thread(shake_hands, wire)
             await asyncio.to_thread(wire.sendall, data)
         with contextlib.suppress(OSError):
             wire.shutdown(socket.SHUT_WR)
 
 
+def frames(*said: tuple[int, bytes]) -> Written:
+    """Whatever flags they have, after a handshake."""
+    return True, b"".join(framed(flags, body) for flags, body in said)
+
+
 hostile = st.one_of(
-    st.binary(max_size=300),
-    st.binary(max_size=300).map(lambda data: GREETING + data),
-    st.binary(max_size=300).map(lambda data: HANDSHAKE + data),
-    st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=80)), max_size=8).map(framed),
+    st.tuples(st.booleans(), st.binary(max_size=300)),
+    st.binary(max_size=300).map(lambda data: (False, GREETING + data)),
+    st.binary(max_size=300).map(lambda data: (False, GREETING + READY + data)),
+    st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=80)), max_size=8).map(
+        lambda said: frames(*said)
+    ),
 )
 
 
 @given(st.lists(hostile, min_size=1, max_size=5))
-@example([framed([(1, b"")] * 1000)])
-@example([framed([(0, encode(reported(9)))])])
-@example([framed([(0, encode(WorkerHello(job=A, version=Version(1), rank=Rank(0), pid=2)))])])
+@example([frames(*[(MORE, b"")] * 1000)])
+@example([frames((0, encode(reported(9))))])
+@example([frames((0, encode(WorkerHello(job=A, version=Version(1), rank=Rank(0), pid=2))))])
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_written_another_worker_is_heard_and_nobody_speaks_for_it(
-    written: list[bytes],
+    written: list[Written],
 ) -> None:
     async def meddle(path: str) -> None:
-        for data in written:
-            await write(path, data)
+        for each in written:
+            await write(path, each)
 
     heard = asyncio.run(channel_with(meddle))
 
@@ -127,9 +131,10 @@ def test_a_message_that_no_worker_would_say_ends_its_connection() -> None:
         with socket.socket(socket.AF_UNIX) as wire:
             wire.connect(path)
             wire.settimeout(LIMIT_S)
-            large = framed([(0, bytes(MAX_SAID + ENVELOPE + 1))])
+            large = framed(0, bytes(MAX_SAID + ENVELOPE + 1))
 
             def speak() -> None:
+                shake_hands(wire)
                 with contextlib.suppress(ConnectionError):
                     wire.sendall(large)
                     while wire.recv(4096):
@@ -151,7 +156,7 @@ def test_what_waits_of_one_connection_is_a_few_mebibytes() -> None:
         async def bounds() -> tuple[object, object]:
             channel = WorkerChannel(f"ipc://{folder}/s", lambda *_: None, lambda _: None)
             found = channel.socket._socket.rcvhwm, channel.socket._socket.maxmsgsize
-            channel.socket._socket.context.destroy(linger=0)
+            channel.close()
             return found
 
         assert asyncio.run(bounds()) == (UNREAD_ON_IPC, MAX_SAID + ENVELOPE)

@@ -22,6 +22,7 @@ from schemas.link import (
 )
 from schemas.link.connection_watch import ConnectionWatch
 from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
+from tests.support.zmtp import speak_without_end
 
 MIB = 1 << 20
 SLACK = 2000  # bytes: a handshake and heartbeats
@@ -99,16 +100,11 @@ async def parties(
     await parties.close()
 
 
-def speak_without_end(address: str, frame: int) -> None:
-    """One message of frames without end, by somebody who has no ZeroMQ; returns when cut off."""
+def speak(address: str, frame: int) -> int:
+    """A message that does not end; how many bytes of it were sent."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     with socket.create_connection((host, int(port)), timeout=10.0) as wire:
-        wire.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
-        with contextlib.suppress(ConnectionError):
-            while True:
-                wire.sendall(b"\x03" + frame.to_bytes(8, "big") + bytes(frame))
+        return speak_without_end(wire, frame)
 
 
 async def test_a_message_that_does_not_end_costs_its_sender_the_connection() -> None:
@@ -117,7 +113,7 @@ async def test_a_message_that_does_not_end_costs_its_sender_the_connection() -> 
     parties.watch()
     other = await parties.speaker()
 
-    await soon(asyncio.to_thread(speak_without_end, parties.address, MIB))
+    await soon(asyncio.to_thread(speak, parties.address, MIB))
     other.send(b"still here")
 
     assert (await soon(router.receive())).frames[1:] == (b"still here",)
@@ -225,4 +221,4 @@ def test_memory_that_grew_is_noticed_once() -> None:
 
 def test_a_request_for_a_state_that_does_not_end_is_cut_off() -> None:
     with contextlib.closing(StateServer("127.0.0.1", lambda _: None)) as server:
-        speak_without_end(f"tcp://{server.address}", 4000)
+        assert speak(f"tcp://{server.address}", 4000) > 8 * MIB

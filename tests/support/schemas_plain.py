@@ -63,8 +63,7 @@ def instances(annotation: Any) -> st.SearchStrategy[Any]:
         return instances(annotation.__supertype__)
     inside = get_args(annotation)
     if (bounds := getattr(annotation, "__metadata__", None)) is not None:
-        most = UINT64 - 1 if bounds[0].le is None else bounds[0].le
-        return st.integers(bounds[0].ge, most)
+        return _bounded(annotation.__origin__, bounds[0])
     origin = getattr(annotation, "__origin__", None)
     if origin is Literal:
         return st.sampled_from(inside)
@@ -77,6 +76,12 @@ def instances(annotation: Any) -> st.SearchStrategy[Any]:
     if inside:
         return st.one_of(*map(instances, inside))
     return SCALARS[annotation]
+
+
+def _bounded(kind: type, bounds: msgspec.Meta) -> st.SearchStrategy[Any]:
+    if kind is str:
+        return st.text(min_size=bounds.min_length or 0, max_size=bounds.max_length)
+    return st.integers(bounds.ge, UINT64 - 1 if bounds.le is None else bounds.le)
 
 
 SCALARS: Final[dict[Any, st.SearchStrategy[Any]]] = {

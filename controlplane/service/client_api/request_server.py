@@ -33,8 +33,8 @@ from controlplane.service.key_table import KeyTable
 from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.refusals import failed
 from controlplane.service.role_permissions import permit, refuse_revoked
-from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.waiting_requests import WaitingRequests
+from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import MAX_BYTES, REQUEST, encode
 from schemas.errors import BadFieldError, OnesError, TooLargeError, UnavailableError

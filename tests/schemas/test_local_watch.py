@@ -1,0 +1,181 @@
+"""A local process that sends more than is taken of it is cut off, and honest ones are heard."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import zmq
+
+from schemas.link import Socket, local_watch
+from schemas.link.local_watch import LocalWatch
+from tests.support.schemas_links import HeldLink, connected, events_of, soon
+from tests.support.zmtp import speak_without_end
+
+MIB = 1 << 20
+ME = f"process {os.getpid()} of uid {os.getuid()}"
+
+
+class Party:
+    """One who is spoken to, on a Unix socket of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "s"
+        self._links = [HeldLink(None)]
+        self.router = self._links[0].bind("ROUTER", f"ipc://{self.path}")
+        self.cut: list[str] = []
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def watch(self) -> LocalWatch:
+        (found,) = self._links[0]._local
+        return found
+
+    def begin(self) -> None:
+        self._watching = asyncio.create_task(self._links[0].watch_connections(self.cut.append))
+
+    def dealer(self) -> Socket:
+        self._links.append(HeldLink(None))
+        return self._links[-1].connect("DEALER", f"ipc://{self.path}")
+
+    async def speaker(self) -> Socket:
+        return await connected(self.dealer())
+
+    async def until_counted(self, connections: int) -> list[str]:
+        """Until the watch knows of so many; the lines about those that were cut."""
+        lines = []
+        async with asyncio.timeout(60.0):
+            while True:
+                lines += self.watch.notice()
+                if self.watch.count == connections:
+                    return lines
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for link in self._links:
+            link.close()
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_watch, "EVERY_S", 0.005)
+
+
+@pytest.fixture
+async def party() -> AsyncIterator[Party]:
+    folder = Path(mkdtemp(prefix="ones-"))  # tmp_path may be too long for AF_UNIX
+    party = Party(folder)
+    yield party
+    await party.close()
+    shutil.rmtree(folder)
+
+
+def speak(path: Path, frame: int) -> int:
+    """A message that does not end; how many bytes of it were sent."""
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.settimeout(20.0)
+        wire.connect(str(path))
+        return speak_without_end(wire, frame)
+
+
+@pytest.mark.parametrize("frame", [100, 16_000])
+async def test_a_message_that_does_not_end_costs_its_sender_the_connection(
+    party: Party, frame: int
+) -> None:
+    party.begin()
+    honest = await party.speaker()
+
+    sent = await soon(asyncio.to_thread(speak, party.path, frame))
+    assert honest.send(b"still here")
+
+    assert (await soon(party.router.receive())).frames[1:] == (b"still here",)
+    assert sent > MIB
+    assert party.cut == [f"{ME} is cut off: it sends more than is taken"]
+
+
+async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party: Party) -> None:
+    now = 0
+    party.watch._memory = lambda: now
+    party.watch._calm()
+    party.begin()
+    honest = await party.speaker()
+    cut = events_of(honest, zmq.Event.DISCONNECTED)
+
+    now = local_watch.MOST_GROWTH + 6 * MIB
+    await soon(cut)
+    again = await party.speaker()
+    assert again.send(b"back")
+
+    assert (await soon(party.router.receive())).frames[1:] == (b"back",)
+    assert party.cut == ["all have to connect again: 70 MiB more are in use, and nobody stands out"]
+
+
+async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) -> None:
+    seen: list[int] = []
+
+    def memory() -> int:
+        seen.append(len(seen))
+        return min(len(seen) * MIB, local_watch.MOST_GROWTH - 1)
+
+    party.watch._memory = memory
+    party.watch._least, party.watch._next_look = 0, local_watch.GROWTH
+    honest = await party.speaker()
+    party.begin()
+
+    async with asyncio.timeout(60.0):
+        while len(seen) < 100:
+            await asyncio.sleep(0.005)
+    assert honest.send(b"here")
+
+    assert (await soon(party.router.receive())).frames[1:] == (b"here",)
+    assert party.cut == []
+
+
+async def test_one_user_has_so_many_connections(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_watch, "MAX_OF_USER", 2)
+    honest = [await party.speaker() for _ in range(2)]
+    await party.until_counted(2)
+
+    surplus = party.dealer()
+    lines: list[str] = []
+    async with asyncio.timeout(60.0):
+        while not lines:
+            lines += party.watch.notice()
+            await asyncio.sleep(0.005)
+    assert all(each.send(b"here") for each in honest)
+    heard = [(await soon(party.router.receive())).frames[1:] for _ in honest]
+
+    assert heard == [(b"here",)] * 2
+    assert lines[0] == f"{ME} is cut off: 2 of that user are connected"
+    surplus.close()
+    honest[0].close()
+    assert await party.until_counted(1) == []
+    assert await connected(party.dealer())
+    await party.until_counted(2)
+
+
+async def test_another_user_whose_connections_are_cut_off_often_has_none_for_a_while(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schemas.link.cut_backoff.FREE", 0)
+    party.watch._own_uid = -1
+    party.begin()
+
+    await soon(asyncio.to_thread(speak, party.path, 16_000))
+    await soon(asyncio.to_thread(speak, party.path, 16_000))
+
+    assert party.cut == [
+        f"{ME} is cut off: it sends more than is taken",
+        f"{ME} is cut off: others of that user were",
+    ]
