@@ -25,7 +25,7 @@ from controlplane.service.client_api import (
 from controlplane.service.logs import log_relay
 from nodeagent import job_files as files_on_nodes
 from schemas import codec, workdir_archives
-from schemas.link import connection_watch, key_connections, sockets, state_client
+from schemas.link import connection_watch, cut_backoff, key_connections, sockets, state_client
 from schemas.workdir_archives import USUAL
 from tests.support.wire_page import PAGE
 
@@ -46,7 +46,7 @@ def kib(size: int) -> str:
 def test_each_row_of_the_table_is_what_the_constants_say() -> None:
     section = TEXT.split("\n## Bounds\n")[1].split("\nThose of a job file")[0]
     events, units = read_requests.MAX_EVENTS, sweep_replies.MAX_PAGE
-    shares = request_shares
+    shares, backoff = request_shares, cut_backoff
     assert workdir_snapshots.PIECE_BYTES == files_on_nodes.PIECE
 
     assert ROW.findall(section)[1:] == [
@@ -65,6 +65,14 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
             (
                 f"{key_connections.MAX_OF_KEY}. Who has so many gets no handshake until one of them is "
                 "closed"
+            ),
+        ),
+        (
+            "connections of one key that are cut off like this",
+            (
+                f"{backoff.FREE} in {backoff.FORGOTTEN_S:g} s at each port. After each further one "
+                f"it gets no handshake there: {backoff.FIRST_S:g} s, then twice as long each time, "
+                f"{backoff.MOST_S:g} s at most"
             ),
         ),
         ("a page of a list", f"{mib(pages.PAGE_BYTES)}, or a single larger row"),
