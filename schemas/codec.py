@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
@@ -32,7 +33,7 @@ class Codec(Generic[M]):
     """Decodes the messages of one direction of a conversation, and nothing else."""
 
     def __init__(self, conversation: str, kinds: Any) -> None:
-        """Make a decoder of the messages in `kinds`.
+        """Decode the messages in `kinds`.
 
         Args:
             conversation: its name, for error messages.
@@ -40,7 +41,12 @@ class Codec(Generic[M]):
         """
         self.conversation = conversation
         self.kinds: tuple[type[Message], ...] = get_args(kinds) or (kinds,)
-        self._decoder = msgspec.msgpack.Decoder(kinds)
+        self._union = kinds
+
+    @cached_property
+    def _decoder(self) -> msgspec.msgpack.Decoder[M]:
+        """Made when it is needed: that of all takes a tenth of what a short command does."""
+        return msgspec.msgpack.Decoder(self._union)
 
     def decode(self, data: bytes | memoryview) -> M:
         """The message in `data`.

@@ -57,9 +57,9 @@ def job_lines(
             least telling first; then the reason is cut.
         styled: puts colour around the state, for example.
     """
-    filled = {name: [one_line(cell(job)) for job in jobs] for name, cell in COLUMNS.items()}
+    filled = {name: _one_lines([cell(job) for job in jobs]) for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
-    wide = {name: max([len(name), *map(_columns, column)]) for name, column in cells.items()}
+    wide = {name: max(len(name), _widest(column)) for name, column in cells.items()}
     kept = _fitting(wide, width)
     padded = [_padded([name, *cells[name]], name, wide[name]) for name in kept]
     head, *lines = [_line(parts, width) for parts in zip(*padded, strict=True)]
@@ -122,6 +122,20 @@ def one_line(text: str) -> str:
         return text
     line = harmless(" ".join(text.split()))
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
+
+
+def _one_lines(texts: list[str]) -> list[str]:
+    """The same of many, which are looked at together: most say nothing to a terminal."""
+    together = "".join(texts)
+    if together.isascii() and together.isprintable():
+        return texts
+    return [one_line(text) for text in texts]
+
+
+def _widest(texts: list[str]) -> int:
+    if all(map(str.isascii, texts)):
+        return max(map(len, texts), default=0)
+    return max(map(_columns, texts), default=0)
 
 
 def _columns(text: str) -> int:
