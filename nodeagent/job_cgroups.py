@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -260,9 +260,17 @@ class JobGroups:
     def _make(self, job: JobId) -> None:
         group = group_of_job(job)
         with self._passed_over_without_limits():
-            for worker in [name for name, other in self._held.items() if other == job]:
-                self._make_leaf(group, worker)
-            self._bound(group, self._slots(job))
+            held = [worker for worker, other in self._held.items() if other == job]
+            try:
+                self._make_leaves(group, held, self._slots(job))
+            except FileNotFoundError:  # another agent found it empty just then, as it began
+                self._make_leaves(group, held, self._slots(job))
+
+    def _make_leaves(self, group: str, names: Sequence[str], slots: int) -> None:
+        self._divide()  # an agent that begins removes what is empty, its own group as well
+        for name in names:
+            self._make_leaf(group, name)
+        self._bound(group, slots)
 
     def _make_leaf(self, group: str, name: str) -> None:
         for _, top in self._tops:
@@ -274,8 +282,7 @@ class JobGroups:
                 self._put(group, name, pid)
             except FileNotFoundError:  # another agent found it empty as it began
                 with self._lock:
-                    self._make_leaf(group, name)
-                    self._bound(group, max(1, self._slots_of(group)))
+                    self._make_leaves(group, [name], max(1, self._slots_of(group)))
                 self._put(group, name, pid)
 
     def _put(self, group: str, name: str, pid: int) -> None:

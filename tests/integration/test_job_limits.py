@@ -114,3 +114,14 @@ def test_limits_outlive_an_agent_that_is_killed(house: Cluster, tmp_path: Path) 
     assert all(worker["pid"] in inside for inside in before.values())
     house.ones("cancel", job)
     await_gone(worker["pid"])
+
+
+def test_an_agent_that_begins_with_limits_bounds_its_first_job(house: Cluster) -> None:
+    house.clear()
+    kill(house.up()["agents"][0])
+    house.up()
+
+    greedy = house.submit(GREEDY, retries=0)
+
+    ended = house.until(greedy, lambda shown: shown["state"] in {"failed", "succeeded"})
+    assert "took more than 0.375 GiB of memory" in ended["reason"], house.said()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent import job_cgroups
 from nodeagent.agent_settings import AgentSettings, Controller, Jobs
 from nodeagent.control_groups import MEMORY, MOUNTS, PIDS, Hierarchy, find, members
 from nodeagent.job_accounts import check_jobs
@@ -20,7 +21,7 @@ from tests.support.builders import A, B
 
 W0, W1, OTHER = WorkerId(f"{A}.v1.r0"), WorkerId(f"{A}.v1.r1"), WorkerId(f"{B}.v1.r0")
 needs_groups = pytest.mark.skipif(not find(), reason="needs control groups that it may divide")
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 SLEEPS = "echo; exec sleep 60"
 ESCAPES = "setsid sh -c 'sleep 60 & echo; wait' & wait"
 
@@ -229,11 +230,31 @@ def test_a_worker_from_before_there_were_groups_is_put_into_its_own(
     groups.end_everything()
 
 
+def test_a_group_of_version_2_is_divided_again_when_it_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[tuple[int, int]] = []
+
+    def note(_: Hierarchy, group: Path, most: int) -> None:
+        bound.append((group.parent.stat().st_mode & 0o777, most))
+
+    monkeypatch.setattr(job_cgroups, "divide", lambda group, _: group.chmod(0o711))
+    monkeypatch.setattr(job_cgroups, "bound_memory", note)
+    tree = Hierarchy(tmp_path, frozenset({MEMORY}), unified=True)
+    groups = JobGroups((tree,), tmp_path / "run", Jobs(memory_bytes=MIB))
+    groups.open()  # which removes what is empty
+
+    groups.hold(W0, A)
+
+    assert bound == [(0o711, MIB)]
+
+
 @pytest.mark.skipif(MEMORY not in {n for t in find() for n in t.controllers}, reason="no memory")
 def test_memory_that_is_taken_beyond_the_limit_is_counted_where_it_was_taken(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
     groups = JobGroups(find(), tmp_path, Jobs(memory_bytes=64 << 20))
+    groups.open()
     for worker, job in ((W0, A), (OTHER, B)):
         groups.hold(worker, job)
         running.append(born_in(groups, worker, f"echo; {GREEDY if worker == W0 else SLEEPS}"))
@@ -242,6 +263,29 @@ def test_memory_that_is_taken_beyond_the_limit_is_counted_where_it_was_taken(
 
     assert [groups.release(worker) for worker in (OTHER, W0)] == [None, 64 << 20]
     groups.close()
+
+
+@pytest.mark.skipif(MEMORY not in {n for t in find() for n in t.controllers}, reason="no memory")
+def test_an_agent_that_begins_takes_no_limits_from_another_whose_group_is_empty(
+    tmp_path: Path,
+) -> None:
+    limits = Jobs(memory_bytes=64 << 20)
+    groups, other = (JobGroups(find(), tmp_path / name, limits) for name in ("one", "other"))
+    groups.open()
+    other.open()
+
+    groups.hold(W0, A)
+
+    bounds = [
+        (top / group_of_job(A) / file).read_text()
+        for tree, top in groups._tops
+        for file in [f"memory.{'max' if tree.unified else 'limit_in_bytes'}"]
+        if MEMORY in tree.controllers
+    ]
+    assert bounds == [f"{64 << 20}\n"]
+    groups.release(W0)
+    groups.close()
+    other.close()
 
 
 GREEDY = "head -c 1G /dev/zero | tail > /dev/null"
