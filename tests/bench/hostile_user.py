@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import tomllib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ from tests.support.builders import job_spec
 MIB: Final = 1 << 20
 CONNECTIONS: Final = 4
 IDLE: Final = 300
+SHAKING: Final = 20  # connections of which the oldest is closed for the next one
+RETRY_MS: Final = 300  # after which a handshake that got no answer is tried again
 
 
 class Hostile:
@@ -40,11 +43,18 @@ class Hostile:
         self._number = itertools.count()
 
     def dealer(self) -> zmq.Socket[bytes]:
-        made = self._context.socket(zmq.DEALER)
-        made.linger, made.sndhwm = 0, 100
+        return self._connected(zmq.DEALER, self._home.endpoint)
+
+    def subscriber(self, port: int) -> zmq.Socket[bytes]:
+        """To another port of the same host."""
+        return self._connected(zmq.SUB, f"{self._home.endpoint.rpartition(':')[0]}:{port}")
+
+    def _connected(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        made = self._context.socket(kind)
+        made.linger, made.sndhwm, made.handshake_ivl = 0, 100, RETRY_MS
         made.curve_serverkey, made.curve_publickey = self._server, self._keys.public
         made.curve_secretkey = self._keys.secret
-        made.connect(self._home.endpoint)
+        made.connect(endpoint)
         return made
 
     def dealers(self) -> Iterator[zmq.Socket[bytes]]:
@@ -132,14 +142,48 @@ def submissions(bob: Hostile, home: Path) -> None:
 
 def connections(bob: Hostile, home: Path) -> None:
     """Some hundred that say nothing, to the port of clients and to that of Prometheus."""
-    listen = tomllib.loads((home.parent / "cluster" / "controller.toml").read_text())["listen"]
+    listen = ports_of(home)
     ports = [listen["clients"], listen["metrics"]]
     bob.hold([idle("127.0.0.1", port) for port in ports for _ in range(IDLE)])
 
 
+def handshakes(bob: Hostile, _: Path) -> None:
+    """Connections that are made and closed, as fast as they can be."""
+    opened: deque[zmq.Socket[bytes]] = deque()
+    while time.monotonic() < bob.until:
+        opened.append(bob.dealer())
+        if len(opened) > SHAKING:
+            opened.popleft().close()
+
+
+def subscriptions(bob: Hostile, home: Path) -> None:
+    """To topics that there are not, as many as can be said."""
+    feed = ports_of(home)["feed"]
+    speakers = [bob.subscriber(feed) for _ in range(CONNECTIONS)]
+    for number in itertools.count():
+        if time.monotonic() > bob.until:
+            return
+        speakers[number % CONNECTIONS].subscribe(f"job/{number:0200}")
+
+
+def ports_of(home: Path) -> dict[str, int]:
+    settings = tomllib.loads((home.parent / "cluster" / "controller.toml").read_text())
+    return dict(settings["listen"])
+
+
 ATTACKS: Final = {
     each.__name__: each
-    for each in (processor, multiparts, uploads, polls, requests, submissions, connections)
+    for each in (
+        processor,
+        multiparts,
+        uploads,
+        polls,
+        requests,
+        submissions,
+        connections,
+        handshakes,
+        subscriptions,
+    )
 }
 
 
