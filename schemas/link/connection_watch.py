@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from schemas.link.cut_backoff import CutBackoff
 from schemas.link.key_connections import KeyConnections
@@ -28,10 +27,12 @@ MAX_AHEAD: Final = 64 << 20  # bytes of one connection that arrived and were not
 MAX_AHEAD_OF_ALL: Final = 256 << 20  # the same, of all connections of a process
 GROWTH: Final = 16 << 20  # bytes of memory; connections are looked at when so much more is in use
 EVERY_S: Final = 0.1
+MOST_EVENTS: Final = 1000  # of one port, taken at once: who connects and goes holds up nobody
 SLICE: Final = 200  # connections looked at without returning to the loop
 FORGIVEN_PER_S: Final = 100  # bytes that nobody takes: heartbeats
 CURVE_BYTES: Final = 33  # that encryption adds to a frame
 SHORT: Final = 256  # bytes; a frame that is shorter has a header of 2 bytes, any other one of 9
+_EVENT: Final = struct.Struct("=Hi")  # what it is, and a file descriptor
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info of Linux
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
@@ -45,6 +46,42 @@ class _Connection:
     forgiven: int  # bytes that arrived and need not be taken any more
     at: float
     port: str  # its name
+
+
+class _Ended(NamedTuple):
+    """A connection that was cut off."""
+
+    peer: str  # where it is
+    port: str
+    key: bytes  # empty: nobody knows
+
+
+class Events(NamedTuple):
+    """What a monitor told since it was asked before."""
+
+    of: dict[int, int]  # by file descriptor: whether it was accepted or disconnected last
+    stopped: bool  # its socket was closed
+    more: bool  # there may be more
+
+
+def latest_events(monitor: zmq.Socket[bytes]) -> Events:
+    """Who has connected and who has gone: of each descriptor the latest, as others are past.
+
+    Args:
+        monitor: of a socket.
+    """
+    found: dict[int, int] = {}
+    for _ in range(MOST_EVENTS):
+        try:
+            told = monitor.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return Events(found, stopped=False, more=False)
+        event, value = _EVENT.unpack(told[0])
+        if event == zmq.EVENT_MONITOR_STOPPED:
+            return Events(found, stopped=True, more=False)
+        found.pop(value, None)  # in the order of the latest
+        found[value] = event
+    return Events(found, stopped=False, more=True)
 
 
 class ConnectionWatch:
@@ -96,18 +133,24 @@ class ConnectionWatch:
             size + extra + (2 if size + extra < SHORT else 9) for size in sizes
         )
 
-    def notice(self) -> None:
-        """Take in who has connected, and who has gone."""
+    def notice(self) -> bool:
+        """Take in who has connected, and who has gone.
+
+        Returns:
+            Whether there may be more: it takes so many events and no more.
+        """
+        more = False
         for monitor, port in list(self._monitors.items()):
-            with contextlib.suppress(zmq.ZMQError):
-                while True:
-                    event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
-                    if event["event"] == zmq.EVENT_MONITOR_STOPPED:  # its socket was closed
-                        del self._monitors[monitor]
-                        monitor.close()
-                        self.keys.port_closed(port)
-                    else:
-                        self._noticed(event["event"], event["value"], port)
+            events = latest_events(monitor)
+            more = more or events.more
+            for descriptor, event in events.of.items():
+                self._noticed(event, descriptor, port)
+            if events.stopped:  # its socket was closed
+                del self._monitors[monitor]
+                monitor.close()
+                self.keys.port_closed(port)
+                self.backoff.port_closed(port)
+        return more
 
     def _noticed(self, event: int, descriptor: int, port: str) -> None:
         known = self._connections.get(descriptor)
@@ -161,16 +204,22 @@ class ConnectionWatch:
         Returns:
             Where its peer is; empty if there is no such connection.
         """
-        connection = self._connections.pop(descriptor, None)
-        key = self.keys.closed(descriptor)
-        if connection is None or self._peer(descriptor, connection.port) != connection.peer:
+        ended = self._end(descriptor)
+        if ended is None:
             return ""
-        self.backoff.cut(connection.port, key)
+        self.backoff.cut(ended.port, ended.key)
+        return ended.peer
+
+    def _end(self, descriptor: int) -> _Ended | None:
+        connection = self._connections.pop(descriptor, None)
+        key = self.keys.cut(descriptor)
+        if connection is None or self._peer(descriptor, connection.port) != connection.peer:
+            return None
         with contextlib.suppress(OSError), copied(descriptor) as wire:
             # Closed with a reset: a peer whose window is shut would not hear of an ordinary end.
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             wire.shutdown(socket.SHUT_RDWR)
-        return "{}:{}".format(*connection.peer)
+        return _Ended("{}:{}".format(*connection.peer), connection.port, key)
 
     def cut_those_ahead(self, aheads: dict[int, int]) -> list[str]:
         """Cut connections that are beyond a bound: those furthest ahead, as long as all are.
@@ -183,12 +232,16 @@ class ConnectionWatch:
         """
         total = sum(aheads.values())
         cut = []
+        blamed = set()  # once, however many connections it has
         for descriptor, ahead in sorted(aheads.items(), key=lambda item: -item[1]):
             if ahead <= MAX_AHEAD and total <= MAX_AHEAD_OF_ALL:
                 break
             total -= ahead
-            if peer := self.cut(descriptor):
-                cut.append(f"{peer} is cut off: {ahead} bytes that it sent were not taken")
+            if (ended := self._end(descriptor)) is not None:
+                blamed.add((ended.port, ended.key))
+                cut.append(f"{ended.peer} is cut off: {ahead} bytes that it sent were not taken")
+        for port, key in sorted(blamed):
+            self.backoff.cut(port, key)
         return cut
 
     def look(self) -> list[str]:
@@ -210,7 +263,8 @@ class ConnectionWatch:
         """
         while True:
             await asyncio.sleep(EVERY_S)
-            self.notice()
+            while self.notice():
+                await asyncio.sleep(0)
             if not self._growth.noticed():
                 continue
             aheads = {}

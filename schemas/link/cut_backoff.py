@@ -1,7 +1,9 @@
 """How long a key waits for its next connection after some of its were cut off.
 
 Whoever is cut and connects again at once makes the server decrypt as much as before: so each
-further cut doubles the time for which the key gets no handshake at that port.
+further cut doubles the time for which the key gets no handshake at that port. A peer that is
+refused hears nothing, and with libzmq it tries again when its handshake's time is over: 30 s by
+default.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class CutBackoff:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # no more than there are known keys
+        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and key, of keys that were known
 
     def cut(self, port: str, key: bytes) -> None:
         """A connection was cut off.
@@ -71,6 +73,14 @@ class CutBackoff:
         known = self._cuts[port, key]
         first, known.told = not known.told, True
         return first
+
+    def port_closed(self, port: str) -> None:
+        """A port is gone.
+
+        Args:
+            port: as before.
+        """
+        self._cuts = {place: cuts for place, cuts in self._cuts.items() if place[0] != port}
 
     def _known(self, port: str, key: bytes) -> _Cuts | None:
         known = self._cuts.get((port, key))

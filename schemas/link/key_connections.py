@@ -141,29 +141,58 @@ class KeyConnections:
         self._said[found.port, found.key] += size
         return self._said[found.port, found.key]
 
-    def closed(self, descriptor: int) -> bytes:
+    def closed(self, descriptor: int) -> None:
         """A connection is gone.
+
+        Args:
+            descriptor: of it; one that is not known is passed over.
+        """
+        found = self._open.pop(descriptor, None)
+        if found is None:
+            return
+        if found.key:
+            self._forget(found.port, found.key)
+            self._unsay(found)
+            return
+        silent = self._silent[found.port, found.host]
+        silent.connections -= 1
+        self._settle(found.port, silent, found.at)
+        if not silent.connections:
+            del self._silent[found.port, found.host]
+
+    def cut(self, descriptor: int) -> bytes:
+        """A connection was ended whose peer sent too much, for which it was let in.
 
         Args:
             descriptor: of it; one that is not known is passed over.
 
         Returns:
-            The key of its peer; of one who said nothing that of whoever was let in from its host
-            as it was made. Empty if nobody was.
+            The key of its peer. Of one who said nothing whole that of everybody who was let in from
+            its host since it was made; empty if these have several, so that nobody is blamed for
+            another one.
         """
-        found = self._open.pop(descriptor, None)
+        found = self._open.get(descriptor)
         if found is None:
             return b""
-        if found.key:
-            self._forget(found.port, found.key)
-            self._unsay(found)
-            return found.key
-        silent = self._silent[found.port, found.host]
-        silent.connections -= 1
-        key = self._settle(found.port, silent, found.at)
-        if not silent.connections:
-            del self._silent[found.port, found.host]
+        key = found.key
+        if not key:
+            silent = self._silent[found.port, found.host]
+            keys = {each for at, each in silent.let_in if at >= found.at}
+            key = keys.pop() if len(keys) == 1 else b""
+            if key and silent.takes(key):
+                self._forget(found.port, key)
+        self.closed(descriptor)
         return key
+
+    def is_of(self, descriptor: int, key: bytes) -> bool:
+        """Whether a connection is one over which something came with that key.
+
+        Args:
+            descriptor: of it; a number is used again when a connection is gone.
+            key: of what was said.
+        """
+        found = self._open.get(descriptor)
+        return found is not None and found.key == key
 
     def port_closed(self, port: str) -> None:
         """A port is gone, and all of its connections.
@@ -174,12 +203,9 @@ class KeyConnections:
         for descriptor in [each for each, found in self._open.items() if found.port == port]:
             self.closed(descriptor)
 
-    def _settle(self, port: str, silent: _Silent, since: float) -> bytes:
-        first = b""
+    def _settle(self, port: str, silent: _Silent, since: float) -> None:
         while key := silent.surplus(since):
             self._forget(port, key)
-            first = first or key
-        return first
 
     def _unsay(self, gone: _Open) -> None:
         self._said[gone.port, gone.key] -= gone.said

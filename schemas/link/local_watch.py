@@ -2,9 +2,9 @@
 
 libzmq keeps every frame of a message until its last one, however many there are, and a Unix socket
 does not count what came over it. So what this process has in memory is watched. Where it grows,
-those go whose kernel buffers are seldom empty; where it grows further and nobody stands out, all
-connections are cut: what was kept of them is free then, and honest peers connect again and lose
-nothing but moments.
+those go of whom the kernel holds much again and again; where it grows further and nobody stands
+out, all connections are cut: what was kept of them is free then, and honest peers connect again and
+lose nothing but moments.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
+import resource
 import socket
 import struct
 import termios
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
-from schemas.link.connection_watch import copied, memory_bytes
-from schemas.link.cut_backoff import CutBackoff
+from schemas.link.connection_watch import copied, latest_events, memory_bytes
 
 GROWTH: Final = 16 << 20  # bytes of memory, with which connections are looked at
 MOST_GROWTH: Final = 64 << 20  # the same, with which all are cut
 EVERY_S: Final = 0.05
 LOOKS: Final = 16  # one after the other; who sends without end is behind in most of them
 LOOK_S: Final = 0.003
-BEHIND: Final = 4  # looks, at least; an honest one is hardly ever seen so
-MAX_OF_USER: Final = 1000  # connections of one uid
-ANY_PORT: Final = ""
+BEHIND: Final = 4  # looks, at least
+UNREAD: Final = 16 << 10  # bytes that the kernel holds of one who is behind: more than a message
+MAX_OF_USER: Final = 1000  # connections of one uid; a quarter of the files of this process, at most
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -56,21 +55,20 @@ class LocalWatch:
     Args:
         bound: to an ipc address.
         context: of its own.
+        path: of the socket's file.
         memory: what this process has in memory, bytes.
-        clock: seconds that only grow.
-        own_uid: of this process, whose users trust each other; None: as it is.
     """
+
+    _numbers = itertools.count()
 
     def __init__(
         self,
         bound: zmq.Socket[bytes],
         context: zmq.Context[zmq.Socket[bytes]],
+        path: str,
         memory: Callable[[], int] = memory_bytes,
-        clock: Callable[[], float] = time.monotonic,
-        own_uid: int | None = None,
     ) -> None:
-        self._own_uid = os.getuid() if own_uid is None else own_uid
-        place = f"inproc://local-connections-{id(bound)}"
+        place = f"inproc://local-connections-{next(self._numbers)}"
         bound.monitor(place, _EVENTS)
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.linger = 0
@@ -78,7 +76,7 @@ class LocalWatch:
         self._monitor.connect(place)
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._of_user: Counter[int] = Counter()
-        self._backoff = CutBackoff(clock)
+        self._path = path
         self._memory = memory
         self._least = self._next_look = 0
         self._calm()
@@ -96,41 +94,41 @@ class LocalWatch:
         """
         while True:
             await asyncio.sleep(EVERY_S)
-            for line in (*self.notice(), *await self._look()):
-                refused(line)
+            more = True
+            while more:
+                lines, more = self.notice()
+                for line in lines:
+                    refused(line)
+                await asyncio.sleep(0)
+            with contextlib.suppress(OSError):  # no file can be opened at the moment
+                for line in await self._look():
+                    refused(line)
 
-    def notice(self) -> list[str]:
-        """Take in who has connected and who has gone; who may not connect now is cut.
+    def notice(self) -> tuple[list[str], bool]:
+        """Take in who has connected and who has gone; those that are too many are cut.
 
         Returns:
-            A line for each that was cut.
+            A line for each that was cut, and whether there may be more.
         """
+        events = latest_events(self._monitor)
         cut = []
-        with contextlib.suppress(zmq.ZMQError):
-            while True:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-                if event["event"] == zmq.EVENT_ACCEPTED:
-                    cut += self._accepted(event["value"])
-                elif event["event"] == zmq.EVENT_DISCONNECTED:
-                    self._forget(event["value"])
-        return cut
+        for descriptor, event in events.of.items():
+            self._forget(descriptor)
+            if event == zmq.EVENT_ACCEPTED:
+                cut += self._accepted(descriptor)
+        return cut, events.more
 
     def _accepted(self, descriptor: int) -> list[str]:
-        self._forget(descriptor)
-        connection = _connection(descriptor)
+        connection = self._connection(descriptor)
         if connection is None:  # it is gone already
             return []
         self._connections[descriptor] = connection
         self._of_user[connection.uid] += 1
-        key = str(connection.uid).encode()
-        if self._backoff.left_s(ANY_PORT, key):
-            self._cut(descriptor)
-            if self._backoff.first_refusal(ANY_PORT, key):
-                return [f"{connection} is cut off: others of that user were"]
-        elif self._of_user[connection.uid] > MAX_OF_USER:
-            self._cut(descriptor)
-            return [f"{connection} is cut off: {MAX_OF_USER} of that user are connected"]
-        return []
+        most = most_of_user()
+        if self._of_user[connection.uid] <= most:
+            return []
+        self._cut(descriptor)
+        return [f"{connection} is cut off: {most} of that user are connected"]
 
     async def _look(self) -> list[str]:
         now = self._memory()
@@ -151,11 +149,11 @@ class LocalWatch:
         return [f"all have to connect again: {grown} MiB more are in use, and nobody stands out"]
 
     async def _cut_those_behind(self) -> list[str]:
-        """Cut connections whose buffers are seldom empty."""
+        """Cut connections of whom the kernel holds much in many looks."""
         behind: Counter[int] = Counter()
         for _ in range(LOOKS):
             for descriptor, connection in self._connections.items():
-                behind[descriptor] += _unread(descriptor, connection) > 0
+                behind[descriptor] += _unread(descriptor, connection) > UNREAD
             await asyncio.sleep(LOOK_S)
         lines, most = [], max(behind.values(), default=0)
         for descriptor in [
@@ -164,8 +162,6 @@ class LocalWatch:
             if (found := self._connections.get(descriptor)) is None:
                 continue
             self._cut(descriptor)
-            if found.uid != self._own_uid:  # jobs that run as the agent are of one user
-                self._backoff.cut(ANY_PORT, str(found.uid).encode())
             lines.append(f"{found} is cut off: it sends more than is taken")
         return lines
 
@@ -180,6 +176,14 @@ class LocalWatch:
             if os.fstat(wire.fileno()).st_ino == connection.inode:
                 wire.shutdown(socket.SHUT_RDWR)
 
+    def _connection(self, descriptor: int) -> _Connection | None:
+        with contextlib.suppress(OSError), copied(descriptor) as wire:
+            if wire.family == socket.AF_UNIX and wire.getsockname() == self._path:
+                told = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                pid, uid, _ = _CREDENTIALS.unpack(told)
+                return _Connection(os.fstat(wire.fileno()).st_ino, pid, uid)
+        return None
+
     def _forget(self, descriptor: int) -> None:
         connection = self._connections.pop(descriptor, None)
         if connection is not None:
@@ -192,13 +196,10 @@ class LocalWatch:
         self._monitor.close(linger=0)
 
 
-def _connection(descriptor: int) -> _Connection | None:
-    with contextlib.suppress(OSError), copied(descriptor) as wire:
-        if wire.family == socket.AF_UNIX:
-            told = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, uid, _ = _CREDENTIALS.unpack(told)
-            return _Connection(os.fstat(wire.fileno()).st_ino, pid, uid)
-    return None
+def most_of_user() -> int:
+    """How many connections one uid may have: without a file left, libzmq ends its process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OF_USER if soft == resource.RLIM_INFINITY else min(MAX_OF_USER, soft // 4)
 
 
 def _unread(descriptor: int, connection: _Connection) -> int:

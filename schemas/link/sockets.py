@@ -197,6 +197,8 @@ class Socket:
             del self._cut[next(iter(self._cut))]
         self._cut[_connection(incoming)] = None
         self._watch.notice()
+        if not self._watch.keys.is_of(incoming.source, incoming.key):
+            return False  # it is gone, and its number is another's
         return bool(self._watch.cut(incoming.source))
 
     def listen(self, address: str) -> None:
@@ -336,7 +338,8 @@ class Link:
             what = f"cannot bind {address}: {error.strerror}"
             raise SettingsError(what, "choose another address") from None
         if address.startswith("ipc://"):
-            self._local.append(LocalWatch(zmq.Socket.shadow(socket), self._shadow))
+            path = address.removeprefix("ipc://")
+            self._local.append(LocalWatch(zmq.Socket.shadow(socket), self._shadow, path))
             return Socket(socket)
         self._watch.add(zmq.Socket.shadow(socket), self._shadow, port)
         return Socket(socket, self._known if secured else None, self._watch)

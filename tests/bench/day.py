@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import tempfile
 import time
@@ -88,15 +89,22 @@ def _family(pid: int) -> Iterator[psutil.Process]:
 def sizes_mib(home: Path) -> dict[str, float]:
     """What lies on the disk, MiB, by what it is."""
     groups = {
-        "journal": [*home.glob("state/journal.sqlite*")],
-        "output": [*home.glob("state/logs/**/*")],
-        "archives": [*home.glob("state/snapshots/**/*")],
-        "checkpoints": [*home.glob("state/checkpoints/**/*")],
-        "work": [*home.glob("state/work/**/*")],
-        "run": [*home.glob("run/**/*")],
-        "daemons' logs": [*home.glob("logs/*")],
+        "journal": home.glob("state/journal.sqlite*"),
+        "output": _below(home / "state/logs"),
+        "archives": _below(home / "state/snapshots"),
+        "checkpoints": _below(home / "state/checkpoints"),
+        "work": _below(home / "state/work"),
+        "run": _below(home / "run"),
+        "daemons' logs": home.glob("logs/*"),
     }
     return {name: sum(map(_size, paths)) / 2**20 for name, paths in groups.items()}
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """What is in a folder, though folders go meanwhile."""
+    for inside, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            yield Path(inside, name)
 
 
 def _size(path: Path) -> int:

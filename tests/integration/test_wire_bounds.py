@@ -68,11 +68,12 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
             ),
         ),
         (
-            "connections of one key that are cut off like this",
+            "times that connections of one key to one port are cut off like this",
             (
-                f"{backoff.FREE} in {backoff.FORGOTTEN_S:g} s at each port. After each further one "
-                f"it gets no handshake there: {backoff.FIRST_S:g} s, then twice as long each time, "
-                f"{backoff.MOST_S:g} s at most"
+                f"{backoff.FREE}, until {backoff.FORGOTTEN_S:g} s passed without one. After each "
+                f"further one it gets no handshake there: {backoff.FIRST_S:g} s, then twice as long "
+                f"each time, {backoff.MOST_S:g} s at most. Who is refused hears nothing: libzmq "
+                "tries again when its own time for a handshake is over, 30 s by default"
             ),
         ),
         ("a page of a list", f"{mib(pages.PAGE_BYTES)}, or a single larger row"),

@@ -39,7 +39,7 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyPair]:
     folder = tmp_path_factory.mktemp("keys")
-    return {name: write_keys(folder, name) for name in ("server", "ada", "bob")}
+    return {name: write_keys(folder, name) for name in ("server", "ada", "bob", "node")}
 
 
 class Parties:
@@ -51,9 +51,8 @@ class Parties:
         self.cut: list[str] = []
         self.denied: list[str] = []
         self._links = [self.server]
-        known = (
-            {keys[name].public: Identity("user", name) for name in ("ada", "bob")} if keys else {}
-        )
+        roles = {"ada": "user", "bob": "user", "node": "node"} if keys else {}
+        known = {keys[name].public: Identity(role, name) for name, role in roles.items() if keys}
         authority = self.server.authority(known, lambda why, _: self.denied.append(why))
         self._tasks = [asyncio.create_task(authority.run())]
         self.address = free_address()
@@ -163,6 +162,40 @@ async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_el
     await parties.close()
 
 
+async def test_a_node_that_was_cut_off_connects_again_at_once(
+    keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_backoff, "FREE", 0)
+    parties = Parties(keys)
+    router = parties.server.bind("ROUTER", parties.address)
+    for _ in range(3):
+        parties.server._watch.backoff.cut("ones-1", keys["node"].public)
+
+    node = await parties.speaker("node")
+    node.send(b"here")
+
+    assert (await soon(router.receive())).frames[1:] == (b"here",)
+    await parties.close()
+
+
+async def test_one_who_has_many_connections_that_are_cut_together_is_blamed_once(
+    keys: dict[str, KeyPair],
+) -> None:
+    parties = Parties(keys)
+    router = parties.server.bind("ROUTER", parties.address)
+    for _ in range(3):
+        (await parties.speaker()).send(b"here")
+        await soon(router.receive())
+    watch = parties.server._watch
+    watch.notice()
+
+    lines = watch.cut_those_ahead(dict.fromkeys(watch.descriptors(), 9 * MIB))
+
+    assert len(lines) == 3
+    assert [cuts.count for cuts in watch.backoff._cuts.values()] == [1]
+    await parties.close()
+
+
 async def test_what_was_taken_counts_no_more_to_the_byte(parties: Parties) -> None:
     router = parties.server.bind("ROUTER", parties.address)
     speaker = await parties.speaker()
@@ -204,7 +237,12 @@ def test_a_number_that_is_no_connection_any_more_leaves_nothing_open(tmp_path: P
 
 def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
     watch, gone = ConnectionWatch(), list[int]()
-    watch.cut = lambda descriptor: gone.append(descriptor) or f"peer-{descriptor}"  # type: ignore[func-returns-value,method-assign]
+
+    def end(descriptor: int) -> connection_watch._Ended:
+        gone.append(descriptor)
+        return connection_watch._Ended(f"peer-{descriptor}", "ones-1", b"")
+
+    watch._end = end  # type: ignore[method-assign]
 
     lines = watch.cut_those_ahead({3: 5 * MIB, 4: 7 * MIB, 5: 6 * MIB, 6: 10})
 

@@ -69,3 +69,13 @@ def test_a_wait_is_told_of_once_for_each_cut() -> None:
     backoff.cut_times(1)
 
     assert [*told, backoff.first_refusal(PORT, ADA)] == [True, False, True]
+
+
+def test_a_port_that_is_gone_is_forgotten() -> None:
+    backoff = Held()
+    backoff.cut_times(FREE + 3)
+    backoff.cut_times(FREE + 3, port=OTHER_PORT)
+
+    backoff.port_closed(PORT)
+
+    assert (backoff.left_s(PORT, ADA), backoff.left_s(OTHER_PORT, ADA)) == (0.0, 4 * FIRST_S)

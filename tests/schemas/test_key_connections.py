@@ -148,3 +148,32 @@ def test_what_was_said_is_counted_for_its_key_while_the_connection_is_open() -> 
     assert [port.says(number, 1) for number in range(3)] == [None, 11, 11]
     port.port_closed(PORT)
     assert not port._said
+
+
+def test_who_is_cut_off_before_his_message_was_whole_is_known_by_his_handshake() -> None:
+    port = Port()
+    port.accepted(1, PORT, HOST)  # somebody who never shakes hands
+    port.opened(2, ADA)
+
+    assert [port.cut(each) for each in (2, 1, 7)] == [ADA, b"", b""]
+    assert port._counts.total() == 0
+
+
+def test_who_spoke_is_known_whoever_else_is_silent() -> None:
+    port = Port()
+    port.opened(1, BOB)
+    port.opened(2, ADA)
+    port.spoke(2, ADA)
+
+    assert (port.is_of(2, ADA), port.is_of(2, BOB), port.is_of(7, ADA)) == (True, False, False)
+    assert port.cut(2) == ADA
+    assert not port.is_of(2, ADA)
+
+
+def test_nobody_is_blamed_for_another_one_of_his_host() -> None:
+    port = Port()
+    port.accepted(1, PORT, HOST)  # shakes hands late
+    port.opened(2, ADA)
+    port.admits(PORT, HOST, BOB)
+
+    assert port.cut(1) == b""

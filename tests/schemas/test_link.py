@@ -6,7 +6,7 @@ import select
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -270,6 +270,23 @@ async def test_what_a_connection_that_is_cut_sent_before_is_dropped_and_another_
                 break
 
     assert (taken, cut) == ([b"0", b"other"], True)
+
+
+async def test_a_connection_that_has_the_number_of_one_that_is_gone_is_not_cut(
+    house: House,
+) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    node = await connected(house.link("node").connect("DEALER", address, house.server_key))
+    node.send(b"from the node")
+    incoming = await soon(router.receive())
+
+    stale = replace(incoming, frames=(b"gone", b""), key=house.keys["ada"].public)
+    cut = router.cut(stale)
+    node.send(b"still here")
+
+    assert not cut
+    assert (await soon(router.receive())).frames[1:] == (b"still here",)
 
 
 async def test_of_connections_that_were_cut_so_many_are_remembered(

@@ -13,7 +13,7 @@ from tempfile import mkdtemp
 import pytest
 import zmq
 
-from schemas.link import Socket, local_watch
+from schemas.link import Socket, connection_watch, local_watch
 from schemas.link.local_watch import LocalWatch
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
 from tests.support.zmtp import speak_without_end
@@ -49,10 +49,10 @@ class Party:
 
     async def until_counted(self, connections: int) -> list[str]:
         """Until the watch knows of so many; the lines about those that were cut."""
-        lines = []
+        lines: list[str] = []
         async with asyncio.timeout(60.0):
             while True:
-                lines += self.watch.notice()
+                lines += self.watch.notice()[0]
                 if self.watch.count == connections:
                     return lines
                 await asyncio.sleep(0.005)
@@ -151,7 +151,7 @@ async def test_one_user_has_so_many_connections(
     lines: list[str] = []
     async with asyncio.timeout(60.0):
         while not lines:
-            lines += party.watch.notice()
+            lines += party.watch.notice()[0]
             await asyncio.sleep(0.005)
     assert all(each.send(b"here") for each in honest)
     heard = [(await soon(party.router.receive())).frames[1:] for _ in honest]
@@ -165,17 +165,36 @@ async def test_one_user_has_so_many_connections(
     await party.until_counted(2)
 
 
-async def test_another_user_whose_connections_are_cut_off_often_has_none_for_a_while(
+def test_a_user_has_no_more_connections_than_a_quarter_of_the_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for soft, most in ((64, 16), (1 << 20, local_watch.MAX_OF_USER), (-1, local_watch.MAX_OF_USER)):
+        monkeypatch.setattr(local_watch.resource, "getrlimit", lambda _, soft=soft: (soft, -1))
+        assert local_watch.most_of_user() == most
+
+
+async def test_who_connects_and_goes_without_end_leaves_the_loop_to_others(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("schemas.link.cut_backoff.FREE", 0)
-    party.watch._own_uid = -1
-    party.begin()
+    monkeypatch.setattr(connection_watch, "MOST_EVENTS", 4)
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as wire:
+            wire.connect(str(party.path))
+    turns = []
+    async with asyncio.timeout(60.0):
+        while sum(turns) < 8:  # most of 40 events, four at a time
+            _, more = party.watch.notice()
+            turns.append(more)
+            await asyncio.sleep(0.005)
 
-    await soon(asyncio.to_thread(speak, party.path, 16_000))
-    await soon(asyncio.to_thread(speak, party.path, 16_000))
+    assert await party.until_counted(0) == []
 
-    assert party.cut == [
-        f"{ME} is cut off: it sends more than is taken",
-        f"{ME} is cut off: others of that user were",
-    ]
+
+async def test_what_an_honest_one_said_and_nobody_took_yet_is_little(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await party.speaker()
+    await party.until_counted(1)
+    for unread, behind in ((local_watch.UNREAD, 0), (local_watch.UNREAD + 1, 1)):
+        monkeypatch.setattr(local_watch, "_unread", lambda *_, unread=unread: unread)
+        assert len(await party.watch._cut_those_behind()) == behind
