@@ -95,7 +95,7 @@ class ConnectionWatch:
         self._clock = clock
         self.keys = KeyConnections(clock)
         self.backoff = CutBackoff(clock)
-        self._monitors: dict[zmq.Socket[bytes], str] = {}  # and the names of their ports
+        self._monitors: dict[str, zmq.Socket[bytes]] = {}  # by the names of their ports
         self._ports: dict[str, int] = {}
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._taken: Counter[int] = Counter()
@@ -117,7 +117,7 @@ class ConnectionWatch:
         monitor.linger = 0
         monitor.rcvhwm = 0  # libzmq's own thread would wait for room
         monitor.connect(place)
-        self._monitors[monitor] = name
+        self._monitors[name] = monitor
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def took(self, source: int, sizes: list[int], *, secured: bool) -> None:
@@ -139,18 +139,30 @@ class ConnectionWatch:
         Returns:
             Whether there may be more: it takes so many events and no more.
         """
-        more = False
-        for monitor, port in list(self._monitors.items()):
-            events = latest_events(monitor)
-            more = more or events.more
-            for descriptor, event in events.of.items():
-                self._noticed(event, descriptor, port)
-            if events.stopped:  # its socket was closed
-                del self._monitors[monitor]
-                monitor.close()
-                self.keys.port_closed(port)
-                self.backoff.port_closed(port)
-        return more
+        more = [self.notice_at(port) for port in list(self._monitors)]
+        return any(more)
+
+    def notice_at(self, port: str) -> bool:
+        """The same of one port.
+
+        Args:
+            port: its name; one that is not watched is passed over.
+
+        Returns:
+            As `notice` does.
+        """
+        monitor = self._monitors.get(port)
+        if monitor is None:
+            return False
+        events = latest_events(monitor)
+        for descriptor, event in events.of.items():
+            self._noticed(event, descriptor, port)
+        if events.stopped:  # its socket was closed
+            del self._monitors[port]
+            monitor.close()
+            self.keys.port_closed(port)
+            self.backoff.port_closed(port)
+        return events.more
 
     def _noticed(self, event: int, descriptor: int, port: str) -> None:
         known = self._connections.get(descriptor)
@@ -287,7 +299,7 @@ class ConnectionWatch:
 
     def close(self) -> None:
         """Watch no more."""
-        for monitor in self._monitors:
+        for monitor in self._monitors.values():
             monitor.close(linger=0)
         self._monitors.clear()
 

@@ -89,7 +89,7 @@ class Authority:
         if owner is None:
             self._denied(f"{key.decode('ascii', 'replace')} is not authorised", self._address)
             return False
-        self._watch.notice()
+        self._watch.notice_at(domain)
         left_s = self._watch.backoff.left_s(domain, key)
         if left_s and owner.role != "node":  # jobs of others run on a node that would be lost
             if self._watch.backoff.first_refusal(domain, key):

@@ -29,6 +29,7 @@ MIB: Final = 1 << 20
 CONNECTIONS: Final = 4
 IDLE: Final = 300
 SHAKING: Final = 20  # connections of which the oldest is closed for the next one
+PAUSE_S: Final = 0.002  # in which libzmq gives up a descriptor
 RETRY_MS: Final = 300  # after which a handshake that got no answer is tried again
 
 
@@ -154,6 +155,7 @@ def handshakes(bob: Hostile, _: Path) -> None:
         opened.append(bob.dealer())
         if len(opened) > SHAKING:
             opened.popleft().close()
+            time.sleep(PAUSE_S)
 
 
 def subscriptions(bob: Hostile, home: Path) -> None:
