@@ -26,13 +26,14 @@ import tempfile
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import uvloop
+import zmq
 
 from controlplane.client import Client, JobSpec
 from schemas.ids import JobId, NodeId, node_of
@@ -392,6 +393,7 @@ class Bench:
         work.mkdir()
         (work / "train.py").write_text("")
         self.fleet = Fleet(home, scale.agents, options=options, policy="ones", make=make)
+        self.fleet.context.set(zmq.MAX_SOCKETS, 4 * scale.agents + 100)
         self.client = TimedClient(home, timeout=START_S)  # which waits for a controller that starts
         self.submitter = Submitter(self.client, self.fleet, self.training, work)
         self.windows: list[Window] = []
@@ -617,10 +619,14 @@ def cell(samples: Sequence[float]) -> str:
 
 def main() -> None:
     """Print the tables and write the figures."""
-    chosen = report.arguments(__doc__ or "")
+    arguments = report.parser(__doc__ or "")
+    arguments.add_argument("--agents", type=int, help="default: 100, quick 40; jobs stay as many")
+    chosen = arguments.parse_args()
     began = time.monotonic()
+    scale = QUICK if chosen.quick else FULL
+    scale = replace(scale, agents=chosen.agents) if chosen.agents else scale
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        bench = Bench(QUICK if chosen.quick else FULL, Path(folder))
+        bench = Bench(scale, Path(folder))
         uvloop.run(bench.run())
         figures = figures_of(bench)
         show(bench, figures, time.monotonic() - began)
