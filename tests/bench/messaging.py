@@ -28,6 +28,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +67,6 @@ from tests.support.training_agent import TrainingAgent
 SLOTS: Final = 4
 ENDED: Final = SETTLED + 1  # stands for the delta that ends a job
 SESSION: Final = ("HeartbeatAck", "HelloRequest")  # a session's own frames
-ON_TIME_S: Final = 0.002  # how much later than its effect a commit may be read off another socket
 START_S: Final = 60.0  # of a controller, at most
 IN_FLIGHT: Final = 64  # events of one agent in a burst
 BUSY: Final = {"warmup_steps": 1, "report_interval_s": 0.5, "rescale_stall_s": 0.01}
@@ -214,10 +214,10 @@ class Meter(Watch):
             self.examples.append(f"{what}: {example[:400]}")
 
     def match(self, window: Window) -> None:
-        """Find the commit that each delta of a window followed."""
+        """Find the event that each delta of a window followed: the last that was said before it."""
         for key, at in window.arrivals:
-            before = [cause for cause in self.causes.get(key, ()) if cause[0] <= at + ON_TIME_S]
-            committed, began = max(before, default=(0.0, 0.0))
+            said = [cause for cause in self.causes.get(key, ()) if cause[1] <= at]
+            committed, began = max(said, key=itemgetter(1), default=(0.0, 0.0))
             if began >= window.began:
                 window.early += committed > at
                 window.commit_delta.append(max(0.0, at - committed))
