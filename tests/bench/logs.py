@@ -125,7 +125,7 @@ async def bulk(site: Site, lines: int) -> dict[str, float]:
     while site.stored() - before < wanted:
         await asyncio.sleep(0.02)
     took = time.monotonic() - began
-    return {"bulk_lines_per_s": lines / took, "bulk_mib_per_s": wanted / took / 2**20}
+    return {"lines_per_s": lines / took, "mib_per_s": wanted / took / 2**20}
 
 
 async def steady(site: Site, seconds: float) -> dict[str, float]:
@@ -167,9 +167,9 @@ async def steady(site: Site, seconds: float) -> dict[str, float]:
     return {
         "followed_lines": len(late),
         "followers_with_lost_or_repeated_lines": lost,
-        "late_ms_p50": 1e3 * statistics.median(late),
-        "late_ms_p99": 1e3 * late[int(0.99 * len(late))],
-        "late_ms_max": 1e3 * late[-1],
+        "p50_ms": 1e3 * statistics.median(late),
+        "p99_ms": 1e3 * late[int(0.99 * len(late))],
+        "max_ms": 1e3 * late[-1],
     }
 
 
@@ -191,7 +191,7 @@ async def stalled(site: Site) -> dict[str, float]:
     await asyncio.sleep(2.0)
     grown = (process.memory_info().rss - before) / 2**20
     link.close()
-    return {"stalled_mib_each": grown / STALLED}
+    return {"mib_per_stalled_follower": grown / STALLED}
 
 
 async def measure(base: Path, *, quick: bool) -> dict[str, float]:
@@ -203,6 +203,8 @@ async def measure(base: Path, *, quick: bool) -> dict[str, float]:
         written = sum(output.file.tell() for output in site.outputs)
         stored = site.stored()
         figures["bytes_not_stored"] = max(0, written - stored)
+        incomplete = figures["followers_with_lost_or_repeated_lines"]
+        figures["lost"] = figures["bytes_not_stored"] + incomplete  # 0 or not
         figures |= await stalled(site)
         for task in site.tasks:
             task.cancel()

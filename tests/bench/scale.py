@@ -1,7 +1,11 @@
-"""What people wait for on a large cluster: lists of ten thousand jobs and a thousand nodes, and submissions.
+"""A large cluster: a thousand nodes, ten thousand jobs.
 
-A real controller with simulated agents and CURVE. Lists are whole commands, from the shell to the
-last line; each is asked for some times, and the median counts.
+A real controller with simulated agents and CURVE.
+
+- submissions of several clients at once; lists are whole commands, from the shell to the last line, of which the median counts;
+- `resync`: the controller is killed, and all nodes come back;
+- `messaging` with so many nodes, as shipped: from an event to the delta that follows, frames to nodes that it does not concern,
+  and what a node's connections take of the controller's memory.
 """
 
 from __future__ import annotations
@@ -13,13 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import uvloop
 import zmq
 
 from controlplane.client import Client, JobSpec
-from tests.bench import report
+from tests.bench import messaging, report, resync
 from tests.support.fleet import Fleet
 from tests.support.simulated_agent import SimulatedAgent
 
@@ -29,6 +35,7 @@ SLOTS: Final = 8
 JOBS: Final = 10_000
 CLIENTS: Final = 4
 TIMES: Final = 5
+SHIPPED_S: Final = 20.0
 LISTS: Final = {
     "ps_s": ("ps", "-a"),
     "ps_json_s": ("ps", "-a", "-o", "json"),
@@ -79,12 +86,33 @@ async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
     return figures
 
 
+def messages(base: Path, agents: int) -> dict[str, float]:
+    """Deltas of so many nodes."""
+    scale = replace(messaging.QUICK, agents=agents, order="", shipped_s=SHIPPED_S)
+    bench = messaging.Bench(scale, base)
+    uvloop.run(bench.run())
+    (window,) = bench.windows
+    return {
+        "mib": bench.mib_per_1000 * agents / 1000.0,
+        "event_delta_p99_ms": messaging.ms(window.event_delta, 0.99),
+        "commit_delta_p99_ms": messaging.ms(window.commit_delta, 0.99),
+        "unaffected_frames": sum(bench.meter.stray.values()),
+    }
+
+
 def main() -> None:
     """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "")
     agents, jobs = (AGENTS // 10, JOBS // 10) if chosen.quick else (AGENTS, JOBS)
+    figures: dict[str, float] = {"agents": agents, "jobs": jobs}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        figures = asyncio.run(measure(Path(folder), agents=agents, jobs=jobs))
+        lists, deltas = Path(folder, "lists"), Path(folder, "deltas")
+        for each in (lists, deltas):
+            each.mkdir()
+        figures |= asyncio.run(measure(lists, agents=agents, jobs=jobs))
+        back = resync.run(agents, jobs)
+        figures |= {name: back[name] for name in ("connected_s", "resync_p95_s")}
+        figures |= messages(deltas, agents)
     report.table(f"{jobs} jobs, {agents} nodes of {SLOTS} slots", ["figure", "value"], list(figures.items()))  # fmt: skip
     report.write(figures, chosen.json)
 
