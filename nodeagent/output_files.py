@@ -53,8 +53,10 @@ class OutputFile:
         """
         if self._lost:
             return sent
+        # Looked for before the file: a worker has its log when it marks that it is there.
+        begun = self._file is None and self._name == LOG and self._folder.mark() is not None
         file = self._file = self._file or self._open()
-        if file is None and not sent and (self._name != LOG or self._folder.mark() is None):
+        if file is None and not sent and not begun:
             return 0  # nobody wrote to it yet
         size = -1 if file is None else os.fstat(file.fileno()).st_size
         if size >= sent:

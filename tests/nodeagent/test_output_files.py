@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -64,6 +65,27 @@ def read(file: OutputFile, sent: int) -> str:
 
 def gap(kind: str, sent: int, what: str) -> str:
     return f"[ones: {kind} after byte {sent} may be lost: the file was {what}]\n"
+
+
+def test_a_worker_that_begins_just_then_has_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: Files
+) -> None:
+    folder = WorkerFolder(tmp_path / "a-1.v1.r0")
+    folder.path.mkdir()
+    file = of(folder)
+    look = file._open
+
+    def too_early() -> BinaryIO | None:
+        found = look()
+        write(folder, "one\n")
+        marked(folder, os.getpid())
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(file, "_open", too_early)
+        assert file.size(0) == 0
+
+    assert read(file, 0) == "one\n"
 
 
 def test_a_file_that_is_deleted_is_read_to_its_end(folder: WorkerFolder, of: Files) -> None:
