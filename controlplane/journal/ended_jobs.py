@@ -121,6 +121,7 @@ def forget_ended(
     try:
         for number, job in found:
             database.execute("DELETE FROM job_records WHERE job = ?", (job,))
+            database.execute("DELETE FROM recent_records WHERE job = ?", (job,))
             database.execute("DELETE FROM dropped_records WHERE job = ?", (job,))
             database.execute("DELETE FROM ended_jobs WHERE number = ?", (number,))
         database.execute("COMMIT")

@@ -2,7 +2,8 @@
 
 One row for each record, by job, list and position. A position is the number of the record's input
 and its place among those of its job there: it never changes, so that a page can begin behind it,
-and writing a record a second time changes nothing.
+and writing a record a second time changes nothing. A record comes into the table of recent ones,
+from which `rolling_merge` moves it; for a while it may be in both, and is read once.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from controlplane.journal.database import UNREADABLE, meta
 from controlplane.journal.ended_jobs import EndedRow, ended_row, insert_ended
 from controlplane.journal.ended_sweeps import sweep_rows
 from controlplane.journal.record import JournalError
+from controlplane.journal.rolling_merge import settle
 from controlplane.journal.row_checks import DAMAGED, PLACES, RowChecks, record_checksum
 from schemas.codec import encode
 from schemas.ids import JobId, WorkerId
@@ -48,6 +50,9 @@ EVERY_LIST: Final = (CHANGES, GROUPS, EPOCHS, PROMISES, PROCESSES)
 LATEST: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
 EVERY: Final = 1_000_000
 INSERT: Final = "INSERT OR REPLACE INTO job_records VALUES (?, ?, ?, ?, ?)"
+INSERT_RECENT: Final = (
+    "INSERT OR REPLACE INTO recent_records (job, list, at, body, crc) VALUES (?, ?, ?, ?, ?)"
+)
 
 _records: Final = msgspec.msgpack.Decoder(Record)
 
@@ -59,6 +64,9 @@ class RecordRow(NamedTuple):
     list: str
     place: int
     body: bytes
+
+
+_Placed = tuple[str, str, int, bytes, int]
 
 
 def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
@@ -88,7 +96,7 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
 def insert_rows(
     database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
 ) -> None:
-    """Write records, within a transaction of the caller's.
+    """Write records where those of their jobs are, within a transaction of the caller's.
 
     Args:
         database: of the journal.
@@ -97,17 +105,48 @@ def insert_rows(
     Raises:
         sqlite3.Error: if they cannot be written.
     """
-    placed, ended = [], []
+    recent, settled = _placed(database, rows)
+    database.executemany(INSERT, sorted(recent + settled))  # each page is looked for once
+
+
+def append_rows(
+    database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
+) -> int:
+    """Write records behind those that came last, within a transaction of the caller's.
+
+    The past of a sweep, which comes all at once, is written where it stays.
+
+    Args:
+        database: of the journal.
+        rows: each with the number of its input.
+
+    Returns:
+        How many are recent now that have to be merged later.
+
+    Raises:
+        sqlite3.Error: if they cannot be written.
+    """
+    recent, settled = _placed(database, rows)
+    database.executemany(INSERT_RECENT, recent)
+    database.executemany(INSERT, settled)
+    return len(recent)
+
+
+def _placed(
+    database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
+) -> tuple[list[_Placed], list[_Placed]]:
+    """Those of jobs, and those of sweeps that left; the jobs that left are written."""
+    recent, settled, ended = list[_Placed](), list[_Placed](), list[EndedRow]()
     for number, row in rows:
         if isinstance(row, EndedRow):
             ended.append(row)
         else:
             at = number << PLACES | row.place
             crc = record_checksum(row.job, row.list, at, row.body)
-            placed.append((row.job, row.list, at, row.body, crc))
-    placed.sort()  # neighbours in the table behind each other: each page is looked for once
-    database.executemany(INSERT, placed)
+            level = recent if row.list in EVERY_LIST else settled
+            level.append((row.job, row.list, at, row.body, crc))
     insert_ended(database, ended)
+    return recent, settled
 
 
 def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) -> int:
@@ -129,9 +168,11 @@ def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) 
 
 
 def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int, most: int) -> int:
-    select = (
-        "SELECT at FROM job_records WHERE job = ? AND list = ? ORDER BY at DESC LIMIT 1 OFFSET ?"
+    both = (
+        "SELECT at FROM job_records WHERE job = ?1 AND list = ?2 "
+        "UNION SELECT at FROM recent_records WHERE job = ?1 AND list = ?2"
     )
+    select = f"{both} ORDER BY at DESC LIMIT 1 OFFSET ?3"
     if (last := database.execute(select, (job, name, keep)).fetchone()) is None:
         return 0
     delete = (
@@ -145,6 +186,7 @@ def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int,
     )
     database.execute("BEGIN IMMEDIATE")
     try:
+        settle(database, job, name)
         values = (job, name, job, name, last[0], most, stay)
         dropped = database.execute(delete, values).rowcount
         if dropped:
@@ -198,9 +240,12 @@ class JobRecords:
         Raises:
             JournalError: if it cannot be read.
         """
-        select = "SELECT max(at) FROM job_records WHERE job = ? AND list = ?"
-        ((last,),) = self._rows(select, job, name)
-        return last or 0
+        last = 0
+        for table in self._checks.tables:
+            select = f"SELECT max(at) FROM {table} WHERE job = ? AND list = ?"  # noqa: S608
+            ((found,),) = self._rows(select, job, name)
+            last = max(last, found or 0)
+        return last
 
     def dropped(self, job: JobId) -> dict[str, int]:
         """How many of the oldest records of its lists are not kept any more.
@@ -273,21 +318,23 @@ class JobRecords:
         return {record.worker: Process(record.node, record.heard) for _, record in found}
 
     def _behind(self, job: JobId, name: str, after: int) -> Iterator[tuple[int, Any]]:
-        select = (
-            f"SELECT at, body, {self._checks.crc} FROM job_records "  # noqa: S608
-            "WHERE job = ? AND list = ? AND at > ? ORDER BY at LIMIT ?"
-        )
+        select = self._select("AND at > ?3 ", "ORDER BY at LIMIT ?4")
         while page := self._rows(select, job, name, after, PAGE):
             yield from self._good(job, name, page)
             after = page[-1][0]
 
     def _latest(self, job: JobId, name: str) -> Iterator[Any]:
-        select = (
-            f"SELECT at, body, {self._checks.crc} FROM job_records "  # noqa: S608
-            "WHERE job = ? AND list = ? ORDER BY at DESC LIMIT ?"
-        )
+        select = self._select("", "ORDER BY at DESC LIMIT ?3")
         rows = self._rows(select, job, name, LATEST.get(name, EVERY))
         return (record for _, record in self._good(job, name, rows))
+
+    def _select(self, which: str, order: str) -> str:
+        """Of a job's list, of both levels."""
+        wanted = " UNION ".join(
+            f"SELECT at, body, {self._checks.crc} FROM {table} WHERE job = ?1 AND list = ?2 {which}"  # noqa: S608
+            for table in self._checks.tables
+        )
+        return f"{wanted} {order}"
 
     def _rows(self, select: str, *values: str | int) -> list[Any]:
         try:

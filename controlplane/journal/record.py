@@ -14,8 +14,9 @@ from schemas.errors import OnesError
 from schemas.ids import Seconds
 from schemas.messages.feed import FeedEvent
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 RECORDS_CHECKED_SINCE: Final = 4  # the schema with checksums of the past of jobs
+RECENT_SINCE: Final = 5  # the schema with a table of recent records
 FIRST_VERSION: Final = 2  # that is read; inputs of older ones mean something else
 
 SCHEMA: Final = """
@@ -29,6 +30,10 @@ CREATE TABLE IF NOT EXISTS snapshots
 CREATE TABLE IF NOT EXISTS job_records
     (job TEXT NOT NULL, list TEXT NOT NULL, at INTEGER NOT NULL, body BLOB NOT NULL,
      crc INTEGER, PRIMARY KEY (job, list, at)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS recent_records
+    (id INTEGER PRIMARY KEY, job TEXT NOT NULL, list TEXT NOT NULL, at INTEGER NOT NULL,
+     body BLOB NOT NULL, crc INTEGER);
+CREATE UNIQUE INDEX IF NOT EXISTS recent_by_job ON recent_records (job, list, at);
 CREATE TABLE IF NOT EXISTS dropped_records
     (job TEXT NOT NULL, list TEXT NOT NULL, rows INTEGER NOT NULL, PRIMARY KEY (job, list))
     WITHOUT ROWID;

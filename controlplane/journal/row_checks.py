@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from controlplane.journal.database import UNCHECKED_ENDED, UNCHECKED_RECORDS, meta, schema_of
-from controlplane.journal.record import RECORDS_CHECKED_SINCE
+from controlplane.journal.record import RECENT_SINCE, RECORDS_CHECKED_SINCE
 
 PLACES: Final = 16  # bits of a record's position, behind its input's number
 DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
@@ -53,7 +53,10 @@ class RowChecks:
     ) -> None:
         self._database, self._told = database, told
         self._damaged: dict[tuple[str, str], None] = {}  # jobs, and what of them
-        has_checksums = int(schema_of(database)) >= RECORDS_CHECKED_SINCE
+        schema = int(schema_of(database))
+        has_checksums = schema >= RECORDS_CHECKED_SINCE
+        recent = ("recent_records",) if schema >= RECENT_SINCE else ()
+        self.tables = ("job_records", *recent)  # where records are, some in both
         self.crc = "crc" if has_checksums else "NULL"  # the column
         everything = float("inf")
         self._input = int(meta(database, UNCHECKED_RECORDS) or 0) if has_checksums else everything
@@ -119,7 +122,8 @@ class RowChecks:
         """
         tables = {row[0] for row in self._database.execute("SELECT name FROM sqlite_schema")}
         if "job_records" in tables:
-            select = f"SELECT job, list, at, body, {self.crc} FROM job_records"  # noqa: S608
+            columns = f"job, list, at, body, {self.crc}"
+            select = " UNION ".join(f"SELECT {columns} FROM {table}" for table in self.tables)  # noqa: S608
             for job, name, at, body, crc in self._database.execute(select):
                 if not self.proves_record(job, name, at, body, crc):
                     what = f"{name} of {job}, record of input {at >> PLACES}"

@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 from controlplane.journal.database import BROKEN, open_for_writing
 from controlplane.journal.ended_jobs import EndedRow
-from controlplane.journal.job_records import RecordRow, insert_rows, rows_of
+from controlplane.journal.job_records import RecordRow, append_rows, rows_of
 from controlplane.journal.record import Entry, JournalError, checksum
+from controlplane.journal.rolling_merge import IDLE, merge
 from schemas.codec import encode
 from schemas.file_lock import try_lock
 from schemas.ids import Seconds
@@ -83,6 +84,7 @@ class Writer:
         self._committed, self._failed = committed, failed
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._count = 0
+        self._merged = IDLE
         self._closing = threading.Event()
         self.stalled = ""
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -198,15 +200,17 @@ class Writer:
                 "INSERT INTO feed VALUES (?, ?, ?)",
                 [(seq, body, checksum(seq, 0.0, body)) for row in batch for seq, body in row.feed],
             )
-            insert_rows(
+            added = append_rows(
                 database,
                 ((number, one) for number, row in enumerate(batch, first) for one in row.records),
             )
+            merged = merge(database, self._merged, added)
             database.execute("COMMIT")
         except sqlite3.Error:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
+        self._merged = merged
 
     def _passes(self, error: sqlite3.Error) -> bool:
         """Whether it is no more than a lack of room, or another process that is at it."""

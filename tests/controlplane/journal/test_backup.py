@@ -110,7 +110,7 @@ def test_damage_of_what_is_only_shown_is_copied_as_it_is_and_new_damage_refused(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy, other = tmp_path / "copy.sqlite", tmp_path / "other" / "journal.sqlite"
-    update = "UPDATE job_records SET crc = crc + 1 WHERE at = (SELECT {} FROM job_records)"
+    update = "UPDATE recent_records SET crc = crc + 1 WHERE at = (SELECT {} FROM recent_records)"
     change(path, update.format("min(at)"))
     (damage,) = found_in(path)
 

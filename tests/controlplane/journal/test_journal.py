@@ -410,7 +410,7 @@ def of_schema(path: Path, version: int) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("version", [1, 5], ids=["older", "newer"])
+@pytest.mark.parametrize("version", [1, 6], ids=["older", "newer"])
 @pytest.mark.parametrize(
     "use", [Reader, lambda path: Writer(path, Durable())], ids=["read", "write"]
 )
@@ -424,7 +424,7 @@ def test_a_journal_of_another_schema_is_refused(
 
     assert refused.value.message == f"{path} is of schema {version}"
     assert refused.value.hint == (
-        "this release reads schemas 2 to 4: use the release that wrote it, or let its jobs end "
+        "this release reads schemas 2 to 5: use the release that wrote it, or let its jobs end "
         "there, move the file away, and start with a new one"
     )
 

@@ -24,9 +24,14 @@ from tests.support.builders import A, B
 from tests.support.live_service import LIMIT_S, LiveService
 from tests.support.recorded_history import GOLDEN
 
-NEWEST: Final = "SELECT body FROM job_records WHERE list = 'epochs' ORDER BY at DESC"
+PAST: Final = ("job_records", "recent_records")
+NEWEST: Final = "SELECT body FROM recent_records WHERE list = 'epochs' ORDER BY at DESC"
 OTHER: Final = "its checksum is another one"
-EPOCH: Final = "at = (SELECT min(at) FROM job_records WHERE list = 'epochs')"
+EPOCH: Final = "at = (SELECT min(at) FROM {} WHERE list = 'epochs')"
+SETTLED: Final = (
+    "INSERT INTO job_records SELECT job, list, at, body, crc FROM recent_records",
+    "DELETE FROM recent_records",
+)
 
 
 def change(path: Path, *statements: str) -> None:
@@ -35,8 +40,8 @@ def change(path: Path, *statements: str) -> None:
             database.execute(statement)
 
 
-def change_first_epoch(path: Path, how: str) -> None:
-    change(path, f"UPDATE job_records SET {how} WHERE {EPOCH}")  # noqa: S608
+def change_first_epoch(path: Path, how: str, table: str = "recent_records") -> None:
+    change(path, f"UPDATE {table} SET {how} WHERE {EPOCH.format(table)}")  # noqa: S608
 
 
 def damage(path: Path) -> list[str]:
@@ -66,13 +71,13 @@ def served(folder: Path, work: Callable[[LiveService], Awaitable[None]]) -> None
 @pytest.mark.parametrize(
     ("table", "how"),
     [
-        ("job_records", "body = x'81'"),
-        ("job_records", "body = 'text'"),
-        ("job_records", "at = at + 1"),
-        ("job_records", "job = 'b-2'"),
-        ("job_records", "list = 'promises'"),
-        ("job_records", "crc = NULL"),
-        ("job_records", "crc = crc + 1"),
+        *((table, "body = x'81'") for table in PAST),
+        *((table, "body = 'text'") for table in PAST),
+        *((table, "at = at + 1") for table in PAST),
+        *((table, "job = 'b-2'") for table in PAST),
+        *((table, "list = 'promises'") for table in PAST),
+        *((table, "crc = NULL") for table in PAST),
+        *((table, "crc = crc + 1") for table in PAST),
         ("ended_jobs", "body = x'81'"),
         ("ended_jobs", "number = 9"),
         ("ended_jobs", "job = 'a-9'"),
@@ -94,7 +99,8 @@ def test_whatever_is_changed_in_a_row_is_found(table: str, how: str, tmp_path: P
     if table == "ended_jobs":
         change(path, f"UPDATE ended_jobs SET {how}")  # noqa: S608
     else:
-        change_first_epoch(path, how)
+        change(path, *(SETTLED if table == "job_records" else ()))
+        change_first_epoch(path, how, table)
 
     (found,) = damage(path)
     assert found.endswith(OTHER)

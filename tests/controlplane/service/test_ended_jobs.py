@@ -189,6 +189,7 @@ def test_the_oldest_of_those_that_left_are_forgotten_with_their_past(tmp_path: P
 def _jobs_in(database: sqlite3.Connection) -> set[str]:
     """Jobs of which a past is kept."""
     left = {job for (job,) in database.execute("SELECT job FROM ended_jobs")}
-    recorded = {job for (job,) in database.execute("SELECT DISTINCT job FROM job_records")}
+    select = "SELECT job FROM job_records UNION SELECT job FROM recent_records"
+    recorded = {job for (job,) in database.execute(select)}
     assert recorded - {"b-2"} == left
     return recorded | {"b-2"}

@@ -7,9 +7,10 @@ import contextlib
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
+from structlog.testing import capture_logs
 
 from controlplane.journal import retention
 from controlplane.journal.reader import Reader
@@ -128,9 +129,7 @@ def test_what_was_handled_while_a_snapshot_was_taken_is_still_behind_it(path: Pa
     run(work)
 
 
-def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(
-    path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(path: Path) -> None:
     async def work() -> None:
         loop = CommitLoop(path, lambda _: None)
         await submitted(loop, 3)
@@ -138,16 +137,17 @@ def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(
             database.execute("UPDATE inputs SET crc = 1 WHERE id = 2")
         keeper = JournalKeeper(loop, path, JournalSettings(snapshot_inputs=1))
 
-        await keeper.take_snapshot()
+        with capture_logs() as logs:
+            await keeper.take_snapshot()
 
         assert loop.tail.inputs == 3
+        (said,) = [line for line in logs if line["log_level"] == "error"]
+        assert said["event"] == "no snapshot of the state"
+        assert "input 2: its checksum is another one" in said["why"]
         assert keeper._not_before > asyncio.get_running_loop().time() + 50.0
         loop.close()
 
     run(work)
-    said: Any = capfd.readouterr()
-    assert "no snapshot of the state" in said.out + said.err
-    assert "input 2: its checksum is another one" in said.out + said.err
 
 
 def test_what_is_done_between_commits_is_done_in_its_turn_and_undone_without_room(

@@ -1,0 +1,171 @@
+"""The past of jobs moves into the order of jobs with every commit, and is always read whole, once."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.history_records import EPOCHS, PROMISES, EndPromised
+from controlplane.journal import rolling_merge
+from controlplane.journal.database import open_for_writing
+from controlplane.journal.ended_jobs import forget_ended
+from controlplane.journal.job_records import JobRecords, append_rows, drop_oldest, rows_of
+from controlplane.journal.rolling_merge import IDLE, Pass, merge
+from schemas.ids import JobId, Seconds
+from schemas.messages.client import PromiseInfo
+
+LEAST: Final = 12
+JOBS: Final = tuple(JobId(f"j-{number}") for number in range(1, 5))
+MOST: Final = 2 * LEAST + 2 * 8  # records of the younger level: two passes and two commits
+
+Past = dict[JobId, list[float]]  # promises of each job, by their ends
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rolling_merge, "LEAST", LEAST)
+
+
+@contextlib.contextmanager
+def journal() -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(open_for_writing(Path(":memory:"))) as database:
+        yield database
+
+
+def add(database: sqlite3.Connection, number: int, jobs: list[JobId], done: Pass) -> Pass:
+    """A commit with an input for each of `jobs`, the first of which has `number`."""
+    rows = [
+        (at, row) for at, job in enumerate(jobs, number) for row in rows_of([promised(job, at)])
+    ]
+    database.execute("BEGIN IMMEDIATE")
+    merged = merge(database, done, append_rows(database, rows))
+    database.execute("COMMIT")
+    return merged
+
+
+def promised(job: JobId, at: int) -> EndPromised:
+    return EndPromised(job=job, promise=PromiseInfo(time=Seconds(0.0), end=Seconds(float(at))))
+
+
+def past(database: sqlite3.Connection) -> Past:
+    records = JobRecords(database)
+    return {job: [float(one.end or 0.0) for _, one in records.promises(job, 0)] for job in JOBS}
+
+
+def count(database: sqlite3.Connection, table: str) -> int:
+    (found,) = database.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
+    return int(found)
+
+
+commits = st.lists(st.sampled_from(JOBS), max_size=8)
+steps = st.lists(
+    st.one_of(
+        commits.map(lambda jobs: ("commit", jobs)),
+        st.sampled_from(JOBS).map(lambda job: ("drop", [job])),
+        st.sampled_from(JOBS).map(lambda job: ("forget", [job])),
+        st.just(("restart", [])),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_the_past_of_every_job_is_whole_and_in_order_whatever_happens_between_two_commits(
+    taken: list[tuple[str, list[JobId]]],
+) -> None:
+    expected: Past = {job: [] for job in JOBS}
+    number, done = 1, IDLE
+    with journal() as database:
+        for what, jobs in taken:
+            match what:
+                case "commit":
+                    done = add(database, number, jobs, done)
+                    for at, job in enumerate(jobs, number):
+                        expected[job].append(float(at))
+                    number += len(jobs)
+                case "drop":
+                    drop_oldest(database, jobs[0], keep=3, most=100)
+                    first, rest = expected[jobs[0]][:1], expected[jobs[0]][1:]
+                    expected[jobs[0]] = first + rest[-3:]
+                case "forget":
+                    left = "INSERT INTO ended_jobs VALUES (1, ?, 'u', 'n', 's', NULL, 0.0, x'', 0)"
+                    database.execute(left, jobs)
+                    forget_ended(database, before=1.0)
+                    expected[jobs[0]] = []
+                case "restart":
+                    done = IDLE
+            assert past(database) == expected
+            if "restart" not in (step for step, _ in taken):
+                assert count(database, "recent_records") <= MOST
+        latest = {job: JobRecords(database).last(job, PROMISES) >> 16 for job in JOBS}
+        assert latest == {job: int(max(ends, default=0)) for job, ends in expected.items()}
+
+
+def test_a_pass_moves_every_record_that_was_there_when_it_began() -> None:
+    with journal() as database:
+        done, number = IDLE, 1
+        while done == IDLE:
+            done = add(database, number, [JOBS[number % 4]], done)
+            number += 1
+        began = number - 1
+        while done != IDLE:
+            done = add(database, number, [JOBS[number % 4]], done)
+            number += 1
+        (oldest,) = database.execute("SELECT min(id) FROM recent_records").fetchone()
+        kept = count(database, "recent_records")
+        assert (began, oldest) == (LEAST + 1, LEAST + 2)
+        assert count(database, "job_records") + kept == number - 1
+        assert kept <= LEAST + 2
+
+
+def test_what_a_commit_did_that_was_taken_back_is_done_again() -> None:
+    with journal() as database:
+        done = IDLE
+        for number in range(1, 40):
+            database.execute("BEGIN IMMEDIATE")
+            rows = [(number, row) for row in rows_of([promised(JOBS[0], number)])]
+            merge(database, done, append_rows(database, rows))
+            database.execute("ROLLBACK")
+            done = add(database, number, [JOBS[0]], done)
+
+            assert past(database)[JOBS[0]] == [float(at) for at in range(1, number + 1)]
+
+
+def test_a_commit_without_records_merges_none() -> None:
+    with journal() as database:
+        done = add(database, 1, [JOBS[0]] * (LEAST + 1), IDLE)
+        assert done != IDLE
+
+        assert add(database, 100, [], done) == done
+
+
+def test_records_that_a_pass_finds_in_the_older_level_stay_as_they_are_there() -> None:
+    with journal() as database:
+        done = add(database, 1, [JOBS[0]] * (LEAST + 1), IDLE)
+        moved = count(database, "job_records")
+        database.execute("UPDATE job_records SET crc = 1")
+        assert moved
+
+        while done != IDLE:
+            done = add(database, 1000, [JOBS[1]], done)
+
+        (kept,) = database.execute("SELECT count(*) FROM job_records WHERE crc = 1").fetchone()
+        assert kept == moved
+
+
+def test_lists_of_other_jobs_are_not_settled_with_one() -> None:
+    with journal() as database:
+        add(database, 1, list(JOBS), IDLE)
+
+        rolling_merge.settle(database, JOBS[0], PROMISES)
+        rolling_merge.settle(database, JOBS[1], EPOCHS)
+
+        assert database.execute("SELECT job FROM job_records").fetchall() == [(JOBS[0],)]
+        assert count(database, "recent_records") == 3
