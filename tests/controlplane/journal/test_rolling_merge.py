@@ -23,6 +23,7 @@ from schemas.messages.client import PromiseInfo
 
 LEAST: Final = 12
 JOBS: Final = tuple(JobId(f"j-{number}") for number in range(1, 5))
+MANY: Final = 10 * LEAST
 MOST: Final = 2 * LEAST + 2 * 8  # records of the younger level: two passes and two commits
 
 Past = dict[JobId, list[float]]  # promises of each job, by their ends
@@ -111,11 +112,11 @@ def test_the_past_of_every_job_is_whole_and_in_order_whatever_happens_between_tw
 def test_a_pass_moves_every_record_that_was_there_when_it_began() -> None:
     with journal() as database:
         done, number = IDLE, 1
-        while done == IDLE:
+        while done == IDLE and number < MANY:
             done = add(database, number, [JOBS[number % 4]], done)
             number += 1
         began = number - 1
-        while done != IDLE:
+        while done != IDLE and number < MANY:
             done = add(database, number, [JOBS[number % 4]], done)
             number += 1
         (oldest,) = database.execute("SELECT min(id) FROM recent_records").fetchone()
@@ -153,11 +154,24 @@ def test_records_that_a_pass_finds_in_the_older_level_stay_as_they_are_there() -
         database.execute("UPDATE job_records SET crc = 1")
         assert moved
 
-        while done != IDLE:
-            done = add(database, 1000, [JOBS[1]], done)
+        for number in range(LEAST + 2, MANY):
+            done = add(database, number, [JOBS[1]], done)
 
         (kept,) = database.execute("SELECT count(*) FROM job_records WHERE crc = 1").fetchone()
         assert kept == moved
+
+
+def test_of_a_job_in_both_levels_the_latest_records_stay() -> None:
+    with journal() as database:
+        done = add(database, 1, [JOBS[0]] * (LEAST + 1), IDLE)
+        done = add(database, LEAST + 2, [JOBS[0], JOBS[1]], done)
+        assert count(database, "job_records")
+
+        dropped = drop_oldest(database, JOBS[0], keep=3, most=100)
+
+        assert dropped == LEAST + 2 - 4
+        assert past(database)[JOBS[0]] == [1.0, *(float(LEAST + at) for at in range(3))]
+        assert past(database)[JOBS[1]] == [float(LEAST + 3)]
 
 
 def test_lists_of_other_jobs_are_not_settled_with_one() -> None:
