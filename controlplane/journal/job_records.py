@@ -240,12 +240,12 @@ class JobRecords:
         Raises:
             JournalError: if it cannot be read.
         """
-        last = 0
-        for table in self._checks.tables:
-            select = f"SELECT max(at) FROM {table} WHERE job = ? AND list = ?"  # noqa: S608
-            ((found,),) = self._rows(select, job, name)
-            last = max(last, found or 0)
-        return last
+        wanted = " UNION ".join(
+            f"SELECT at FROM {table} WHERE job = ?1 AND list = ?2"  # noqa: S608
+            for table in self._checks.tables
+        )
+        rows = self._rows(f"{wanted} ORDER BY at DESC LIMIT 1", job, name)
+        return rows[0][0] if rows else 0
 
     def dropped(self, job: JobId) -> dict[str, int]:
         """How many of the oldest records of its lists are not kept any more.
