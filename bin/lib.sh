@@ -21,7 +21,8 @@ install() {
   fi
   if [ ! -e "$stamp" ]; then
     echo "installing into .venv ($extra) ..."
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extra]"
+    # What is imported is compiled then, once; all of torch would take half of the time.
+    .venv/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e ".[$extra]"
     if [ "$extra" = test ] && [ ! -d tests/__pycache__ ]; then
       # What pytest makes of the tests' assertions is kept; else each of its processes would do it anew.
       env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest --collect-only >/dev/null || true

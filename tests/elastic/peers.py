@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Final
@@ -19,12 +20,25 @@ from elastic.collectives.rendezvous import build_process_group
 from elastic.collectives.rendezvous_store import StoreServer
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["pytest", "torch._dynamo", "torch.utils.data", "elastic.worker.zygote"]
-)
+PRELOAD: Final = ["pytest", "torch._dynamo", "torch.utils.data", "elastic.worker.zygote"]
 LIMIT_S: Final = 120.0
 CPU: Final = torch.device("cpu")
 HERE: Final = "127.0.0.1"
+
+
+def fork_with(*modules: str) -> None:
+    """From now on processes are forked from a server that has torch and `modules` imported.
+
+    There is one server in a process: another test's may be there already, without torch, which
+    each fork would then import anew.
+    """
+    preload, server = [*PRELOAD, *modules], forkserver._forkserver  # type: ignore[attr-defined]
+    if server._preload_modules != preload:
+        server._stop()
+        FORKS.set_forkserver_preload(preload)
+
+
+fork_with()
 
 
 class Meeting:

@@ -349,7 +349,7 @@ def test_a_journal_of_a_newer_release_is_refused(tmp_path: Path) -> None:
 
     assert refused(path) == (
         "FILE is a journal of schema 99; "
-        "this release reads schemas 2 to 4; export it with the one that wrote it"
+        "this release reads schemas 2 to 5; export it with the one that wrote it"
     )
 
 

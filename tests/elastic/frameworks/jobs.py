@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +17,12 @@ import torch
 from elastic.samples.sample_stream import SampleStream
 from schemas.jobs import StopRule
 from schemas.messages.agent import ScriptFailed
+from tests.elastic import peers
 from tests.elastic.groups import SEED, SIZE, Crew, crew, script
-from tests.elastic.peers import FORKS
 
 BATCH: Final = 12
 EPOCHS: Final = 6
 STEPS: Final = EPOCHS * 6  # of one process: 61 samples in batches of 12
-PRELOAD: Final = ["pytest", "torch._dynamo", "torch.utils.data", "elastic.worker.zygote"]
 
 GATES: Final = """
 import socket
@@ -62,8 +60,7 @@ data = TensorDataset(inputs, targets)
 def fork_with(module: str) -> None:
     """From now on workers are forked from a server that has `module` imported."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    FORKS.set_forkserver_preload([*PRELOAD, module])
+    peers.fork_with(module)
 
 
 @contextlib.contextmanager
@@ -166,7 +163,7 @@ def example(heading: str) -> str:
 
 def runs_alone(home: Path, source: str) -> str:
     """What `source` prints, as a script without a cluster."""
-    process = FORKS.Process(target=_run_alone, args=(home, source))
+    process = peers.FORKS.Process(target=_run_alone, args=(home, source))
     process.start()
     process.join(120)
     printed = (home / "printed").read_text()
