@@ -10,7 +10,9 @@ the younger level has at most twice `LEAST`.
 
 A pass goes through the jobs and copies; what it copied is deleted afterwards from the oldest on,
 which frees whole pages. Meanwhile a record is there twice, and is read once (`UNION`). So a pass
-needs nothing of the one before: one that was cut off begins again.
+needs nothing of the one before: one that was cut off begins again. Numbers of records are never
+used again (`AUTOINCREMENT`): those up to the one that was last when the pass began are its own,
+whatever was deleted since.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -174,6 +176,19 @@ def test_of_a_job_in_both_levels_the_latest_records_stay() -> None:
         assert past(database)[JOBS[1]] == [float(LEAST + 3)]
 
 
+def test_what_comes_when_a_pass_lost_all_that_it_had_to_move_is_not_taken_for_that() -> None:
+    with journal() as database:
+        done = add(database, 1, [JOBS[0]] * (LEAST + 1), IDLE)
+        drop_oldest(database, JOBS[0], keep=1, most=100)
+        assert count(database, "recent_records") == 0
+
+        for number in range(LEAST + 2, LEAST + 6):
+            done = add(database, number, [JOBS[0]], done)
+
+        later = [float(at) for at in range(LEAST + 1, LEAST + 6)]
+        assert past(database)[JOBS[0]] == [1.0, *later]
+
+
 def test_lists_of_other_jobs_are_not_settled_with_one() -> None:
     with journal() as database:
         add(database, 1, list(JOBS), IDLE)
@@ -183,3 +198,53 @@ def test_lists_of_other_jobs_are_not_settled_with_one() -> None:
 
         assert database.execute("SELECT job FROM job_records").fetchall() == [(JOBS[0],)]
         assert count(database, "recent_records") == 3
+
+
+WRITES: Final = """
+import os, sys
+from pathlib import Path
+from controlplane.core.history_records import EndPromised
+from controlplane.core.inputs import NodeHeard
+from controlplane.journal import rolling_merge
+from controlplane.journal.record import Entry
+from controlplane.journal.writer import Writer
+from schemas.ids import JobId, NodeId, Seconds
+from schemas.messages.client import PromiseInfo
+
+rolling_merge.LEAST = 12
+writer = Writer(Path(sys.argv[1]), lambda count: os.write(1, b"%d\\n" % (writer.base + count)))
+number = writer.base
+while True:
+    for _ in range(20):
+        number += 1
+        promise = PromiseInfo(time=Seconds(0.0), end=Seconds(float(number)))
+        record = EndPromised(job=JobId(f"j-{number % 4 + 1}"), promise=promise)
+        heard = NodeHeard(node=NodeId("n1"))
+        writer.append(Entry(at=Seconds(1.0), input=heard, feed=(), records=(record,)))
+    while number - writer.durable > 100:
+        os.sched_yield()
+"""
+
+
+def test_a_writer_that_is_killed_again_and_again_amid_a_merge_loses_no_record(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal.sqlite"
+    for commits in range(2, 12, 2):
+        writes = [sys.executable, "-c", WRITES, str(path)]
+        with subprocess.Popen(writes, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            for _ in range(commits):
+                said = int(writer.stdout.readline())
+            writer.kill()
+            said = max([said, *map(int, writer.stdout.read().split()[:-1])])  # the last may be cut
+
+        with contextlib.closing(open_for_writing(path)) as database:
+            (last,) = database.execute("SELECT max(id) FROM inputs").fetchone()
+            assert last >= said
+            assert past(database) == {
+                job: [float(at) for at in range(1, last + 1) if at % 4 + 1 == int(job[2:])]
+                for job in JOBS
+            }
+    with contextlib.closing(open_for_writing(path)) as database:
+        assert count(database, "job_records")
