@@ -88,23 +88,25 @@ def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_wor
         alone = client.submit(job(site, "alone", slots=1, epochs=10))
     workers = until(site, lambda c: (s := c.job(alone)).summary.epoch >= 2 and s.workers)
     node = workers[0].node
+    with BlockingClient(site.home) as client:
+        before = len(events_of(client, node))  # a loaded host may have suspected it already
     roads = [(CONTROL, node)] * (way != "it is not heard")
     roads += [(node, CONTROL)] * (way != "it does not hear")
 
     for road in roads:
         site.network.change(*road, CUT, begins=True)
-    until(site, lambda c: "node.lost" in events_of(c, node))
+    until(site, lambda c: "node.lost" in events_of(c, node)[before:])
     ended = until(site, lambda c: (s := c.job(alone).summary).state == "succeeded" and s)
     with BlockingClient(site.home) as client:
         meanwhile = events_of(client, node)
     for road in roads:
         site.network.change(*road, CUT, begins=False)
-    until(site, lambda c: "node.up" in events_of(c, node))
+    until(site, lambda c: "node.up" in events_of(c, node)[len(meanwhile) :])
     with BlockingClient(site.home) as client:
         both = client.submit(job(site, "both", slots=2, epochs=2))
     until(site, lambda c: c.job(both).summary.state == "succeeded")
 
-    assert meanwhile == ["node.joined", "node.suspect", "node.lost"]
+    assert meanwhile[-2:] == ["node.suspect", "node.lost"]
     assert ended.epoch == 10
     records = checker.records_of(lines_in(site.records))
     assert [record.job for record in records if record.slot == f"{node}/0"] == [alone, both]
