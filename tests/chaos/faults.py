@@ -66,10 +66,10 @@ def _power(site: Site, fault: Fault) -> tuple[str, Mend]:
     host = site.hosts[fault.host]
     if host.pid is None:
         return "", _nothing
-    pids = site.pids(fault.host)
+    pids = {host.pid, *site.pids(fault.host)}  # one that just began may not have come there yet
     for pid in pids:  # nobody may see anybody die
         _signal(pid, signal.SIGSTOP)
-    for pid in {*pids, *site.pids(fault.host)}:
+    for pid in pids.union(site.pids(fault.host)):
         _signal(pid, signal.SIGKILL)
     if host.process is not None:
         host.process.wait()
