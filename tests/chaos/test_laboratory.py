@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.laboratory import run
+from tests.chaos.laboratory import SETTLE_S, run
 from tests.chaos.schedule import draw
 
 LASTS_S = 12.0
@@ -24,6 +24,7 @@ def test_a_seed_is_a_schedule() -> None:
     assert draw(7, LASTS_S) != draw(8, LASTS_S)
 
 
+@pytest.mark.timeout(SETTLE_S + 120.0)  # a job that does not end is told by the checker
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_nothing_is_lost(seed: int) -> None:
     with tempfile.TemporaryDirectory(prefix="lab-") as folder:
