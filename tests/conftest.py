@@ -75,7 +75,8 @@ LONGEST = (  # in this order
     "integration/", "elastic/gpu/", "test_kinds_of_models", "sim/test_simulated_planner", "service/test_search_planner", "sim/test_recorded_model",
     "ones/test_evolution", "sim/test_scenario", "sim/test_plots", "sim/", "elastic/",
 )  # fmt: skip
-MORE_THAN_CORES = 1  # clusters wait more than they compute; beyond it tests are late on loaded hosts
+# Clusters wait more than they compute; beyond it, tests are late on loaded hosts.
+MORE_THAN_CORES = 1
 MOST_WORKERS = 16
 
 
