@@ -93,6 +93,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", LOSSES.values(), ids=LOSSES.keys())
 def test_a_worker_that_is_lost_takes_no_state_with_it(tmp_path: Path, faults: str) -> None:
     with crew(tmp_path, script(RECURRENT, CARRYING), faults=faults) as job:

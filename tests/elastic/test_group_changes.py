@@ -369,6 +369,7 @@ LOSSES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "rank"), LOSSES, ids=[f"{p} {r}" for p, r in LOSSES])
 def test_a_member_lost_while_the_group_changes_costs_nothing(
     tmp_path: Path, point: str, rank: int

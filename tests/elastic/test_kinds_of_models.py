@@ -37,6 +37,7 @@ def test_ranks_that_share_a_batch_train_as_one_process_on_all_of_it(net: str) ->
     assert {name: worst for name, worst in far.items() if not worst < 1e-9} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "dtype"), SMALL, ids=[f"{n} {d}"[:40] for n, d in SMALL])
 def test_rounding_is_that_of_one_process_that_takes_its_batch_in_chunks(
     net: str, dtype: torch.dtype

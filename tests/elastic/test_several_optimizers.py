@@ -155,6 +155,7 @@ KILLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "faults"), KILLS.values(), ids=KILLS.keys())
 def test_a_step_that_an_optimizer_has_made_already_is_taken_back(
     tmp_path: Path, source: str, faults: Sequence[str]

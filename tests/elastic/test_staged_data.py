@@ -126,6 +126,7 @@ def test_samples_are_counted_by_columns_and_rows(data: Any, count: int) -> None:
     assert count_samples(data) == count
 
 
+@pytest.mark.slow
 def test_workers_of_a_node_do_not_read_at_the_same_time(tmp_path: Path) -> None:
     first, second = (FORKS.Process(target=_stage, args=(tmp_path,)) for _ in range(2))
     first.start()

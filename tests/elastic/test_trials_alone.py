@@ -111,6 +111,7 @@ def test_a_unit_is_measured_and_its_metric_looked_up() -> None:
         try_unit({**asked, "metric": "skore"})
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> None:
     file = folder / "task.json"
     asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "metric": "score"}

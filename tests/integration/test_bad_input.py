@@ -164,6 +164,7 @@ def test_a_script_that_forks_leaves_no_child_behind(cluster: Cluster) -> None:
     await_gone(int(cluster.output(job)[0]))
 
 
+@pytest.mark.slow
 def test_a_flood_of_output_arrives_complete(cluster: Cluster) -> None:
     lines = examples(1_000_000)  # of 100 bytes
     script = f"for i in range({lines}): print(f'{{i:099d}}')"

@@ -16,6 +16,8 @@ from schemas.session import AgentOutput, AgentSession, SessionTimings
 from tests.support.fleet import Fleet
 from tests.support.simulated_agent import SimulatedAgent
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 LIMIT_S = 60.0
 QUICK = SessionTimings(heartbeat_s=0.1, suspect_s=0.5)
 

@@ -162,6 +162,7 @@ def looks_like(shown: str) -> Callable[[str], Any]:
     return re.compile(wanted.replace(r"\ ", " ") + "$").search
 
 
+@pytest.mark.slow
 def test_the_answers_to_everyday_questions_are_what_the_commands_say(
     cluster: Cluster, folder: Path
 ) -> None:

@@ -14,6 +14,8 @@ import pytest
 from tests.support.cluster import Cluster, kill
 from tests.support.resizing import assert_nothing_lost, further, kinds, resize, training
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -31,7 +33,6 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
     house.clear()
 
 
-@pytest.mark.slow
 def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
     job = training(cluster)
     for slots in (2, 4, 3, 1, 0, 2):
@@ -44,7 +45,6 @@ def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
     assert_nothing_lost(cluster, job)
 
 
-@pytest.mark.slow
 def test_random_sizes_and_batches_one_upon_the_other_lose_no_sample(cluster: Cluster) -> None:
     job = training(cluster)
     choose = random.Random(7)  # noqa: S311 - sizes
@@ -187,7 +187,7 @@ def test_a_job_whose_members_are_all_lost_goes_back_to_its_last_epoch(cluster: C
 
 
 # A controller dies during re-scales in `test_scheduling.py`, too.
-@pytest.mark.parametrize("part", ["agent", pytest.param("controller", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", ["agent", "controller"])
 def test_a_change_survives_the_death_of_the(cluster: Cluster, part: str) -> None:
     job = training(
         cluster, 2, faults="ready:rank=2:version=2=stall 0.5; built:rank=1:version=2=stall 0.5"

@@ -12,6 +12,8 @@ import pytest
 from tests.support.cluster import Cluster, await_gone, kill
 from tests.support.searching import check_all_done, explained, search_process, submit
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -77,7 +79,7 @@ def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
     assert "search process ended" in (cluster.home / "logs" / "controller.log").read_text()
 
 
-@pytest.mark.parametrize("victim", ["controller", pytest.param("agents", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", ["controller", "agents"])
 def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) -> None:
     family = f"of {victim} that die"
     jobs = [submit(cluster, 18, family=family)]
@@ -94,7 +96,6 @@ def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) ->
     check_all_done(cluster, jobs, 18)
 
 
-@pytest.mark.slow
 def test_who_waits_is_told_when_it_will_start(cluster: Cluster) -> None:
     first = submit(cluster, 150, slots=[4, 4], family="whole clusters")
     cluster.until(first, lambda shown: shown["slots"] == 4)

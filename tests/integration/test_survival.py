@@ -17,6 +17,8 @@ from nodeagent.worker_folders import NodeFolders
 from schemas.link import write_keys
 from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 EPOCH = list(range(400))
 SLOW = {"PAUSE_S": "0.05", "OMP_NUM_THREADS": "1"}
 OUTPUT = [f"epoch {(step - 1) // 20} step {step}" for step in range(1, 81)] + ["done"]
@@ -63,7 +65,6 @@ def test_killing_the_controller_disturbs_no_training(house: Cluster, tmp_path: P
         trained_without_a_scratch(house, job)
 
 
-@pytest.mark.slow
 def test_a_controller_refuses_a_bad_option_in_one_line_and_training_goes_on(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -201,7 +202,6 @@ def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -
     assert house.output(job) == [*map(str, range(2000)), "last"]
 
 
-@pytest.mark.slow
 def test_killing_controller_and_agent_at_once_loses_nothing(house: Cluster, tmp_path: Path) -> None:
     job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     house.until_epoch(job, 1)
@@ -260,7 +260,6 @@ def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
     )
 
 
-@pytest.mark.slow
 def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster, tmp_path: Path) -> None:
     job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     worker = house.until_epoch(job, 1)["workers"][0]

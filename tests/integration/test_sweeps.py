@@ -14,6 +14,8 @@ import pytest
 from tests.support.cluster import Cluster, kill
 from tests.support.live_sweeps import FUNCTIONS, ledger, submit_sweep, trained_alone, until
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 FOUR = 'type = "random"\nconfigurations = 4\nmax_epochs = 2\n'  # 4 x 2 x 4 units
 
 
@@ -99,7 +101,6 @@ def test_a_slot_that_is_wanted_is_given_up_in_the_midst_of_a_long_unit(house: Cl
     house.ones("cancel", job)
 
 
-@pytest.mark.slow
 def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
     with cluster(tmp_path, slots=2, agents=2, policy="fair") as pair:
         settings = pair.home / "controller.toml"
@@ -124,7 +125,6 @@ def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
         assert trained_alone(pair, job, 1)["equal"]
 
 
-@pytest.mark.slow
 def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alone(
     tmp_path: Path,
 ) -> None:

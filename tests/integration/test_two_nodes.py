@@ -23,6 +23,8 @@ from tests.support.searching import (
     until_searched,
 )
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -40,7 +42,6 @@ def pair(nodes: Cluster) -> Iterator[Cluster]:
     nodes.clear()
 
 
-@pytest.mark.slow
 def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
     jobs = [submit(pair, 10_000, slots=[1, 1], max_batch_size=24) for _ in range(4)]
     for job in jobs:
@@ -78,7 +79,6 @@ def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
     until_searched(pair)
 
 
-@pytest.mark.slow
 def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:
     jobs = [submit(pair, 40), submit(pair, 40)]
     pair.until(jobs[1], lambda shown: shown["slots"] >= 1)

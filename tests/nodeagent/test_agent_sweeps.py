@@ -148,6 +148,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         yield Site(controller, near, far)
 
 
+@pytest.mark.slow
 async def test_a_configuration_hops_over_nodes_workers_and_agents_that_die(site: Site) -> None:
     await site.start()
     near, far = site.near, site.far

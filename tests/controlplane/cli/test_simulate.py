@@ -36,6 +36,7 @@ def result(*arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["fifo", "fair", "srtf", "tiresias", "gittins", "optimus", "slaq"]
 )

@@ -124,6 +124,7 @@ def sent_by(command: str, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     return screen.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [*COMMANDS])
 @settings(
     max_examples=examples(15),

@@ -88,6 +88,7 @@ class Shared:
         return len(group.members) if group else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "seconds"), [("ones", 40), ("fair", 40), ("goodput", 260)])
 def test_a_sweep_takes_idle_slots_gives_them_up_and_takes_them_again(
     policy: str, seconds: int

@@ -8,6 +8,8 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
 from controlplane.policy.api import ClusterView, Plan, PolicyEvent, SearchStats
 from controlplane.service.planner.search_messages import Batches
 from controlplane.service.planner.search_planner import SearchPlanner
@@ -100,6 +102,7 @@ async def test_before_it_is_there_free_slots_are_filled() -> None:
     assert not board.planner.running
 
 
+@pytest.mark.slow
 async def test_a_process_that_dies_is_replaced_and_meanwhile_free_slots_are_filled() -> None:
     async with searching(2, A) as board:
         board.arrive(A, B)

@@ -81,6 +81,7 @@ def test_a_job_that_ended_is_forgotten() -> None:
     assert suspects.aside == set()
 
 
+@pytest.mark.slow
 async def test_a_process_that_dies_of_a_view_goes_on_without_the_job_and_the_others_are_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

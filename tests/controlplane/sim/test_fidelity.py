@@ -51,6 +51,7 @@ def test_tiresias_completes_every_job_at_the_published_second(workload: int) -> 
     assert ours == theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [6])
 def test_optimus_agrees_job_by_job_and_on_average(workload: int) -> None:
     theirs = published("optimus")[f"workload-{workload}"]

@@ -50,6 +50,7 @@ def test_figures_are_drawn_in_the_format_of_the_suffix(tmp_path: Path, suffix: s
     assert path.read_bytes().startswith(begins[suffix])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [*OF_MANY, utilisation])
 def test_the_same_results_give_the_same_bytes_and_every_policy_is_named(
     tmp_path: Path, draw: Draw

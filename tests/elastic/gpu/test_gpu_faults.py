@@ -24,6 +24,8 @@ from tests.elastic.peers import HERE, Meeting, Parent, peers
 from tests.elastic.test_group_changes import as_alone
 from tests.support.simgpu.processes import MODES, on_device, on_ranks, play, require_library
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 WATCHDOG_S = 1.5  # more than its time and that from an error to the process's end
 OWN_STREAM = LOOP.replace(
     "for epoch in agent.epochs",

@@ -15,6 +15,8 @@ from tests.support.gpu_day import NO_GPU, environment, judge, visible_gpus
 from tests.support.gpu_parts import PARTS, Answer, Member
 from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 
 def part_on_device(_: Any, meeting: Meeting, name: str) -> Answer:
     importlib.import_module("tests.support.simgpu.worker")

@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from tests.elastic.peers import Meeting, Parent, peers
 from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
 
+pytestmark = pytest.mark.slow  # a cluster or devices of its own
+
 SOON_S = 60.0
 AWHILE_S = 1.0  # more than an operation's limit and the watchdog's time together
 SPARING = {

@@ -490,6 +490,7 @@ def worse_places(problem: Problem, rng: Generator) -> Problem:
     )
 
 
+@pytest.mark.slow
 def test_on_one_node_the_search_finds_the_best_of_all_schedules_of_a_tiny_problem() -> None:
     found = []
     for seed in range(60):
@@ -501,6 +502,7 @@ def test_on_one_node_the_search_finds_the_best_of_all_schedules_of_a_tiny_proble
     assert min(greedy for _, greedy in found) < 0.99
 
 
+@pytest.mark.slow
 def test_where_places_matter_the_search_comes_far_nearer_to_the_best_than_greedy() -> None:
     found = []
     for seed in range(40):

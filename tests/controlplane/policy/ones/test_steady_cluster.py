@@ -46,6 +46,7 @@ STEADY: dict[str, tuple[Sequence[SlotView], list[JobView], dict[str, Any]]] = {
 DEAR = {"an idle slot that makes everybody slower", "an idle slot that any of them would like"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "jobs", "how"),
     [

@@ -61,6 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_and_ends_with_the_same_model(
     finished: Path, tmp_path: Path
 ) -> None:
