@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import torch
-import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
 import torch.utils.data
 
+from elastic.imports_uncollected import imports_uncollected
 from elastic.worker import run_script
 from elastic.worker.script_output import LossyOutput
 from schemas.codec import TO_ZYGOTE, encode
@@ -45,6 +45,9 @@ from schemas.messages.worker import (
     ProcessMark,
     ZygoteReady,
 )
+
+with imports_uncollected():
+    import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
 
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536

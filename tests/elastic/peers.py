@@ -20,7 +20,7 @@ from elastic.collectives.rendezvous import build_process_group
 from elastic.collectives.rendezvous_store import StoreServer
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-PRELOAD: Final = ["pytest", "torch._dynamo", "torch.utils.data", "elastic.worker.zygote"]
+PRELOAD: Final = ["elastic.worker.zygote", "pytest"]  # with torch and its compiler
 LIMIT_S: Final = 120.0
 CPU: Final = torch.device("cpu")
 HERE: Final = "127.0.0.1"
