@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.fuzz.corpus_files import FOLDER, inputs_of
 from tests.fuzz.registry import TARGETS
+from tests.support.turns import turn
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 1 << 20
@@ -31,23 +31,13 @@ def test_there_is_a_corpus_of_each_target_and_it_is_small() -> None:
     assert sum(files.values()) < MOST_BYTES
 
 
-def this_commit() -> int:
-    """Its number, so that a run of the same commit is the same; 0 where there is no git."""
-    with contextlib.suppress(FileNotFoundError):
-        said = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout
-        return int(said.strip() or "0", 16)
-    return 0
-
-
-def turn_of(number: int) -> list[str]:
-    """A third of all targets: most of a moment goes into making each ready."""
-    return sorted(TARGETS)[number % 3 :: 3]
+def thirds() -> list[list[str]]:
+    """Of all targets: most of a moment goes into making each ready."""
+    return [sorted(TARGETS)[first::3] for first in range(3)]
 
 
 def test_each_target_has_its_turn() -> None:
-    assert sorted(name for number in range(3) for name in turn_of(number)) == sorted(TARGETS)
+    assert sorted(name for third in thirds() for name in third) == sorted(TARGETS)
 
 
 @pytest.mark.slow
@@ -55,7 +45,8 @@ def test_each_target_has_its_turn() -> None:
 def test_a_moment_of_fuzzing_finds_nothing(tmp_path: Path) -> None:
     pytest.importorskip("atheris", reason="this Python has no wheel of it")
     command = [sys.executable, "-m", "tests.fuzz", "--minutes", "0.1", "--jobs", "2", "--seed", "1"]
-    targets = [word for name in turn_of(this_commit()) for word in ("--target", name)]
+    names = [name for third in turn(thirds(), "fuzzing") for name in third]
+    targets = [word for name in names for word in ("--target", name)]
 
     done = subprocess.run(
         [*command, *targets, "--findings", str(tmp_path)],

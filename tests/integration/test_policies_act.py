@@ -1,4 +1,4 @@
-"""Policies of each kind change jobs on a real cluster, with jobs of some seconds.
+"""Policies change jobs on a real cluster, with jobs of some seconds: one of each kind, in turn.
 
 All of them do in `bin/bench live_policies`, which takes a minute for each.
 """
@@ -9,6 +9,7 @@ import pytest
 
 from tests.bench.live_policies import run
 from tests.bench.live_sleepers import sleepers
+from tests.support.turns import turn
 
 CHANGES = {  # what they have to do
     "tiresias": {"pause"},  # users' sizes, and an order of its own
@@ -19,7 +20,7 @@ SIZES = {"grow", "shrink", "restart"}
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("policy", CHANGES)
+@pytest.mark.parametrize("policy", turn(list(CHANGES), "policies"))
 def test_a_policy_acts(policy: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.mktemp("a")
 

@@ -1,12 +1,17 @@
-"""Every test of a changing group once more, on the simulated device: NCCL as it is."""
+"""Every test of a changing group once more, on the simulated device.
+
+NCCL's double is ordinary in one half of them and at its worst in the other; which, the commit says.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.elastic import test_group_changes, test_random_changes, test_several_optimizers
+from tests.support.turns import turn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_slots")]
+MODES = ("ordinary", "worst")
 globals().update(
     {
         name: test
@@ -17,7 +22,6 @@ globals().update(
 )
 
 
-@pytest.fixture
-def mode() -> str:
-    """Of NCCL's double."""
-    return "ordinary"
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test has a mode of NCCL's double."""
+    metafunc.parametrize("mode", turn(MODES, metafunc.function.__name__))
