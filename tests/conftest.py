@@ -15,9 +15,11 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.cluster import Cluster
+from tests.support.sizes import FULL
+from tests.support.turns import by_commit, turn
 
 # No deadlines: suites run on busy machines too.
-settings.register_profile("full", deadline=None)
+settings.register_profile("full", deadline=None, max_examples=FULL // 2 if by_commit() else FULL)
 settings.register_profile("quick", max_examples=25, deadline=None)
 # Tracebacks that are drawn in colours take a tenth of a second each.
 structlog.configure(
@@ -118,9 +120,29 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a run of several processes, what takes longest begins."""
+    """Whose turn it is stays; in a run of several processes, what takes longest begins."""
+    _take_turns(config, items)
     if hasattr(config, "workerinput"):
         items.sort(key=_rank)
+
+
+def _take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
+    together: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        for mark in item.iter_markers("turns"):
+            together.setdefault((mark.args[0], mark.kwargs["of"]), []).append(item)
+    out = {
+        item
+        for (what, of), those in together.items()
+        for item in set(those) - set(turn(sorted(those, key=_name), what, of=of))
+    }
+    if out:
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
+
+
+def _name(item: pytest.Item) -> str:
+    return item.nodeid
 
 
 def _rank(item: pytest.Item) -> int:

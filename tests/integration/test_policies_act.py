@@ -1,4 +1,4 @@
-"""Policies change jobs on a real cluster, with jobs of some seconds: one of each kind, in turn.
+"""Policies of each kind change jobs on a real cluster, with jobs of some seconds.
 
 All of them do in `bin/bench live_policies`, which takes a minute for each.
 """
@@ -9,7 +9,6 @@ import pytest
 
 from tests.bench.live_policies import run
 from tests.bench.live_sleepers import sleepers
-from tests.support.turns import turn
 
 CHANGES = {  # what they have to do
     "tiresias": {"pause"},  # users' sizes, and an order of its own
@@ -20,7 +19,8 @@ SIZES = {"grow", "shrink", "restart"}
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("policy", turn(list(CHANGES), "policies"))
+@pytest.mark.turns("policies on real clusters", of=3)
+@pytest.mark.parametrize("policy", CHANGES)
 def test_a_policy_acts(policy: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.mktemp("a")
 

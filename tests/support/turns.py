@@ -1,4 +1,7 @@
-"""Cases that take turns: of those that are dear and seldom differ, each commit has one."""
+"""Cases that take turns: where a run has to be short, those that seldom differ run by commits.
+
+Everything runs unless `TURNS=commit` is in the environment. A run of the same commit is the same.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,32 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 ROOT: Final = Path(__file__).parents[2]
-ALL: Final = "TURNS"  # in the environment, `all`: every case has its turn now
+VARIABLE: Final = "TURNS"
+BY_COMMIT: Final = "commit"
 
 
-def turn(cases: Sequence[T], what: str, *, commit: str | None = None) -> list[T]:
-    """The one of `cases` whose turn it is.
+def by_commit() -> bool:
+    """Whether cases take turns in this run; and properties have half of their examples."""
+    return os.environ.get(VARIABLE) == BY_COMMIT
+
+
+def turn(cases: Sequence[T], what: str, *, of: int | None = None) -> list[T]:
+    """Those of `cases` whose turn it is: every one of them, once in so many commits on average.
 
     Args:
         cases: that take turns.
-        what: the cases are of; others have their turns at other commits.
-        commit: whose turn; None: of what is checked out, so that a run of it is the same again.
+        what: the cases are of; others have theirs at other commits.
+        of: one in so many has its turn; None: one of all.
     """
-    if commit is None and os.environ.get(ALL) == "all":
+    if not by_commit():
         return list(cases)
-    return [cases[zlib.crc32(f"{what} {commit or _checked_out()}".encode()) % len(cases)]]
+    step = of or max(1, len(cases))
+    return list(cases[zlib.crc32(f"{what} {commit()}".encode()) % step :: step])
 
 
 @functools.cache
-def _checked_out() -> str:
-    """Its commit; empty where there is no git."""
+def commit() -> str:
+    """What is checked out; empty where there is no git."""
     with contextlib.suppress(FileNotFoundError):
         return subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False

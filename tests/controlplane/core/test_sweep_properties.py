@@ -34,6 +34,7 @@ SEARCHERS: list[Searcher] = [
 ]
 
 
+@pytest.mark.turns("searchers with faults", of=2)
 @pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda one: type(one).__name__)
 @settings(max_examples=examples(40), deadline=None)
 @given(

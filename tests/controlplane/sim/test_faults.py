@@ -273,6 +273,7 @@ def ends_well(run: SimulatedRun, jobs: list[TraceJob]) -> None:
             assert training.progress == training.model.epoch_ends_at(training.model.epochs - 1)
 
 
+@pytest.mark.turns("policies with faults", of=2)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("cancels", [False, True])
 def test_whatever_fails_every_job_comes_to_its_end(policy: str, cancels: bool) -> None:  # noqa: FBT001 - a parameter

@@ -430,6 +430,7 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
     assert "no such file" in one.state.stuck
 
 
+@pytest.mark.turns("searchers in fixed order", of=2)
 @pytest.mark.parametrize(
     "searcher",
     [RandomSearch(5), SuccessiveHalving(9), Asha(9), Hyperband(), PopulationBased(4)],
