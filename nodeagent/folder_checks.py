@@ -84,8 +84,11 @@ class Place:
 
     def _make(self) -> None:
         if not self.path.is_dir():
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.chmod(self.mode)
+            # `parents` would have those above for everybody; some are places of their own.
+            missing = [path for path in self.path.parents if not path.exists()]
+            for path in (*reversed(missing), self.path):
+                path.mkdir(mode=self.mode, exist_ok=True)
+                path.chmod(self.mode)
             log.warning("folder was gone, and is made again", path=str(self.path))
 
     def _probe(self) -> None:

@@ -70,6 +70,14 @@ async def test_what_is_deleted_is_made_again_and_nothing_is_said(node: Node) -> 
         assert not list(path.glob(".*"))
 
 
+def test_who_makes_a_folder_first_makes_those_above_it_private_too(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "workers"
+
+    assert Place("run", folder, 0).problem(full=False) == ""
+
+    assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
+
+
 async def test_what_cannot_be_mended_is_said_until_it_is(node: Node) -> None:
     watch = node.watch()
     node.folders.work.rmdir()
