@@ -11,7 +11,7 @@ from collections.abc import Iterator
 def imports_uncollected() -> Iterator[None]:
     """No garbage is collected inside: what an import makes stays, so looking through it is in vain.
 
-    A quarter of the processor time of `import torch` and of its compiler is the collector's.
+    A tenth of the processor time of `import torch` and of its compiler is the collector's.
     """
     was_on = gc.isenabled()
     gc.disable()

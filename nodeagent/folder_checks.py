@@ -84,7 +84,7 @@ class Place:
 
     def _make(self) -> None:
         if not self.path.is_dir():
-            # `parents` would have those above for everybody; some are places of their own.
+            # `parents` would let everybody read those above; another thread may look for them now.
             missing = [path for path in self.path.parents if not path.exists()]
             for path in (*reversed(missing), self.path):
                 path.mkdir(mode=self.mode, exist_ok=True)
