@@ -1,10 +1,11 @@
-"""Ends every worker and zygote of a node: what stopping the agent leaves running."""
+"""Ends every worker and zygote of a node, which go on when the agent stops."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import select
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from nodeagent.zygote_process import MODULE
 
 def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
     """TERM to all worker groups, KILL to those left after `grace_s` seconds; then the zygotes.
+
+    Sockets that lie outside of the run folder are deleted.
 
     Args:
         folders: of the node.
@@ -44,6 +47,8 @@ def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None =
     for pid in _zygotes(folders.sockets):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
+    if not folders.sockets.is_relative_to(folders.run):
+        shutil.rmtree(folders.sockets, ignore_errors=True)
     if groups is not None:
         groups.end_everything()
     return count

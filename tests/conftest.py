@@ -1,9 +1,12 @@
-"""Fixtures that several rooms share, and how the suite is spread over processes."""
+"""Shared fixtures, the rules of the gate, and how the suite is spread over processes."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing.forkserver
+import multiprocessing.process
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,14 @@ from hypothesis import settings
 from structlog.dev import ConsoleRenderer, plain_traceback
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support import commands
 from tests.support.cluster import Cluster
+from tests.support.leftovers import Surroundings, surround
 from tests.support.sizes import FULL
-from tests.support.turns import by_commit, turn
 
-# No deadlines: suites run on busy machines too.
-settings.register_profile("full", deadline=None, max_examples=FULL // 2 if by_commit() else FULL)
-settings.register_profile("quick", max_examples=25, deadline=None)
+# No deadlines: suites run on busy machines too. The gate draws the same examples in every run.
+settings.register_profile("full", deadline=None, max_examples=FULL)
+settings.register_profile("quick", deadline=None, max_examples=20, derandomize=True)
 # Tracebacks that are drawn in colours take a tenth of a second each.
 structlog.configure(
     [
@@ -28,17 +32,29 @@ structlog.configure(
         ConsoleRenderer(exception_formatter=plain_traceback),
     ]
 )
-TOGETHER = {  # files that share a cluster, which one process should start
-    "tests/integration/test_training.py": "cluster",
-    "tests/integration/test_bad_input.py": "cluster",
-    "tests/integration/test_submit.py": "cluster",
-    "tests/integration/test_docs.py": "cluster",
-    "tests/integration/test_wire_page.py": "cluster",
-    "tests/integration/test_init.py": "cluster",
-    "tests/integration/test_pages.py": "cluster",
-    "tests/examples/test_examples.py": "cluster",
-    "tests/examples/test_notebook.py": "cluster",
-    # and files whose processes are forked from a server that has torch
+
+LEFT_OUT = ("slow", "root", "gpu")  # marks of tests that the gate does not run
+MOST_ON_CLUSTER = 12  # tests of the gate that share the cluster
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"}
+NO_PROCESS = "a test of the gate starts no process: mark it `slow`"
+
+SURROUNDINGS = pytest.StashKey[Surroundings]()
+TORCH_SERVER = "crews"  # files whose processes are forked from one server that has torch
+TOGETHER = {  # files that share what takes seconds to start
+    **dict.fromkeys(
+        (
+            "tests/integration/test_training.py",
+            "tests/integration/test_bad_input.py",
+            "tests/integration/test_submit.py",
+            "tests/integration/test_docs.py",
+            "tests/integration/test_wire_page.py",
+            "tests/integration/test_init.py",
+            "tests/integration/test_pages.py",
+            "tests/examples/test_examples.py",
+            "tests/examples/test_notebook.py",
+        ),
+        "cluster",
+    ),
     **dict.fromkeys(
         (
             "tests/elastic/test_group_changes.py",
@@ -53,7 +69,7 @@ TOGETHER = {  # files that share a cluster, which one process should start
             "tests/elastic/test_several_optimizers.py",
             "tests/elastic/test_state_transfer.py",
         ),
-        "crews",
+        TORCH_SERVER,
     ),
     "tests/elastic/gpu/test_gpu_faults.py": "devices",
     "tests/elastic/gpu/test_gpu_parts.py": "devices",
@@ -77,9 +93,10 @@ LONGEST = (  # in this order
     "integration/", "elastic/gpu/", "test_kinds_of_models", "sim/test_simulated_planner", "service/test_search_planner", "sim/test_recorded_model",
     "ones/test_evolution", "sim/test_scenario", "sim/test_plots", "sim/", "elastic/",
 )  # fmt: skip
-# Clusters wait more than they compute; beyond it, tests are late on loaded hosts.
-MORE_THAN_CORES = 1
+MORE_THAN_CORES = 1  # processes
 MOST_WORKERS = 16
+
+_in_gate: pytest.Item | None = None  # the test that runs, if it belongs to the gate
 
 
 class ByFile(LoadScopeScheduling):
@@ -96,9 +113,33 @@ class ByFile(LoadScopeScheduling):
         return TOGETHER.get(file, file)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the whole run one temporary folder, which shows what is left behind."""
+    if not hasattr(config, "workerinput") and config.option.basetemp is None:
+        config.stash[SURROUNDINGS] = surround()
+        config.option.basetemp = str(config.stash[SURROUNDINGS].pytest_folder)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that leaves anything behind."""
+    surroundings = session.config.stash.get(SURROUNDINGS, None)
+    if surroundings is None:
+        return
+    commands.stop_server()
+    multiprocessing.forkserver._forkserver._stop()
+    left = surroundings.left()
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        sys.stderr.write("\n".join(["", "the tests left behind:", *left, ""]))
+    elif session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+        surroundings.clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Nothing that is imported is ever freed: the garbage collector need not look through it."""
+    """Collect without the garbage collector: nothing that is imported is ever freed."""
     gc.disable()
     try:
         return (yield)
@@ -109,44 +150,70 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """Who runs what, in a run of several processes."""
+    """Distribute whole files."""
     return ByFile(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: some more processes than cores."""
-    return min(len(os.sched_getaffinity(0)) + MORE_THAN_CORES, MOST_WORKERS)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`-n auto`: a process for each core, and more where clusters wait more than they compute."""
+    more = 0 if "not slow" in config.option.markexpr else MORE_THAN_CORES
+    return min(len(os.sched_getaffinity(0)) + more, MOST_WORKERS)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whose turn it is stays; in a run of several processes, what takes longest begins."""
-    _take_turns(config, items)
+    """Hold the gate's bound on live tests; several processes begin with what takes longest."""
+    on_cluster = [item for item in items if in_gate(item) and "cluster" in item.fixturenames]  # type: ignore[attr-defined]
+    if len(on_cluster) > MOST_ON_CLUSTER:
+        names = "\n  ".join(item.nodeid for item in on_cluster)
+        raise pytest.UsageError(
+            f"the gate has {len(on_cluster)} tests on the cluster and at most {MOST_ON_CLUSTER} "
+            f"may be; mark some `slow`:\n  {names}"
+        )
     if hasattr(config, "workerinput"):
         items.sort(key=_rank)
 
 
-def _take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    together: dict[tuple[str, int], list[pytest.Item]] = {}
-    for item in items:
-        for mark in item.iter_markers("turns"):
-            together.setdefault((mark.args[0], mark.kwargs["of"]), []).append(item)
-    out = {
-        item
-        for (what, of), those in together.items()
-        for item in set(those) - set(turn(sorted(those, key=_name), what, of=of))
-    }
-    if out:
-        config.hook.pytest_deselected(items=list(out))
-        items[:] = [item for item in items if item not in out]
-
-
-def _name(item: pytest.Item) -> str:
-    return item.nodeid
-
-
 def _rank(item: pytest.Item) -> int:
     return next((n for n, part in enumerate(LONGEST) if part in item.nodeid), len(LONGEST))
+
+
+def in_gate(item: pytest.Item) -> bool:
+    """Return whether `bin/test` without arguments runs the test."""
+    return not any(item.get_closest_marker(mark) for mark in LEFT_OUT)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Know which test runs."""
+    global _in_gate  # noqa: PLW0603 - audit hooks are global, too
+    _in_gate = item if in_gate(item) and "cluster" not in item.fixturenames else None  # type: ignore[attr-defined]
+    try:
+        return (yield)
+    finally:
+        _in_gate = None
+
+
+def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
+    if _in_gate is not None and event in STARTS and commands.__file__ not in str(arguments):
+        raise RuntimeError(NO_PROCESS)
+
+
+def _start(process: multiprocessing.process.BaseProcess) -> None:
+    if _in_gate is not None:
+        raise RuntimeError(NO_PROCESS)
+    _start_process(process)
+
+
+sys.addaudithook(_refuse_processes)
+_start_process = multiprocessing.process.BaseProcess.start
+multiprocessing.process.BaseProcess.start = _start  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose short name leaves room for those of Unix sockets."""
+    return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture(scope="session")

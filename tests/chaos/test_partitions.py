@@ -79,7 +79,6 @@ def events_of(client: BlockingClient, node: str) -> list[str]:
     return [event.event for event in client.events() if event.node == node]
 
 
-@pytest.mark.turns("ways of a partition", of=3)
 @pytest.mark.parametrize("way", ["it does not hear", "it is not heard", "neither"])
 def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_worker_is_gone(
     site: Site, way: str

@@ -70,6 +70,7 @@ def as_one_process(job: Crew) -> None:
     assert furthest(job.final(), alone(RECURRENT, last, BATCH, kind=Carrying)) < 1e-9
 
 
+@pytest.mark.slow
 def test_columns_move_between_workers_with_their_state_also_over_a_pause(tmp_path: Path) -> None:
     with crew(tmp_path, script(RECURRENT, CARRYING)) as job:
         job.start(12)
@@ -107,6 +108,7 @@ def test_a_worker_that_is_lost_takes_no_state_with_it(tmp_path: Path, faults: st
         as_one_process(job)
 
 
+@pytest.mark.slow
 def test_a_share_that_is_taken_in_passes_carries_the_state_of_each(tmp_path: Path) -> None:
     with crew(tmp_path, script(RECURRENT, CARRYING), bound=4) as job:
         job.start(12)
@@ -123,6 +125,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("said", "instead", "text"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_loop_is_refused_that(tmp_path: Path, said: str, instead: str, text: str) -> None:
     with crew(tmp_path, script(RECURRENT, CARRYING.replace(said, instead))) as job:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.elastic.groups import LOOP, PLAIN, Alone, alone, crew, furthest, script
 
+pytestmark = pytest.mark.slow
 STEP = """\
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()

@@ -12,12 +12,14 @@ from tests.elastic.peers import each
 from tests.elastic.reducing import SHARES, against_ddp, differences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", SHARES)
 def test_a_group_trains_as_one_process_on_the_whole_batch(ranks: int) -> None:
     for rank, found in enumerate(each(differences, ranks)):
         assert {name: far for name, far in found.items() if not far < 1e-10} == {}, rank
 
 
+@pytest.mark.slow
 def test_equal_shares_give_what_distributed_data_parallel_gives() -> None:
     assert max(each(against_ddp, 2)) < 1e-12
 

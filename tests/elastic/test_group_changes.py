@@ -55,6 +55,7 @@ def as_alone(
     assert furthest(job.final(), alone(source, job.epochs()[-1].epoch, batch, size)) < within
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "loop", "size"),
     [
@@ -85,6 +86,7 @@ def test_a_group_that_grows_and_shrinks_trains_as_one_process_would(
         as_alone(job, source, 12, size=size)
 
 
+@pytest.mark.slow
 def test_a_group_of_several_starts_with_one_state(tmp_path: Path) -> None:
     unlike = PLAIN.replace("manual_seed(3)", "manual_seed(3 + agent.rank)")
     with crew(tmp_path, script(unlike, LOOP)) as job:
@@ -95,6 +97,7 @@ def test_a_group_of_several_starts_with_one_state(tmp_path: Path) -> None:
         as_alone(job, PLAIN, 12)
 
 
+@pytest.mark.slow
 def test_the_loss_that_is_reported_is_one_over_the_samples_also_in_passes(tmp_path: Path) -> None:
     steady = PLAIN.replace("lr=0.05", "lr=0.0")  # so all epochs have the same loss
     with crew(tmp_path, script(steady, LOOP, size=24), bound=4) as job:
@@ -107,6 +110,7 @@ def test_the_loss_that_is_reported_is_one_over_the_samples_also_in_passes(tmp_pa
         assert losses == [pytest.approx(losses[-1])] * len(losses)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_follows_a_metric_follows_rank_0_s_on_all_ranks(tmp_path: Path) -> None:
     own = "self.parts[1].step(1.0 - agent.step * agent.rank)"  # others always get better
     unlike = SCHEDULED.replace("self.parts[1].step(1.0)", own)
@@ -118,6 +122,7 @@ def test_a_scheduler_that_follows_a_metric_follows_rank_0_s_on_all_ranks(tmp_pat
         as_alone(job, SCHEDULED, 12)
 
 
+@pytest.mark.slow
 def test_a_share_that_is_too_large_is_taken_in_passes(tmp_path: Path) -> None:
     with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP), bound=4) as job:
         job.start(12)
@@ -128,6 +133,7 @@ def test_a_share_that_is_too_large_is_taken_in_passes(tmp_path: Path) -> None:
         as_alone(job, SCHEDULED, 12)
 
 
+@pytest.mark.slow
 def test_a_batch_changes_without_a_new_process(tmp_path: Path) -> None:
     with crew(tmp_path, script(NOISY, LOOP), bound=4) as job:
         job.start(6, 6)
@@ -145,6 +151,7 @@ def test_a_batch_changes_without_a_new_process(tmp_path: Path) -> None:
         assert epochs[-1].lr == pytest.approx(0.01 * 3 / 12)
 
 
+@pytest.mark.slow
 def test_telemetry_has_the_noise_scale_once_a_group_of_several_has_measured_it(
     tmp_path: Path,
 ) -> None:
@@ -163,6 +170,7 @@ def test_telemetry_has_the_noise_scale_once_a_group_of_several_has_measured_it(
         assert all((steps.noise_scale or 0.0) > 0.0 for steps in measured)
 
 
+@pytest.mark.slow
 def test_one_worker_alone_measures_the_noise_scale_from_the_passes_of_its_steps(
     tmp_path: Path,
 ) -> None:
@@ -182,6 +190,7 @@ def test_one_worker_alone_measures_the_noise_scale_from_the_passes_of_its_steps(
         assert 0.1 < median(told(1)) / median(told(2)) < 10.0
 
 
+@pytest.mark.slow
 def test_telemetry_says_how_the_steps_of_the_present_group_divide_into_passes(
     tmp_path: Path,
 ) -> None:
@@ -202,6 +211,7 @@ def test_telemetry_says_how_the_steps_of_the_present_group_divide_into_passes(
     assert both.group_steps < both.step
 
 
+@pytest.mark.slow
 def test_dropout_and_batch_norm_leave_all_ranks_with_the_same_parameters(tmp_path: Path) -> None:
     with crew(tmp_path, script(NOISY, LOOP, size=73)) as job:
         job.start(6, 6)
@@ -214,6 +224,7 @@ def test_dropout_and_batch_norm_leave_all_ranks_with_the_same_parameters(tmp_pat
         all_ranks_equal(job)
 
 
+@pytest.mark.slow
 def test_a_remainder_that_is_left_out_is_left_out_by_all(tmp_path: Path) -> None:
     without = LOOP.replace("batch_size=1", "batch_size=1, drop_last=True, shuffle=True")
     with crew(tmp_path, script(PLAIN, without)) as job:
@@ -229,6 +240,7 @@ def test_a_remainder_that_is_left_out_is_left_out_by_all(tmp_path: Path) -> None
         assert [len(ids) for ids in job.samples().values()] == taken
 
 
+@pytest.mark.slow
 def test_a_paused_job_goes_on_where_it_was(tmp_path: Path) -> None:
     with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP)) as job:
         job.start(6, 6)
@@ -277,6 +289,7 @@ LIKE_OTHERS = {  # as with another rank, or as once before
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "batches"),
     [
@@ -297,6 +310,7 @@ def test_a_lost_member_costs_no_sample_and_no_step(
         as_alone(job, SCHEDULED, 12)
 
 
+@pytest.mark.slow
 def test_newcomers_record_what_all_incumbents_took_who_died_one_behind_the_other(
     tmp_path: Path,
 ) -> None:
@@ -326,6 +340,7 @@ def test_newcomers_record_what_all_incumbents_took_who_died_one_behind_the_other
     raise AssertionError("no newcomer had the state in time")
 
 
+@pytest.mark.slow
 def test_a_durable_epoch_has_all_its_records_if_everybody_dies_at_its_end(tmp_path: Path) -> None:
     late = "agreed:rank=1:version=1=stall 60"  # and so has not written its last samples
     with crew(tmp_path, script(PLAIN, LOOP, size=24), faults=late) as job:
@@ -335,6 +350,7 @@ def test_a_durable_epoch_has_all_its_records_if_everybody_dies_at_its_end(tmp_pa
         assert job.samples() == {1: list(range(24))}
 
 
+@pytest.mark.slow
 def test_a_mended_group_grows_again(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP), faults="reduce:rank=1:step=9:version=1=kill") as job:
         job.start(6, 6)
@@ -347,6 +363,7 @@ def test_a_mended_group_grows_again(tmp_path: Path) -> None:
         as_alone(job, PLAIN, 12)
 
 
+@pytest.mark.slow
 def test_a_state_that_arrives_damaged_is_noticed_and_sent_again(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP), faults="handover.send:rank=0=corrupt") as job:
         job.start(12)

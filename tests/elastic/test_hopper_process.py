@@ -23,6 +23,7 @@ from schemas.messages.hopping import StateRef
 from schemas.state_files import find_state
 from tests.support.hopper_crew import FUNCTIONS, HopperCrew, alone
 
+pytestmark = pytest.mark.slow
 Crews = Callable[..., HopperCrew]
 
 

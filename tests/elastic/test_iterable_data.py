@@ -114,6 +114,7 @@ def epochs_of(source: Numbers, workers: int) -> list[list[int]]:
     return [list(itertools.chain(*(b.tolist() for b in loader))) for _ in agent.epochs(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
 def test_loader_workers_read_the_whole_stream_as_the_process_itself_would() -> None:
     assert epochs_of(Numbers(), 2) == [list(range(10)), list(range(100, 110))]
@@ -159,6 +160,7 @@ class InOrder(Alone):
         super().step(torch.randperm(len(self.inputs), generator=generator)[ids].tolist())
 
 
+@pytest.mark.slow
 def test_a_group_that_changes_and_loses_a_worker_reads_each_place_once(tmp_path: Path) -> None:
     faults = "reduce:rank=2:step=9:version=1=kill"
     with crew(tmp_path, script(PLAIN, STREAM, STREAMED), faults=faults) as job:

@@ -189,6 +189,7 @@ class SeededInOrder(InOrder):
         Alone.step(self, order[ids].tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "kind"), [(BEFORE, Seeded), (BEHIND, SeededInOrder)], ids=["before", "behind"]
 )
@@ -210,6 +211,7 @@ def test_a_job_has_the_seed_of_its_first_worker_whatever_the_others_and_later_on
         assert furthest(job.final(), alone(plain, last, 12, kind=kind)) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_job_file_s_seed_wins_over_the_script_s_and_one_line_of_the_log_says_so(
     tmp_path: Path,
 ) -> None:

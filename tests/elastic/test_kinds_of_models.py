@@ -9,7 +9,11 @@ import torch
 
 from tests.elastic.kinds import IN_TORCH, NETS, OPTIMIZERS, Kind, alone, furthest, in_a_group
 
-SAME_TYPE = [net for net in NETS if net != "mixed types"]
+SAME_TYPE = [
+    pytest.param(net, marks=[pytest.mark.slow] if net == "compiled" else [])
+    for net in NETS
+    if net != "mixed types"
+]
 SMALL = [
     ("mixed types", torch.float32),
     *itertools.product(

@@ -58,6 +58,7 @@ def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path
     assert (done.returncode, lines[0], lines[-1], len(lines)) == (0, "42", "done", 82)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "code", "says"),
     [

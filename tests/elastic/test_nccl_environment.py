@@ -119,6 +119,7 @@ def found_by_script(folder: Path, device: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_worker_on_a_gpu_has_it_before_its_script_begins(tmp_path: Path) -> None:
     found = found_by_script(tmp_path, "GPU-aa11")
 
@@ -126,6 +127,7 @@ def test_a_worker_on_a_gpu_has_it_before_its_script_begins(tmp_path: Path) -> No
     assert found[INTERFACE] == f"={interface_of('127.0.0.1')}"
 
 
+@pytest.mark.slow
 def test_a_worker_on_a_cpu_slot_is_left_alone(tmp_path: Path) -> None:
     found = found_by_script(tmp_path, "")
 

@@ -32,6 +32,7 @@ def _two_versions(meeting: Meeting) -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_several_versions_of_a_group_work_beside_each_other() -> None:
     assert each(_two_versions, 3) == [
         [[6.0, 6.0], [3.0, 3.0]] * 2,
@@ -50,6 +51,7 @@ def _reduce_until_it_breaks(meeting: Meeting) -> str:
         return error.message
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_killed_breaks_the_group_of_the_others_at_once() -> None:
     with peers(_reduce_until_it_breaks, 2) as made:
         assert [made.said(0), made.said(1)] == ["met", "met"]
@@ -78,6 +80,7 @@ def _wait_for_nobody(meeting: Meeting) -> str:
     return "reduced"
 
 
+@pytest.mark.slow
 def test_a_wait_for_a_peer_that_does_not_come_can_be_called_off() -> None:
     with peers(_wait_for_nobody, 2) as made:
         assert made.said(0) == "waits"
@@ -100,6 +103,7 @@ def _agree(meeting: Meeting) -> list[object]:
     return [*words, tensor.tolist()]
 
 
+@pytest.mark.slow
 def test_all_ranks_hear_what_one_says() -> None:
     said = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b"", [0.0, 2.0, 4.0]]
 
@@ -116,6 +120,7 @@ def _retire(meeting: Meeting) -> list[float]:
     return tensor.tolist()
 
 
+@pytest.mark.slow
 def test_a_group_that_is_taken_apart_does_not_disturb_the_next_one() -> None:
     assert each(_retire, 2) == [[2.0, 2.0]] * 2
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from elastic.metrics.resource_usage import WINDOW_S, Usage, UsageMeter, cpu_seconds
 
 
@@ -29,6 +31,7 @@ def test_processor_time_that_goes_back_counts_as_none() -> None:
     assert meter.usage(cpu_s=5.0, now=WINDOW_S) == Usage(0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_children_that_run_count_and_those_that_ended_too() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         while cpu_seconds() - time.process_time() < 0.1:

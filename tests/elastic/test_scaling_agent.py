@@ -77,6 +77,7 @@ def test_the_learning_rate_keeps_the_ratios_of_parameter_groups(agent: ScalingAg
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
 def test_loader_workers_give_the_same_batches() -> None:
     def epoch(workers: int) -> list[list[float]]:

@@ -106,6 +106,7 @@ def as_alone(job: Crew, source: str = TURNS) -> None:
     assert furthest(job.final(), one) < 1e-9
 
 
+@pytest.mark.slow
 def test_optimizers_that_take_turns_train_as_in_one_process_through_changes(
     tmp_path: Path,
 ) -> None:
@@ -200,6 +201,7 @@ TOGETHER_LOOP = (
 )
 
 
+@pytest.mark.slow
 def test_shares_are_taken_in_passes_where_all_optimizers_step_at_the_end(tmp_path: Path) -> None:
     with crew(tmp_path, script(TOGETHER, TOGETHER_LOOP), bound=4) as job:
         job.start(12)
@@ -230,6 +232,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "bound", "text"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_several_optimizers_cannot_do_exactly_is_refused_at_once(
     tmp_path: Path, step: str, bound: int, text: str

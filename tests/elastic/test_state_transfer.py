@@ -70,6 +70,7 @@ def test_another_model_is_refused() -> None:
         state.adopt(zoo(momentum, 1).structure(CPU), CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "members", "newcomers", "steps"),
     [("momentum", 1, 1, 1), ("adam", 2, 1, 3), ("amsgrad", 3, 2, 4), ("extra", 3, 1, 2)],
@@ -80,6 +81,7 @@ def test_every_bit_arrives(name: str, members: int, newcomers: int, steps: int) 
     assert states == [states[0]] * (members + newcomers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "source"), [("momentum", 0), ("amsgrad", 2), ("extra", 1)])
 def test_one_rank_gives_its_state_to_all(name: str, source: int) -> None:
     found = each(give_all, 3, name, source)

@@ -147,10 +147,14 @@ RIGHT: Final[dict[str, Loss]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] if "compiled" in kind else []) for kind in SUMS],
-)
+def marked(kinds: dict[str, Loss]) -> list[Any]:
+    """Names of losses; those that compile are slow."""
+    return [
+        pytest.param(kind, marks=[pytest.mark.slow] if "compiled" in kind else []) for kind in kinds
+    ]
+
+
+@pytest.mark.parametrize("kind", marked(SUMS))
 def test_a_sum_over_the_batch_is_known_as_one(kind: str) -> None:
     assert how_summed(SUMS[kind](Batch()), SAMPLES, SCALE) is Summed.SURELY
 
@@ -160,6 +164,6 @@ def test_what_may_be_divided_somewhere_is_not_taken_for_a_sum(kind: str) -> None
     assert how_summed(UNCLEAR[kind](Batch()), SAMPLES, SCALE) is Summed.PERHAPS
 
 
-@pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.parametrize("kind", marked(RIGHT))
 def test_right_losses_are_left_alone(kind: str) -> None:
     assert how_summed(RIGHT[kind](Batch()), SAMPLES, SCALE) is Summed.NO

@@ -26,6 +26,7 @@ from schemas.messages.worker import ExitStatus
 from tests.elastic.peers import FORKS
 from tests.support.builders import A, assignment, run
 
+pytestmark = pytest.mark.slow
 LIMIT_S: Final = 60.0
 FULL: Final = "import os; raise OSError(28, os.strerror(28), 'model.pt')"
 

@@ -27,7 +27,6 @@ def test_an_example_is_at_most_six_lines_away_from_plain_pytorch(name: str) -> N
     assert 0 < len(changed) <= 6, "\n".join(changed)
 
 
-@pytest.mark.turns("examples", of=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

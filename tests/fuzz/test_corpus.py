@@ -10,7 +10,6 @@ import pytest
 
 from tests.fuzz.corpus_files import FOLDER, inputs_of
 from tests.fuzz.registry import TARGETS
-from tests.support.turns import turn
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 1 << 20
@@ -31,22 +30,12 @@ def test_there_is_a_corpus_of_each_target_and_it_is_small() -> None:
     assert sum(files.values()) < MOST_BYTES
 
 
-def thirds() -> list[list[str]]:
-    """Of all targets: most of a moment goes into making each ready."""
-    return [sorted(TARGETS)[first::3] for first in range(3)]
-
-
-def test_each_target_has_its_turn() -> None:
-    assert sorted(name for third in thirds() for name in third) == sorted(TARGETS)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_moment_of_fuzzing_finds_nothing(tmp_path: Path) -> None:
     pytest.importorskip("atheris", reason="this Python has no wheel of it")
     command = [sys.executable, "-m", "tests.fuzz", "--minutes", "0.1", "--jobs", "2", "--seed", "1"]
-    names = [name for third in turn(thirds(), "fuzzing") for name in third]
-    targets = [word for name in names for word in ("--target", name)]
+    targets = [word for name in sorted(TARGETS) for word in ("--target", name)]
 
     done = subprocess.run(
         [*command, *targets, "--findings", str(tmp_path)],

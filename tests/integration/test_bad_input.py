@@ -21,6 +21,7 @@ from tests.support.cluster import TOY, Cluster, await_gone
 from tests.support.sizes import examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "field", "remedy"),
     [
@@ -50,6 +51,7 @@ def test_a_bad_job_file_is_answered_with_field_and_remedy(
     assert remedy in f"{error['message']}; {error['hint']}"
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_with_the_documented_exit_codes(cluster: Cluster) -> None:
     missing = cluster.ones("show", "nobody-1")
     usage = cluster.ones("submit", "--no-such-option")
@@ -65,6 +67,7 @@ def test_errors_are_one_line_with_the_documented_exit_codes(cluster: Cluster) ->
     assert all(len(done.err.splitlines()) == 1 for done in (usage, nowhere, late))
 
 
+@pytest.mark.slow
 def test_samples_of_a_job_that_records_none_are_refused_with_the_remedy(cluster: Cluster) -> None:
     done = cluster.ones("samples", cluster.submit("pass"))
 
@@ -74,6 +77,7 @@ def test_samples_of_a_job_that_records_none_are_refused_with_the_remedy(cluster:
     )
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_down_is_unreachable(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "keys").symlink_to(cluster.home / "keys")
     (tmp_path / "client.toml").write_text('endpoint = "tcp://127.0.0.1:9"\n')
@@ -94,6 +98,7 @@ def test_a_cluster_that_is_down_is_unreachable(cluster: Cluster, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
@@ -119,6 +124,7 @@ def test_a_failing_script_says_what_happened(cluster: Cluster, script: str, reas
     assert shown["reason"].startswith(reason)
 
 
+@pytest.mark.slow
 def test_a_script_without_the_library_is_no_training_and_is_told_the_six_lines(
     cluster: Cluster,
 ) -> None:
@@ -145,6 +151,7 @@ def test_a_failing_script_is_retried_from_its_last_epoch(cluster: Cluster) -> No
     assert [change["to_state"] for change in shown["history"]].count("starting") == 2
 
 
+@pytest.mark.slow
 def test_a_missing_metric_of_the_stop_rule_is_named(cluster: Cluster) -> None:
     job = cluster.submit(stop={"metric": "accuracy", "at_least": 0.9})
 
@@ -155,6 +162,7 @@ def test_a_missing_metric_of_the_stop_rule_is_named(cluster: Cluster) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_script_that_forks_leaves_no_child_behind(cluster: Cluster) -> None:
     job = cluster.submit(
         "import os, time\npid = os.fork()\nif not pid: time.sleep(600)\nprint(pid)"
@@ -209,6 +217,7 @@ def test_a_script_that_ignores_term_is_killed(cluster: Cluster) -> None:
     followed.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_an_interpreter_without_torch_is_named(cluster: Cluster, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     python = str(tmp_path / "bare" / "bin" / "python")
@@ -295,6 +304,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_bytes_from_a_user_get_a_typed_error(stranger: Stranger, name: str) -> None:
     socket = stranger.connect("clients")
@@ -307,6 +317,7 @@ def test_hostile_bytes_from_a_user_get_a_typed_error(stranger: Stranger, name: s
     assert stranger.ask(socket, b"2", GOOD)["type"] == "client.cluster.1"
 
 
+@pytest.mark.slow
 def test_a_frame_of_a_hundred_megabytes_drops_its_sender_and_nobody_else(
     stranger: Stranger,
 ) -> None:
@@ -317,6 +328,7 @@ def test_a_frame_of_a_hundred_megabytes_drops_its_sender_and_nobody_else(
     assert stranger.ask(other, b"2", GOOD)["type"] == "client.cluster.1"
 
 
+@pytest.mark.slow
 def test_an_unknown_key_reaches_nothing_and_is_audited(
     cluster: Cluster, stranger: Stranger
 ) -> None:
@@ -327,6 +339,7 @@ def test_an_unknown_key_reaches_nothing_and_is_audited(
     assert cluster.ones("ps").code == 0
 
 
+@pytest.mark.slow
 def test_hostile_bytes_to_the_agents_ports_are_dropped_and_audited(
     cluster: Cluster, stranger: Stranger
 ) -> None:
@@ -342,6 +355,7 @@ def test_hostile_bytes_to_the_agents_ports_are_dropped_and_audited(
     assert '"what": "message"' in (cluster.home / "logs" / "controller.log").read_text()
 
 
+@pytest.mark.slow
 def test_absurd_numbers_end_nobody(cluster: Cluster, stranger: Stranger) -> None:
     socket = stranger.connect("shippers", key="node-1")
     piece = {"type": "logs.get_snapshot.1", "digest": "0" * 64, "offset": 2**63}
@@ -353,6 +367,7 @@ def test_absurd_numbers_end_nobody(cluster: Cluster, stranger: Stranger) -> None
     assert (answer["type"], answer["total"]) == ("logs.snapshot_piece.1", -1)
 
 
+@pytest.mark.slow
 def test_the_feed_tells_readers_what_happens_and_nodes_nothing(
     cluster: Cluster, stranger: Stranger
 ) -> None:

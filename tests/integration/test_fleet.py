@@ -6,11 +6,15 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from controlplane.client import Client, JobSpec
 from schemas.messages.agent import GroupDelta
 from tests.support.fleet import Fleet
 from tests.support.simulated_training import Training
 from tests.support.training_agent import TrainingAgent
+
+pytestmark = pytest.mark.slow
 
 
 async def test_simulated_workers_take_a_job_from_its_start_over_a_change_to_its_end(

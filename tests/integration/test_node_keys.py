@@ -20,6 +20,7 @@ from schemas.messages.files import AskFiles
 from tests.support.builders import N1
 from tests.support.controller_house import House, served
 
+pytestmark = pytest.mark.slow
 QUIET = "[silence]\nsuspect_s = 1.5\nlost_s = 2.0\n"  # heartbeats are a second apart
 
 

@@ -74,6 +74,7 @@ def folder(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     cluster.clear()
 
 
+@pytest.mark.slow
 def test_the_page_of_the_client_runs_and_has_every_method(folder: Path) -> None:
     code = "\n".join(blocks("client.md", "python"))
     (folder / "toy" / "train.py").write_text(SLOW)

@@ -19,7 +19,6 @@ SIZES = {"grow", "shrink", "restart"}
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.turns("policies on real clusters", of=3)
 @pytest.mark.parametrize("policy", CHANGES)
 def test_a_policy_acts(policy: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.mktemp("a")

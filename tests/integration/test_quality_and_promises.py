@@ -42,7 +42,6 @@ def submitted(cluster: Cluster, **fields: Any) -> tuple[str, list[str]]:
     return job, notes[1:]  # the first one says what travels
 
 
-@pytest.mark.turns("policies on real clusters", of=3)
 def test_oasis_promises_rejects_and_keeps_its_promise(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -67,7 +66,6 @@ def test_oasis_promises_rejects_and_keeps_its_promise(
     assert samples == [dict.fromkeys((1, 2, 3, 4), EPOCH)] * 2
 
 
-@pytest.mark.turns("policies on real clusters", of=3)
 def test_slaq_tells_what_it_expects(tmp_path_factory: pytest.TempPathFactory) -> None:
     options = "{ interval_s = 1.0 }"
     with cluster_under("slaq", tmp_path_factory.mktemp("q"), options) as cluster:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.cluster import Cluster
 
 BAD = """
@@ -15,6 +17,7 @@ sys.exit("the data are gone")
 """
 
 
+@pytest.mark.slow
 def test_waiting_for_a_job_that_fails_prints_its_error_and_its_last_lines(cluster: Cluster) -> None:
     done = cluster.ones("submit", str(cluster.write(BAD, name="bad")), "--wait")
 
@@ -29,6 +32,7 @@ def test_waiting_for_a_job_that_fails_prints_its_error_and_its_last_lines(cluste
     assert said[-1] == f"all of it: ones logs {job} --rank 0"
 
 
+@pytest.mark.slow
 def test_a_program_that_waits_for_a_failing_job_reads_why_as_json(cluster: Cluster) -> None:
     done = cluster.ones("submit", str(cluster.write(BAD, name="bad")), "--wait", "-o", "json")
 

@@ -21,6 +21,7 @@ UNITS = sorted((Path(__file__).parents[2] / "bin" / "systemd").glob("*.service")
 LIMIT_S = 120.0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 def test_systemd_has_nothing_to_say_about_the_units() -> None:
     done = subprocess.run(
@@ -32,6 +33,7 @@ def test_systemd_has_nothing_to_say_about_the_units() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 @pytest.mark.parametrize(
     ("unit", "drop_in", "most"),

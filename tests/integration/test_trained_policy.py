@@ -44,7 +44,6 @@ def submitted(cluster: Cluster) -> str:
     return cluster.submit(TOY, env=SLOW, record_samples=True, slots=[1, 4])
 
 
-@pytest.mark.turns("policies on real clusters", of=3)
 def test_twelve_jobs_run_to_their_ends_and_take_every_sample_once(cluster: Cluster) -> None:
     jobs = [submitted(cluster) for _ in range(JOBS)]
     codes = [cluster.wait(job).code for job in jobs]

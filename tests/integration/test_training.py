@@ -18,6 +18,7 @@ EPOCH = list(range(400))
 TOY_OUTPUT = [f"epoch {(step - 1) // 20} step {step}" for step in range(1, 81)] + ["done"]
 
 
+@pytest.mark.slow
 def test_seven_jobs_share_four_slots_and_nothing_is_lost_or_repeated(cluster: Cluster) -> None:
     jobs = [cluster.submit(record_samples=True) for _ in range(7)]
 
@@ -32,6 +33,7 @@ def test_seven_jobs_share_four_slots_and_nothing_is_lost_or_repeated(cluster: Cl
     assert shown["progress"] == 1.0
 
 
+@pytest.mark.slow
 async def test_jobs_of_one_folder_may_start_at_the_same_moment(cluster: Cluster) -> None:
     spec = load_job(cluster.write(TOY))
     async with Client(cluster.home) as client:
@@ -41,6 +43,7 @@ async def test_jobs_of_one_folder_may_start_at_the_same_moment(cluster: Cluster)
     assert [detail.summary.state for detail in ended] == ["succeeded"] * 8
 
 
+@pytest.mark.slow
 def test_logs_can_be_followed_while_the_job_runs(cluster: Cluster) -> None:
     job = cluster.submit(env={"PAUSE_S": "0.01", "OMP_NUM_THREADS": "1"})
 
@@ -51,6 +54,7 @@ def test_logs_can_be_followed_while_the_job_runs(cluster: Cluster) -> None:
     assert cluster.show(job)["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_of_a_log_the_wanted_lines_are_printed_with_their_ranks(cluster: Cluster) -> None:
     script = TOY.replace('print("done")', 'print("done")\nagent.rank or print("no end", end="")')
     job = cluster.submit(script, slots=[2, 2], batch_size=100)
@@ -74,6 +78,7 @@ def test_of_a_log_the_wanted_lines_are_printed_with_their_ranks(cluster: Cluster
     assert said("--since", "0s") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "said"),
     [

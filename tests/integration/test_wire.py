@@ -6,11 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from controlplane.client import Client, JobSpec
 from schemas.ids import Rank, Version
 from schemas.messages.agent import GroupFormed, WorkerReady, WorkerStarted
 from tests.support.fleet import Fleet
 
+pytestmark = pytest.mark.slow
 QUIET = {"HeartbeatAck", "Welcome", "HelloRequest"}  # a session's own frames
 
 

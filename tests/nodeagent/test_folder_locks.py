@@ -71,6 +71,7 @@ def test_agents_with_folders_of_their_own_share_checkpoints(tmp_path: Path) -> N
         locks.close()
 
 
+@pytest.mark.slow
 def test_the_next_agent_begins_where_one_was_stopped_whatever_that_one_started(
     tmp_path: Path,
 ) -> None:
@@ -84,6 +85,7 @@ def test_the_next_agent_begins_where_one_was_stopped_whatever_that_one_started(
     started.communicate()
 
 
+@pytest.mark.slow
 def test_the_next_agent_begins_where_one_was_killed(tmp_path: Path) -> None:
     folders(tmp_path)
     with subprocess.Popen(

@@ -174,6 +174,7 @@ def leaves(groups: JobGroups) -> dict[str, int]:
     return {leaf.name: len(members(leaf)) for leaf in top.glob("*/*") if leaf.is_dir()}
 
 
+@pytest.mark.slow
 @needs_groups
 @pytest.mark.parametrize("trees", TREES)
 def test_what_a_worker_forked_ends_with_it_wherever_it_went_and_others_live_on(
@@ -196,6 +197,7 @@ def test_what_a_worker_forked_ends_with_it_wherever_it_went_and_others_live_on(
     assert not any(top.exists() for _, top in groups._tops)
 
 
+@pytest.mark.slow
 @needs_groups
 def test_an_agent_adopts_who_lives_and_ends_what_those_left_who_ended_without_it(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
@@ -217,6 +219,7 @@ def test_an_agent_adopts_who_lives_and_ends_what_those_left_who_ended_without_it
     assert running[0].wait(30.0) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @needs_groups
 def test_a_worker_from_before_there_were_groups_is_put_into_its_own(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
@@ -249,6 +252,7 @@ def test_a_group_of_version_2_is_divided_again_when_it_was_removed(
     assert bound == [(0o711, MIB)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(MEMORY not in {n for t in find() for n in t.controllers}, reason="no memory")
 def test_memory_that_is_taken_beyond_the_limit_is_counted_where_it_was_taken(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]

@@ -116,6 +116,7 @@ def writing(folder: WorkerFolder) -> Iterator[None]:
         child.communicate()
 
 
+@pytest.mark.slow
 def test_a_next_agent_reads_a_deleted_file_through_the_worker_that_has_it(
     folder: WorkerFolder, of: Files
 ) -> None:

@@ -59,7 +59,7 @@ def endless(path: Path) -> None:
     os.truncate(path, 1 << 42)
 
 
-WRONG: list[Callable[[Path], object]] = [os.mkfifo, link, folder, endless]
+WRONG = [os.mkfifo, link, folder, pytest.param(endless, marks=pytest.mark.slow)]
 
 
 def worker(tmp_path: Path) -> WorkerFolder:
@@ -197,6 +197,7 @@ def deep(path: Path, levels: int) -> None:
     os.close(here)
 
 
+@pytest.mark.slow
 def test_folders_within_folders_without_end_are_measured_and_deleted(tmp_path: Path) -> None:
     doomed = tmp_path / "doomed"
     doomed.mkdir()
@@ -278,6 +279,7 @@ def test_a_worker_that_says_it_is_somebody_elses_process_is_none(tmp_path: Path)
     assert found.mark() is None
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_folder_of_an_older_release_becomes_its_jobs_with_all_that_is_in_it(
     tmp_path: Path,

@@ -36,6 +36,7 @@ def offered(answer: dict[str, Any]) -> list[tuple[int, str, str]]:
     return [(slot["index"], slot["kind"], slot["uuid"]) for slot in answer["slots"]]
 
 
+@pytest.mark.slow
 def test_each_gpu_is_a_slot(hosts: Hosts) -> None:
     answer = hosts.inventory(f"{H100}\n{SECOND}")
 
@@ -55,6 +56,7 @@ def test_each_gpu_is_a_slot(hosts: Hosts) -> None:
     }
 
 
+@pytest.mark.slow
 def test_each_mig_instance_is_a_slot_of_its_own_size(hosts: Hosts) -> None:
     answer = hosts.inventory(f"{H100}\n{SPLIT}\n{SECOND}")
 
@@ -66,6 +68,7 @@ def test_each_mig_instance_is_a_slot_of_its_own_size(hosts: Hosts) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_gpu_with_mig_on_and_no_instance_is_no_slot_and_is_logged(hosts: Hosts) -> None:
     answer = hosts.inventory(f"{UNMADE}\n{H100}")
 
@@ -73,6 +76,7 @@ def test_a_gpu_with_mig_on_and_no_instance_is_no_slot_and_is_logged(hosts: Hosts
     assert answer["logged"] == ["MIG is on and has no instance: nothing is offered"]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_keep_their_numbers(
     hosts: Hosts,
 ) -> None:
@@ -82,6 +86,7 @@ def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_keep_their_number
     assert answer["logged"] == ["a GPU does not answer, and is not offered"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "why"),
     [
@@ -99,6 +104,7 @@ def test_a_host_whose_driver_fails_does_not_pass_for_one_without_gpus(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", ["init|9", ""])
 def test_a_driver_that_is_not_loaded_or_has_no_gpu_leaves_cpu_slots(
     hosts: Hosts, driver: str
@@ -106,6 +112,7 @@ def test_a_driver_that_is_not_loaded_or_has_no_gpu_leaves_cpu_slots(
     assert offered(hosts.inventory(driver, CUDA_VISIBLE_DEVICES="0")) == CPU
 
 
+@pytest.mark.slow
 def test_without_a_driver_there_are_cpu_slots(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -116,6 +123,7 @@ def test_without_a_driver_there_are_cpu_slots(
 # --- the agent's own CUDA_VISIBLE_DEVICES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "slots"),
     [
@@ -137,6 +145,7 @@ def test_an_agent_offers_what_its_own_environment_shows_it(
     assert answer["logged"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "slots"), [("MIG-c2", ["MIG-c2"]), ("GPU-bb", ["MIG-c1", "MIG-c2"])]
 )
@@ -148,6 +157,7 @@ def test_mig_instances_are_named_one_by_one_or_by_their_gpu(
     assert [slot["uuid"] for slot in answer["slots"]] == slots
 
 
+@pytest.mark.slow
 def test_an_entry_that_names_no_gpu_ends_the_list_and_is_logged(hosts: Hosts) -> None:
     answer = hosts.inventory(f"{H100}\n{SECOND}", CUDA_VISIBLE_DEVICES="1,7,0")
 
@@ -155,6 +165,7 @@ def test_an_entry_that_names_no_gpu_ends_the_list_and_is_logged(hosts: Hosts) ->
     assert answer["logged"] == ["CUDA_VISIBLE_DEVICES ends at what names no GPU"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "what", "remedy"),
     [
@@ -173,6 +184,7 @@ def test_a_value_that_shows_nothing_by_mistake_is_refused(
     ]
 
 
+@pytest.mark.slow
 def test_indices_among_gpus_of_several_models_need_an_order(hosts: Hosts) -> None:
     mixed = f"{H100}\ngpu|GPU-dd|NVIDIA T4|{15 * GIB}|0|-1"
 

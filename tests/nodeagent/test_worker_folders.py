@@ -161,6 +161,7 @@ def test_sockets_in_a_folder_of_somebody_else_are_refused(
 # --- processes
 
 
+@pytest.mark.slow
 def test_a_process_is_named_by_its_pid_and_its_start() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         ticks = start_ticks(child.pid)

@@ -86,6 +86,7 @@ def manager_of(
     )
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +215,7 @@ async def test_whose_fault_it_is_that_a_worker_cannot_start(
     assert heard == expected
 
 
+@pytest.mark.slow
 async def test_a_fenced_worker_is_asked_to_end_and_then_made_to_once(
     folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +238,7 @@ async def test_a_fenced_worker_is_asked_to_end_and_then_made_to_once(
         manager.close()
 
 
+@pytest.mark.slow
 async def test_a_process_whose_zygote_said_nothing_in_time_does_not_live_on(
     folders: NodeFolders,
 ) -> None:
@@ -289,6 +292,7 @@ class Asked:
         return True
 
 
+@pytest.mark.slow
 async def test_a_worker_whose_folder_is_deleted_is_ended(
     folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from nodeagent.zygote_process import MODULE, spawn
 from tests.support.file_trees import let_pass
 
 
+@pytest.mark.slow
 def test_a_zygote_does_not_inherit_what_would_harm_its_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +50,7 @@ echo $HOME $USER ${CREDENTIALS_DIRECTORY-none} ${XDG_RUNTIME_DIR-none}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="runs it as another user")
 def test_a_zygote_is_its_job_with_its_limits_and_nothing_of_the_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,6 +78,7 @@ def test_a_zygote_is_its_job_with_its_limits_and_nothing_of_the_agents(
     ]
 
 
+@pytest.mark.slow
 def test_no_more_files_are_open_than_the_settings_say_where_jobs_run_as_the_agent(
     tmp_path: Path,
 ) -> None:
@@ -106,6 +109,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 async def test_an_agent_waits_for_the_zygote_that_the_one_before_it_began_to_start(
     tmp_path: Path,
 ) -> None:
@@ -145,6 +149,7 @@ def zygotes(folders: NodeFolders) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "blames_the_node"), [("kill -9 $$", True), ("kill -15 $$", True), ("exit 1", False)]
 )

@@ -18,6 +18,7 @@ from schemas.link.local_watch import LocalWatch
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
 from tests.support.zmtp import speak_without_end
 
+pytestmark = pytest.mark.slow
 MIB = 1 << 20
 ME = f"process {os.getpid()} of uid {os.getuid()}"
 

@@ -76,6 +76,7 @@ print("lived")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["/dev/full", "closed"])
 def test_a_process_lives_on_when_its_stderr_takes_nothing(where: str) -> None:
     command = [sys.executable, "-c", WRITES]
@@ -90,6 +91,7 @@ def test_a_process_lives_on_when_its_stderr_takes_nothing(where: str) -> None:
     assert (done.returncode, done.stdout) == (0, "lived\n")
 
 
+@pytest.mark.slow
 def test_what_was_lost_is_said_as_a_line_like_the_others(tmp_path: Path) -> None:
     script = """
 import os

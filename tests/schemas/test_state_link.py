@@ -127,7 +127,7 @@ def test_a_state_comes_whole_into_a_file(sources: Sources, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("hanging", "no answer within 1 s"),
+        pytest.param("hanging", "no answer within 1 s", marks=pytest.mark.slow),
         ("gone", "nobody listens there: Connection refused"),
         ("other", "it is not here"),
         ("damaged", "a state whose digest is"),

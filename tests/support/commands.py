@@ -99,8 +99,14 @@ def ones(
     """Run a command of `ones`, here or in `cwd`; `env` is added to the environment."""
     if not _servers:
         _servers.append(_Server())
-        atexit.register(_servers[0].close)
+        atexit.register(stop_server)
     return _servers[0].run(arguments, {**os.environ, **env}, limit_s, cwd)
+
+
+def stop_server() -> None:
+    """End the server of this process, if there is one."""
+    while _servers:
+        _servers.pop().close()
 
 
 # --- in the server

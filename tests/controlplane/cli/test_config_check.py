@@ -149,6 +149,7 @@ def listening(home: Path) -> Iterator[tuple[int, int]]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_port_of_the_very_controller_is_free_and_that_of_another_is_not(
     home: Path, listening: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ def bare(tmp_path: Path) -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_first_interpreter_that_has_torch_takes_the_model_out(
     tmp_path: Path, bare: str
 ) -> None:
@@ -37,11 +38,13 @@ def test_the_first_interpreter_that_has_torch_takes_the_model_out(
     convert_state(Path("in"), Path("out"), [str(tmp_path / "none"), bare, able])
 
 
+@pytest.mark.slow
 def test_without_torch_the_remedy_is_named(tmp_path: Path, bare: str) -> None:
     with pytest.raises(NoTorchError, match=f"no torch in {bare}; name one .* with --python"):
         convert_state(tmp_path, tmp_path, [bare])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_read_is_no_matter_of_the_interpreter(
     tmp_path: Path, bare: str
 ) -> None:

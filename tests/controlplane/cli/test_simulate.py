@@ -48,6 +48,7 @@ def test_a_run_gives_every_figure_of_the_contract(policy: str) -> None:
     assert found["avg_jct_s"] > found["bound_avg_jct_s"] > 0
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_result() -> None:
     command = ("run", "--policy", "ones", "--gpus", "8", "--jobs", "3", "--seed", "3")
     one, other = result(*command), result(*command)

@@ -209,6 +209,7 @@ def test_an_error_repeats_no_control_character(monkeypatch: pytest.MonkeyPatch) 
     assert screen.getvalue() == "ones: no job '\\x1b[2J'; look\n"
 
 
+@pytest.mark.slow
 def test_the_program_speaks_to_terminals_in_no_other_way() -> None:
     command = [sys.executable, "-P", "-m", "controlplane.cli.main", "no\x1b[2Jsuch"]
 

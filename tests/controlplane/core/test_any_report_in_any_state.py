@@ -84,7 +84,6 @@ def story(slots: tuple[SlotId, ...], then: tuple[Step, ...]) -> Iterator[Control
 
 
 @pytest.mark.slow
-@pytest.mark.turns("states that reports come in", of=2)
 @pytest.mark.parametrize(
     ("slots", "then"),
     [

@@ -25,6 +25,7 @@ from tests.support.sizes import examples
 from tests.support.sweep_cluster import ENOUGH, SweepCluster, sweep_job
 from tests.support.sweep_site import History, goodness, step
 
+pytestmark = pytest.mark.slow
 SEARCHERS: list[Searcher] = [
     Grid(),
     RandomSearch(3),
@@ -34,7 +35,6 @@ SEARCHERS: list[Searcher] = [
 ]
 
 
-@pytest.mark.turns("searchers with faults", of=2)
 @pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda one: type(one).__name__)
 @settings(max_examples=examples(40), deadline=None)
 @given(

@@ -21,6 +21,8 @@ from tests.support import builders
 from tests.support.recorded_history import of_sweeps
 from tests.support.sweep_cluster import SweepCluster, sweep_job
 
+pytestmark = pytest.mark.slow
+
 
 def ended(cluster: SweepCluster, **spec: Any) -> JobId:
     """A sweep that has trained all of its trials."""
@@ -121,7 +123,6 @@ def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.Mo
     assert list(cluster.controller.state.left_sweeps) == names[1:]
 
 
-@pytest.mark.turns("sweeps that leave", of=2)
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_all_orders_are_the_same_as_where_no_sweep_leaves(seed: int) -> None:
     stays, leaves = Reactor(), Reactor()

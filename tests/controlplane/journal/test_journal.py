@@ -349,6 +349,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_everything_reported_before_kill_9_is_there_and_the_rest_is_a_prefix(path: Path) -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", APPENDING, str(path)]

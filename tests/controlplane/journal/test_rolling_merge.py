@@ -226,6 +226,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_again_and_again_amid_a_merge_loses_no_record(
     tmp_path: Path,
 ) -> None:

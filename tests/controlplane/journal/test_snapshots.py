@@ -321,6 +321,7 @@ def killed_at(statement: int, path: Path) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["schema-2-jobs", "schema-3-format-2-jobs"])
 def test_a_migration_that_is_killed_anywhere_changed_nothing(name: str, tmp_path: Path) -> None:
     path = Path(shutil.copy(GOLDEN / f"{name}.sqlite", tmp_path / "journal.sqlite"))

@@ -93,6 +93,7 @@ def test_of_a_job_that_goes_on_too_many_records_are_dropped_and_show_says_so(
     run(work)
 
 
+@pytest.mark.slow
 def test_a_child_takes_a_snapshot_when_the_tail_is_long_and_old_rows_go(path: Path) -> None:
     async def work() -> None:
         loop = CommitLoop(path, lambda _: None)
@@ -129,6 +130,7 @@ def test_what_was_handled_while_a_snapshot_was_taken_is_still_behind_it(path: Pa
     run(work)
 
 
+@pytest.mark.slow
 def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(path: Path) -> None:
     async def work() -> None:
         loop = CommitLoop(path, lambda _: None)

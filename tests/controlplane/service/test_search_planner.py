@@ -86,6 +86,7 @@ async def searching(
         await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_question_is_answered_by_the_process() -> None:
     async with searching(1, A) as board:
         assert {*board.plans[-1][0].local_batch} == {A}
@@ -116,6 +117,7 @@ async def test_a_process_that_dies_is_replaced_and_meanwhile_free_slots_are_fill
         assert board.planner.restarts == 1
 
 
+@pytest.mark.slow
 async def test_what_happens_until_an_answer_comes_is_asked_about_then() -> None:
     async with searching(2, A) as board:
         os.kill(board.pid, signal.SIGSTOP)
@@ -131,6 +133,7 @@ async def test_what_happens_until_an_answer_comes_is_asked_about_then() -> None:
         assert (asked, {*late.local_batch}) == (1, {A, B})
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_silent_for_a_second_leaves_no_slot_idle() -> None:
     async with searching(2, A) as board:
         os.kill(board.pid, signal.SIGSTOP)

@@ -107,6 +107,7 @@ async def test_a_process_that_dies_of_a_view_goes_on_without_the_job_and_the_oth
         assert plan.reasons[B].code == "fill"
 
 
+@pytest.mark.slow
 async def test_a_process_that_dies_of_what_was_learnt_begins_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -100,6 +100,7 @@ def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
     assert len({cell_key(each) for each in [cell(), *others]}) == 5
 
 
+@pytest.mark.slow
 def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: Path) -> None:
     wanted = cells(tmp_path, "a", "b")
     seen: list[Progress] = []
@@ -113,6 +114,7 @@ def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: P
     assert {str(news.cell) for news in seen[1:]} == {str(cell) for cell in wanted}
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_asked_for_twice_is_simulated_once(tmp_path: Path) -> None:
     (cell,) = cells(tmp_path, "a", seeds=1)
     seen: list[Progress] = []
@@ -121,6 +123,7 @@ def test_a_cell_that_is_asked_for_twice_is_simulated_once(tmp_path: Path) -> Non
     assert seen[-1].total == 1
 
 
+@pytest.mark.slow
 def test_what_is_in_the_file_is_not_simulated_again(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     first = run(cells(tmp_path, "a"), simulate, path)
@@ -138,6 +141,7 @@ def test_what_is_in_the_file_is_not_simulated_again(tmp_path: Path) -> None:
     assert len(load(path)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "why"),
     [
@@ -236,6 +240,7 @@ def alive(folder: Path) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_on(
     tmp_path: Path,
 ) -> None:
@@ -255,6 +260,7 @@ def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_o
     assert [result.policy for result in load(tmp_path / "results.jsonl")] == ["fine"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +285,7 @@ def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
     assert alive(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_stays_with_the_program_around_python_that_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +303,7 @@ def test_ctrl_c_stays_with_the_program_around_python_that_takes_it(
     assert taken == []
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_an_experiment_that_is_killed(tmp_path: Path) -> None:
     process = start(tmp_path)
     wait_for("the cells did not start", tmp_path)

@@ -34,6 +34,7 @@ from tests.support.simulated import (
     simulated_run,
 )
 
+pytestmark = pytest.mark.slow
 ONE_SLOT = (NodeGroup(count=1, slots=1),)
 TWO_NODES = (NodeGroup(count=2, slots=2),)
 SLOW = ("drl", "goodput", "harmony-drl", "ones", "ones-paper", "optimus", "slaq")  # that search
@@ -273,7 +274,6 @@ def ends_well(run: SimulatedRun, jobs: list[TraceJob]) -> None:
             assert training.progress == training.model.epoch_ends_at(training.model.epochs - 1)
 
 
-@pytest.mark.turns("policies with faults", of=2)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("cancels", [False, True])
 def test_whatever_fails_every_job_comes_to_its_end(policy: str, cancels: bool) -> None:  # noqa: FBT001 - a parameter

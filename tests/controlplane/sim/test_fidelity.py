@@ -41,7 +41,6 @@ def simulated(policy: str, workload: int) -> dict[str, float | None]:
     return {ended.job: ended.jct_s for ended in simulate(policy, scenario, 1).jobs}
 
 
-@pytest.mark.turns("published workloads", of=2)
 @pytest.mark.parametrize("workload", [1, 2, 3, 6])
 def test_tiresias_completes_every_job_at_the_published_second(workload: int) -> None:
     theirs = published("tiresias")[f"workload-{workload}"]

@@ -367,6 +367,7 @@ def test_all_jobs_end_and_no_slot_has_two_of_them(policy: str, round_s: float) -
     runs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_where_changes_cost_nothing_jobs_hold_slots_for_exactly_their_work(policy: str) -> None:
     @settings(

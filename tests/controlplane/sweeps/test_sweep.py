@@ -72,6 +72,7 @@ SEARCHERS: list[Searcher] = [
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda one: type(one).__name__)
 @settings(max_examples=examples(60), deadline=None)
 @given(
@@ -430,7 +431,7 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
     assert "no such file" in one.state.stuck
 
 
-@pytest.mark.turns("searchers in fixed order", of=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "searcher",
     [RandomSearch(5), SuccessiveHalving(9), Asha(9), Hyperband(), PopulationBased(4)],

@@ -1,6 +1,6 @@
 """Every test of a changing group once more, on the simulated device.
 
-NCCL's double is ordinary in one half of them and at its worst in the other; which, the commit says.
+Each runs with an ordinary NCCL double and with one at its worst.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 
 from tests.elastic import test_group_changes, test_random_changes, test_several_optimizers
-from tests.support.turns import turn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_slots")]
 MODES = ("ordinary", "worst")
@@ -24,4 +23,4 @@ globals().update(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each test has a mode of NCCL's double."""
-    metafunc.parametrize("mode", turn(MODES, metafunc.function.__name__))
+    metafunc.parametrize("mode", MODES)

@@ -11,6 +11,7 @@ from schemas.messages.agent import UnitEnded
 from tests.support.hopper_crew import FUNCTIONS, Hopper, HopperCrew
 from tests.support.simgpu.processes import require_library
 
+pytestmark = pytest.mark.slow
 PRELUDE = "import tests.support.simgpu.worker\n"
 ON_DEVICE = PRELUDE + FUNCTIONS.replace(
     "loss = functional.mse_loss(trained.model(x + 0.1 * torch.randn_like(x)), y)",

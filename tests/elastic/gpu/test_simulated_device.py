@@ -15,6 +15,7 @@ from torch import nn
 
 from tests.support.simgpu.processes import on_device
 
+pytestmark = pytest.mark.slow
 LATE_US = 50_000
 
 
@@ -62,6 +63,7 @@ def trained(device: str, make: Callable[..., torch.optim.Optimizer]) -> list[tor
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
+@pytest.mark.slow
 @on_device
 def test_it_is_the_accelerator_of_its_process() -> None:
     assert torch.accelerator.current_accelerator() == torch.device("simgpu")

@@ -80,7 +80,6 @@ def test_rough_noise_scales_change_at_most_batches_and_seldom(phi: float) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.turns("steady clusters", of=3)
 @pytest.mark.parametrize("seed", part(range(3)))
 def test_where_gpus_are_alike_and_nobody_is_slowed_down_nobody_is_moved_for_it(seed: int) -> None:
     jobs = [a_job(number, batch_limit=64, family="fg"[number % 2]) for number in range(1, 5)]

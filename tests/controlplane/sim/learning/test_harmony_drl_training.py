@@ -32,6 +32,7 @@ from controlplane.sim.learning.training_run import InterruptedTrainingError, Ord
 from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import HARMONY
 
+pytestmark = pytest.mark.slow
 TINY = Schedule(
     reward_epochs=1, rounds=2, twins=2, updates=2, batch=16, validate_every=2, validations=1,
     histories=1, jobs=8,

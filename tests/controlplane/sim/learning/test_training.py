@@ -21,6 +21,7 @@ from controlplane.sim.learning.training_run import InterruptedTrainingError, Ord
 from controlplane.sim.simulator_errors import TrainingError
 from schemas.errors import SettingsError
 
+pytestmark = pytest.mark.slow
 TINY = Recipe(
     warm_iterations=1, iterations=2, sizes=(8,), jobs=2, past=2, rollouts=2, warm_updates=3,
     updates=2, look_every=2, looks=1, batch=16, replay=40,

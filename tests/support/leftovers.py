@@ -1,0 +1,96 @@
+"""Check that a test run leaves no file, process, shared memory or control group behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from nodeagent.job_cgroups import PREFIX, JobGroups
+
+GOES_WITHIN_S: Final = 20.0  # a process that was told to end
+LOOK_S: Final = 0.05
+OWN: Final = "t"  # pytest's temporary folders, inside ours
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The temporary folder of one test run, and the shared memory that existed when it began."""
+
+    folder: Path
+    memory: frozenset[Path]  # shared
+
+    @property
+    def pytest_folder(self) -> Path:
+        """Where `tmp_path` lies; its short name leaves room for the names of Unix sockets."""
+        return self.folder / OWN
+
+    def left(self) -> list[str]:
+        """What the run left behind, a line each."""
+        deadline = time.monotonic() + GOES_WITHIN_S
+        while (processes := _processes(self.folder)) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        files = [path for path in self.folder.iterdir() if path.name != OWN]
+        memory = [path for path in _shared_memory() - self.memory if not _mapped(path)]
+        return [*processes, *map(str, sorted([*files, *memory, *self._control_groups()]))]
+
+    def _control_groups(self) -> list[Path]:
+        """Groups of agents whose run folders are in ours."""
+        groups = {path.name: path for path in Path("/sys/fs/cgroup").rglob(f"{PREFIX}*")}
+        runs = (Path(base, name) for base, names, _ in os.walk(self.folder) for name in names)
+        return [groups[name] for run in runs if (name := JobGroups(run=run).name) in groups]
+
+    def clear(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def surround() -> Surroundings:
+    """Make a temporary folder, and the default one of this process and all that it starts."""
+    folder = Path(tempfile.mkdtemp(prefix="ones-"))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / OWN / "inductor")
+    return Surroundings(folder, frozenset(_shared_memory()))
+
+
+def _processes(folder: Path) -> list[str]:
+    """Other processes that were started with the folder as TMPDIR, or work or were named in it."""
+    found, name = [], os.fsencode(folder)
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            where = os.fsencode((entry / "cwd").readlink())
+            said = (entry / "environ").read_bytes()
+        except OSError:  # it ended, or is another user's
+            continue
+        if any(name in text for text in (command, where, said)):
+            words = command.replace(b"\0", b" ").decode(errors="replace")
+            found.append(f"process {entry.name}: {words}")
+    return found
+
+
+def _shared_memory() -> set[Path]:
+    with os.scandir("/dev/shm") as entries:  # noqa: S108
+        return {
+            Path(entry.path)
+            for entry in entries
+            if entry.stat(follow_symlinks=False).st_uid == os.getuid()
+        }
+
+
+def _mapped(path: Path) -> bool:
+    """True if a living process has the file mapped: it is another program's."""
+    name = os.fsencode(path)
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if name in maps.read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
