@@ -77,7 +77,7 @@ async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_f
     worker = ThreadDealer(agent._folders.socket)
     worker.poll(5.0)
     assert worker.send(b"greeting")
-    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 5.0)
+    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
     worker.close()
     assert incoming.frames[-1] == b"greeting"
     assert agent._hello().problems == ()
@@ -187,7 +187,7 @@ async def test_a_second_agent_on_the_same_folders_is_refused_before_it_takes_the
     worker = ThreadDealer(agent._folders.socket)
     worker.poll(5.0)
     assert worker.send(b"greeting")
-    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 5.0)
+    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
     worker.close()
     assert incoming.frames[-1] == b"greeting"
 

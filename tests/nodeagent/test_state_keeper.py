@@ -138,7 +138,7 @@ class Node:
         return self.folder / StateFile(trial, version, attempt).name
 
     async def hears(self) -> StateCopied | StateNotCopied:
-        return await asyncio.wait_for(self.heard.get(), 10.0)
+        return await asyncio.wait_for(self.heard.get(), 60.0)
 
     async def settled(self, *wanted: WantedState, **words: int) -> list[str]:
         """The names that stay, once a state that is certainly missing was said to be."""

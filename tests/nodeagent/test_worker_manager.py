@@ -105,7 +105,7 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
     manager = manager_of(folders, node_spec().slots, zygote, on_event)
     try:
         manager.perform(StartWorker(FIRST, 0, run(A)))
-        events = [await asyncio.wait_for(heard.get(), 1.0) for _ in range(2)]
+        events = [await asyncio.wait_for(heard.get(), 60.0) for _ in range(2)]
         assert [type(event) for event in events] == [Started, Ended]
     finally:
         manager.close()
@@ -136,7 +136,7 @@ async def started_on(
     assert delta.spec is not None
     delta = msgspec.structs.replace(delta, spec=msgspec.structs.replace(delta.spec, env=env))
     manager.perform(StartWorker(FIRST, 0, delta))
-    event = await asyncio.wait_for(heard.get(), 1.0)
+    event = await asyncio.wait_for(heard.get(), 60.0)
     manager.close()
     given = folders.worker(FIRST).assignment()
     return event, None if given is None else given.env
@@ -209,7 +209,7 @@ async def test_whose_fault_it_is_that_a_worker_cannot_start(
     manager = manager_of(folders, node_spec().slots, zygote, happened.put_nowait, look)
     manager.perform(StartWorker(FIRST, 0, run(A)))
     expected = ["looked at the node", said] if said.node_fault else [said]
-    heard = [await asyncio.wait_for(happened.get(), 1.0) for _ in expected]
+    heard = [await asyncio.wait_for(happened.get(), 60.0) for _ in expected]
     manager.close()
 
     assert heard == expected
@@ -226,11 +226,11 @@ async def test_a_fenced_worker_is_asked_to_end_and_then_made_to_once(
     manager.grace_s = 0.2
     try:
         manager.perform(StartWorker(FIRST, 0, run(A)))
-        assert isinstance(await asyncio.wait_for(heard.get(), 1.0), Started)
+        assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Started)
         for _ in range(3):
             manager.fence()
 
-        assert isinstance(await asyncio.wait_for(heard.get(), 5.0), Ended)
+        assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Ended)
         assert zygote.child.stdout is not None
         assert (zygote.child.stdout.read(), zygote.child.wait()) == (b"\n", -signal.SIGKILL)
         assert folders.worker(FIRST).stopped
@@ -256,7 +256,7 @@ async def test_a_process_whose_zygote_said_nothing_in_time_does_not_live_on(
     try:
         manager.perform(StartWorker(FIRST, 0, run(A)))
         failed = StartFailed(FIRST, "the zygote did not fork", node_fault=True)
-        assert await asyncio.wait_for(heard.get(), 5.0) == failed
+        assert await asyncio.wait_for(heard.get(), 60.0) == failed
         assert forking.child.wait(5.0) == -signal.SIGKILL
     finally:
         forking.close()
@@ -272,12 +272,12 @@ async def test_a_folder_that_is_gone_is_fetched_again_before_its_next_worker_sta
     asked = Asked()
     manager._fetcher.use(cast(Socket, asked))
     manager.perform(StartWorker(FIRST, 0, run(A)))
-    wanted = FROM_SHIPPER.decode(await asyncio.wait_for(asked.sent.get(), 1.0))
+    wanted = FROM_SHIPPER.decode(await asyncio.wait_for(asked.sent.get(), 60.0))
     assert isinstance(wanted, GetSnapshot)
     manager._fetcher.receive(SnapshotPiece(digest=wanted.digest, offset=0, data=b"", total=-1))
 
     why = f"the controller has no snapshot {wanted.digest[:12]}"
-    assert await asyncio.wait_for(heard.get(), 1.0) == StartFailed(FIRST, why)
+    assert await asyncio.wait_for(heard.get(), 60.0) == StartFailed(FIRST, why)
     manager.close()
 
 
@@ -302,14 +302,14 @@ async def test_a_worker_whose_folder_is_deleted_is_ended(
     manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
     try:
         manager.perform(StartWorker(FIRST, 0, run(A)))
-        assert isinstance(await asyncio.wait_for(heard.get(), 1.0), Started)
+        assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Started)
         manager.end_unheard()
         assert zygote.child.poll() is None
         shutil.rmtree(folders.run)
 
         manager.end_unheard()
 
-        ended = await asyncio.wait_for(heard.get(), 5.0)
+        ended = await asyncio.wait_for(heard.get(), 60.0)
         assert ended == Ended(FIRST, code=None, signal=None, unseen=True)
         assert zygote.child.wait() == -signal.SIGKILL
     finally:

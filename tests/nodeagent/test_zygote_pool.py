@@ -128,7 +128,7 @@ async def test_an_agent_waits_for_the_zygote_that_the_one_before_it_began_to_sta
     waits = asyncio.create_task(pool.get(str(python)))
     await asyncio.sleep(0)
     (folders.sockets / "import").touch()
-    zygote = await asyncio.wait_for(waits, 10.0)
+    zygote = await asyncio.wait_for(waits, 60.0)
     ready = await zygote.ready
     pids = [process.pid for process in zygotes(folders)]
     pool.close()
@@ -193,4 +193,4 @@ async def test_a_zygote_that_has_ended_is_not_asked_and_not_waited_for() -> None
     await zygote._task
 
     with pytest.raises(StartError, match="the zygote did not fork; it has ended"):
-        await asyncio.wait_for(zygote.fork(Path("worker")), 30.0)
+        await asyncio.wait_for(zygote.fork(Path("worker")), 60.0)

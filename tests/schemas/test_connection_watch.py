@@ -102,7 +102,7 @@ async def parties(
 def speak(address: str, frame: int) -> int:
     """A message that does not end; how many bytes of it were sent."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10.0) as wire:
+    with socket.create_connection((host, int(port)), timeout=60.0) as wire:
         return speak_without_end(wire, frame)
 
 

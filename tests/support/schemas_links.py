@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from schemas.link import Incoming, KeyPair, Link, Socket
 
 T = TypeVar("T")
-BOUND_S: Final = 10.0  # of any wait; reached only where something is broken
+BOUND_S: Final = 60.0  # of any wait; reached only where something is broken
 AGAIN_S: Final = 0.02  # between two attempts to be heard
 
 

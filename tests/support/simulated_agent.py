@@ -128,7 +128,7 @@ class SimulatedAgent:
         """The delta of that number, when it is here."""
         while len(self.deltas) < count:
             self.news.clear()
-            await asyncio.wait_for(self.news.wait(), 20)
+            await asyncio.wait_for(self.news.wait(), 60)
         return self.deltas[count - 1]
 
     @staticmethod

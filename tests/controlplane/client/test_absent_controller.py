@@ -39,6 +39,7 @@ async def refusal(home: Path, timeout: float | None = None) -> str:  # noqa: ASY
     return str(caught.value)
 
 
+@pytest.mark.slow
 async def test_where_nobody_listens_the_answer_comes_long_before_the_time_limit(
     home: Path, port: socket.socket
 ) -> None:

@@ -17,7 +17,7 @@ from controlplane.service.prometheus_metrics import Metrics
 from schemas.errors import SettingsError
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
-BOUND_S = 10.0
+BOUND_S = 60.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -24,7 +24,7 @@ class Planner:
     async def next(self) -> None:
         """When it was asked once more."""
         self.news.clear()
-        await asyncio.wait_for(self.news.wait(), 10.0)
+        await asyncio.wait_for(self.news.wait(), 60.0)
 
 
 def exchange_with(planner: Planner) -> PlanExchange:

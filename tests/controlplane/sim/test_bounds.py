@@ -84,6 +84,7 @@ def test_what_makes_no_sense_is_refused(
         bound(release, work, most, capacity)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_jobs_take_seconds() -> None:
     rng = np.random.default_rng(0)
     release, work = np.sort(rng.uniform(0.0, 1e6, 100_000)), rng.exponential(600.0, 100_000)

@@ -54,7 +54,7 @@ def writing(controller: Controller, path: Path) -> Writer:
     writer = Writer(path, durable.put)
     for at, body in controller.history:
         writer.append(Entry(at=at, input=input_from(body)))
-        durable.get(timeout=30.0)
+        durable.get(timeout=60.0)
     return writer
 
 

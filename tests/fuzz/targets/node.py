@@ -87,7 +87,7 @@ async def _fork(choices: Choices) -> None:
         await asyncio.sleep(0)
     reader.feed_eof()
     try:
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(60.0):
             await asked
     finally:
         connection.close()
