@@ -6,6 +6,14 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 python=${PYTHON:-python3}
 
+# `bin/NAME --help` prints the comment at the script's head, and installs nothing.
+case "${1:-}" in
+  -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+esac
+
 install() {
   local extra=$1 stamp
   stamp=".venv/.ones-$extra-$(cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)"

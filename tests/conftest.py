@@ -133,8 +133,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         sys.stderr.write("\n".join(["", "the tests left behind:", *left, ""]))
-    elif session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
-        surroundings.clear()
+    green = session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
+    surroundings.end(keep=not green)
 
 
 @pytest.hookimpl(wrapper=True)

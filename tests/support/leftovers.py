@@ -23,6 +23,7 @@ class Surroundings:
 
     folder: Path
     memory: frozenset[Path]  # shared
+    before: str | None  # TMPDIR
 
     @property
     def pytest_folder(self) -> Path:
@@ -44,17 +45,23 @@ class Surroundings:
         runs = (Path(base, name) for base, names, _ in os.walk(self.folder) for name in names)
         return [groups[name] for run in runs if (name := JobGroups(run=run).name) in groups]
 
-    def clear(self) -> None:
-        """Delete the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def end(self, *, keep: bool) -> None:
+        """Return to the temporary folder from before, and delete the run's own unless kept."""
+        tempfile.tempdir = None
+        os.environ.pop("TMPDIR")
+        if self.before is not None:
+            os.environ["TMPDIR"] = self.before
+        if not keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def surround() -> Surroundings:
     """Make a temporary folder, and the default one of this process and all that it starts."""
+    before = os.environ.get("TMPDIR")
     folder = Path(tempfile.mkdtemp(prefix="ones-"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / OWN / "inductor")
-    return Surroundings(folder, frozenset(_shared_memory()))
+    return Surroundings(folder, frozenset(_shared_memory()), before)
 
 
 def _processes(folder: Path) -> list[str]:

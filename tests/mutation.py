@@ -1,0 +1,107 @@
+"""Mutation testing of one room with mutmut, in a copy of the checkout: `bin/mutate ROOM`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from mutmut.stats import status_by_exit_code
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PACKAGES: Final = ("schemas", "controlplane", "nodeagent", "elastic")
+ROOMS: Final = {  # code, and the tests that should notice
+    "core": ("controlplane/core", "tests/controlplane/core"),
+    "journal": ("controlplane/journal", "tests/controlplane/journal"),
+    "ones": ("controlplane/policy/ones", "tests/controlplane/policy"),
+    "step": ("elastic/step", "tests/elastic"),
+    "group": ("elastic/group", "tests/elastic"),
+}
+SETTINGS: Final = """[mutmut]
+source_paths=
+    {packages}
+only_mutate={code}/*
+also_copy=
+    bin
+    docs
+    examples
+    README.md
+pytest_add_cli_args=
+    -p
+    no:xdist
+    -m
+    not slow and not root and not gpu
+    --hypothesis-profile=quick
+pytest_add_cli_args_test_selection={tests}
+"""
+NOTHING: Final = "no-such-mutant"  # mutants are made, and none is tried
+NOTICED: Final = {"killed", "timeout", "segfault", "suspicious"}
+
+
+def main() -> int:
+    """Try a sample of the room's mutants and print how many were noticed."""
+    parser = argparse.ArgumentParser(prog="bin/mutate", description=__doc__)
+    parser.add_argument("room", choices=sorted(ROOMS))
+    parser.add_argument("--sample", type=int, default=300, help="mutants to try; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    chosen = parser.parse_args()
+    code, tests = ROOMS[chosen.room]
+    with tempfile.TemporaryDirectory(prefix="ones-mutants-") as folder:
+        copy = Path(folder)
+        copy_checkout(copy)
+        text = SETTINGS.format(packages="\n    ".join(PACKAGES), code=code, tests=tests)
+        (copy / "setup.cfg").write_text(text, encoding="utf-8")
+        mutmut(copy, NOTHING)
+        names = sorted(results(copy))
+        if chosen.sample:
+            draw = random.Random(chosen.seed)  # noqa: S311 - a sample, no secret
+            names = draw.sample(names, min(chosen.sample, len(names)))
+        mutmut(copy, *names)
+        found = results(copy)
+    ends = Counter(found[name] for name in names)
+    noticed = sum(ends[status] for status in NOTICED)
+    for name in names:
+        if found[name] == "survived":
+            sys.stdout.write(f"survived: {name}\n")
+    sys.stdout.write(
+        f"{chosen.room}: {noticed} of {len(names)} mutants noticed "
+        f"({noticed / max(1, len(names)):.0%}); {ends['survived']} survived, "
+        f"{ends['no tests']} in functions that no test runs; {len(found)} exist\n"
+    )
+    return 0
+
+
+def copy_checkout(target: Path) -> None:
+    """Copy what git knows or would add, and link the environment."""
+    command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    (target / ".venv").symlink_to(ROOT / ".venv")
+
+
+def mutmut(copy: Path, *names: str) -> None:
+    """Run mutmut on mutants of these names; its progress goes to stderr."""
+    command = [sys.executable, "-m", "mutmut", "run", *names]
+    subprocess.run(command, cwd=copy, stdout=sys.stderr, check=False)
+
+
+def results(copy: Path) -> dict[str, str]:
+    """Return how the trial of each mutant ended, in mutmut's words."""
+    codes: dict[str, int | None] = {}
+    for path in (copy / "mutants").rglob("*.meta"):
+        codes |= json.loads(path.read_text("utf-8"))["exit_code_by_key"]
+    return {name: status_by_exit_code[code] for name, code in codes.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
