@@ -161,8 +161,9 @@ class ScalingAgent(ScriptQuestions):
                 sample stands for itself.
             carried_dim: dimension of `carried` tensors in which the samples lie: 1 in torch's LSTM
                 and GRU, 0 in their cells.
-            max_local_batch: samples that fit the device at once, without a cluster; the job file's
-                wins. None: a whole batch does.
+            max_local_batch: samples that fit the device at once; a worker takes a larger share of a
+                step in passes, whose gradients are those of the whole share. The job file's wins.
+                None: `batch_size`.
             schedule_batch: global batch whose steps schedulers count, where they were made before
                 `load`; None: the job's first one.
             loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
@@ -211,8 +212,7 @@ class ScalingAgent(ScriptQuestions):
         if columns is not None:
             self._training.carried = CarriedState(columns, carried_dim, self.device)
             self._executor.carried = CarriedRows(self._training.carried)
-        alone = batch_size + stream.least - 1  # with a remainder: one process takes no passes
-        bound = self._assignment.spec.local_limit if self._assignment else max_local_batch or alone
+        bound = self._pass_limit(max_local_batch, batch_size + stream.least - 1)
         refuse_single_samples(min(self.batch_size, size), bound, stream.least)
         options = without_choice(loader_options, shuffled=shuffled)
         self._reducer, loader = hook_training(
@@ -232,6 +232,23 @@ class ScalingAgent(ScriptQuestions):
         track_grad_scalers(self._training.found_scaler)
         self._training.begin_timing()
         return model, built, loader
+
+    def _pass_limit(self, script: int | None, alone: int) -> int:
+        """Return how many samples this worker takes at once.
+
+        Args:
+            script: what the script says; None: nothing.
+            alone: the default without a cluster: a batch with its remainder takes one pass.
+        """
+        if script is not None and script < 1:
+            raise UsageError(f"max_local_batch {script} is below 1", "raise it", "max_local_batch")
+        spec = self._assignment.spec if self._assignment else None
+        if spec is not None and spec.max_local_batch is not None:
+            self._voice.say_wins("max_local_batch", script, spec.max_local_batch)
+            return spec.max_local_batch
+        if script is not None:
+            return script
+        return spec.pass_limit if spec is not None else alone
 
     def track(self, **stateful: Any) -> None:
         """Keep these in checkpoints and transfers too: anything with a `state_dict`.

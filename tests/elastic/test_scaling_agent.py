@@ -283,6 +283,7 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             "shuffle=True.* in the order of train_set's __iter__; put weights and filters, and shu",
         ),
         (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
+        (lambda agent: passes_and_state(agent, 0), "max_local_batch 0 is below 1; raise it"),
     ],
 )
 def test_wrong_use_says_what_to_do(agent: ScalingAgent, wrong: object, text: str) -> None:
@@ -298,6 +299,63 @@ def test_a_worker_knows_the_place_that_it_is_going_to_have() -> None:
     second = ScalingAgent(assignment(run(A, on={S0: 32, S1: 32}), rank=1), None)
 
     assert (second.rank, second.world_size) == (1, 2)
+
+
+def ones_model() -> nn.Module:
+    model = nn.Linear(1, 1)
+    nn.init.ones_(model.weight)
+    nn.init.ones_(model.bias)
+    return model
+
+
+def passes_and_state(
+    agent: ScalingAgent, bound: int | None
+) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Return the sizes of one epoch's passes, and the model that it ends with."""
+    model, optimizer, loader = agent.load(
+        ones_model,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        IDS,
+        batch_size=8,
+        max_local_batch=bound,
+        lr_scaling="none",
+    )
+    sizes = []
+    for _ in agent.epochs(1):
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            sizes.append(len(batch))
+    return sizes, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("script", "job_file", "sizes", "said"),
+    [
+        (None, None, [8, 2], ""),
+        (3, None, [3, 3, 2, 2], ""),
+        (None, 3, [3, 3, 2, 2], ""),
+        (4, 3, [3, 3, 2, 2], "[ones] max_local_batch 3 of the job file wins over the script's 4\n"),
+    ],
+)
+def test_a_batch_above_what_fits_is_taken_in_passes_whoever_states_it(
+    capsys: pytest.CaptureFixture[str],
+    script: int | None,
+    job_file: int | None,
+    sizes: list[int],
+    said: str,
+) -> None:
+    how = {"batch_size": 8, "max_batch_size": 8, "max_local_batch": job_file, "seed": 0}
+    managed = ScalingAgent(assignment(run(A, on={S0: 8}, **how)), None)
+    taken, state = passes_and_state(managed, script)
+    whole = ScalingAgent.from_env(seed=0)
+    _, expected = passes_and_state(whole, None)
+
+    assert (taken, capsys.readouterr().err) == (sizes, said)
+    torch.testing.assert_close(state, expected)
+    for agent in (managed, whole):
+        agent._reducer.close()  # type: ignore[union-attr]
 
 
 def test_what_is_tracked_before_load_comes_back_with_a_checkpoint_too(agent: ScalingAgent) -> None:

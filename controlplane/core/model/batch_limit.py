@@ -75,7 +75,7 @@ def lower_local_limit(job: Job, error: str) -> bool:
     group = job.group
     if group is None or not any(said in error.lower() for said in OUT_OF_MEMORY):
         return False
-    largest = max(member.local_batch for member in group.members)
+    largest = min(job.spec.pass_limit, max(member.local_batch for member in group.members))
     if largest <= job.spec.batch_size:  # its user says that so much fits
         return False
     job.progress.fits = max(job.spec.batch_size, largest // 2)
