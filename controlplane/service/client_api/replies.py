@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from controlplane.core.handlers.group_orders import OPERATOR, POLICY
 from controlplane.core.history_records import CHANGES, EPOCHS, GROUPS, PROMISES
 from controlplane.core.model.batch_limit import batch_limit
 from controlplane.core.model.job import Job, times
@@ -61,6 +62,7 @@ def job_summary(
     live = telemetry.of(job.job) if job.group else None
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
+    reason = None if job.override else reason  # of a plan from before an operator's order
     why = reason.text if reason and waiting and job.phase is Phase.QUEUED else job.why
     if reason and waiting and job.phase is not Phase.QUEUED:
         why = why_it_waits(job.why, reason)
@@ -231,10 +233,12 @@ def job_explanation(
     rows = Rows(decided, records.last(job.job, GROUPS))
     lists, following = page_of({"decisions": rows}, cursor)
     decisions = lists["decisions"]
+    if job.override is not None:  # the policy's reason is from before the order
+        reason = Reason("operator", job.override_waits or job.why)
     if reason is not None and job.group is None and not job.ended and not following:
         waits = Decision(
             time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
-            numbers=reason.numbers, outcome="waits",
+            numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
         )  # fmt: skip
         decisions = (*decisions, waits)
     return Explanation(job=job.job, state=job.phase.value, decisions=decisions, next=following)
