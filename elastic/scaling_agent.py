@@ -48,6 +48,7 @@ from elastic.usage_checks import (
     metric_value,
     metric_values,
     refuse_columns,
+    refuse_lazy,
     refuse_sharded,
     refuse_single_samples,
     refuse_unreduced,
@@ -186,6 +187,7 @@ class ScalingAgent(ScriptQuestions):
         self._voice.say_wins("seed", self._seed.follow(), self._seed.value)
         model = build_model()
         refuse_sharded(model)
+        refuse_lazy(model)
         self._listener.await_slot()  # what runs on the slot's device may be about to leave it
         model = model.to(self.device)
         built = build_optimizer(model.parameters())
@@ -325,6 +327,11 @@ class ScalingAgent(ScriptQuestions):
         atexit.register(checkpoint_writer.drain_checkpoints)  # for scripts that leave their loop
         if assignment.spec.record_samples:
             self._records.open(self._folder / "samples")
+        if training.put_back():
+            self._voice.say(
+                "the script changed the model after agent.load(): it is that of the checkpoint "
+                "again; set first weights in build_model"
+            )
         training.check_metadata()
         warm_up(self.device)
         fault_points.reach("ready", rank=assignment.rank, version=assignment.version)

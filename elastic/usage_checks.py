@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe
 
 from elastic.training_errors import UsageError
@@ -29,6 +30,25 @@ def refuse_sharded(model: nn.Module) -> None:
         if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
             what = f"build_model() gave a model that {min(found or {'DTensor'})} distributes"
             raise UsageError(what, "give the plain module: the agent's group reduces gradients")
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuse layers whose parameters get their shapes in the first pass.
+
+    Args:
+        model: what `build_model` gave.
+
+    Raises:
+        UsageError: if some have no shape yet.
+    """
+    for name, part in model.named_modules():
+        own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        if any(is_lazy(tensor) for tensor in own):
+            what = (
+                f"layer {name or 'itself'!r} of the model ({type(part).__name__}) has no shape yet"
+            )
+            hint = "run one batch through the model in build_model, before it returns it"
+            raise UsageError(what, f"{hint}, or give the layer's sizes", "build_model")
 
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:

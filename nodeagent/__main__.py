@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from pathlib import Path
 
 import uvloop
@@ -13,7 +14,7 @@ from nodeagent.control_groups import find
 from nodeagent.end_workers import end_workers
 from nodeagent.job_accounts import folders_of
 from nodeagent.job_cgroups import JobGroups
-from schemas.errors import OnesError
+from schemas.errors import OnesError, in_one_line
 from schemas.logging_and_watchdog import configure_logging
 
 
@@ -42,6 +43,10 @@ def main() -> None:
     except OnesError as error:
         sys.stderr.write(f"ones-agent: {error}\n")
         sys.exit(2)
+    except Exception as error:  # noqa: BLE001 - the log ends with the cause, not with a frame
+        traceback.print_exc()
+        sys.stderr.write(f"ones-agent: {in_one_line(error)}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+import traceback
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
 from controlplane.service import controller_process
-from schemas.errors import OnesError
+from schemas.errors import OnesError, in_one_line
 from schemas.logging_and_watchdog import configure_logging
 
 NEW_OBJECTS: Final = 20_000  # until garbage is looked for; at 700 it is a tenth of all work
@@ -29,6 +30,10 @@ def main() -> None:
     except OnesError as error:
         sys.stderr.write(f"ones-controller: {error}\n")
         sys.exit(2)
+    except Exception as error:  # noqa: BLE001 - the log ends with the cause, not with a frame
+        traceback.print_exc()
+        sys.stderr.write(f"ones-controller: {in_one_line(error)}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

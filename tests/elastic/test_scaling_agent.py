@@ -283,6 +283,10 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             "shuffle=True.* in the order of train_set's __iter__; put weights and filters, and shu",
         ),
         (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
+        (
+            lambda agent: loaded(agent, of=lambda: nn.Sequential(nn.LazyLinear(1), nn.ReLU())),
+            r"layer '0' of the model \(LazyLinear\) has no shape yet; run one batch through",
+        ),
         (lambda agent: passes_and_state(agent, 0), "max_local_batch 0 is below 1; raise it"),
     ],
 )

@@ -210,7 +210,8 @@ def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptF
         job.status, Starting | Running | Rescaling
     ):
         where = f" ({event.where})" if event.where else ""
-        job.status.script.error = f"{event.error}{where}"
+        said = job.status.script.error  # what other workers raise may be a consequence
+        job.status.script.error = said or f"{event.error}{where}"
 
 
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]]] = {

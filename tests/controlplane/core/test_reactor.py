@@ -452,6 +452,15 @@ def test_a_worker_that_nobody_saw_end_failed_if_its_script_raised() -> None:
     assert controller.job(A).phase is Phase.FAILED
 
 
+def test_a_worker_that_is_killed_after_its_script_raised_failed() -> None:
+    controller = running()
+    controller.tell(N1, raised(A, index=3, error="ValueError: no", where=""))
+
+    commands = controller.tell(N1, exited(A, signal=SIGKILL))
+
+    assert reasons(commands) == ["ValueError: no"]
+
+
 # --- retries
 
 

@@ -45,6 +45,7 @@ from tests.support.builders import (
     news,
     paused,
     quiesced,
+    raised,
     ready,
     reasons,
     refused,
@@ -960,6 +961,43 @@ def test_a_script_that_fails_on_one_slot_fails_the_job() -> None:
         send(N1, stop(A, 2, forget=True)),
         send(N2, stop(A, 2, forget=True)),
     }
+
+
+def test_a_script_that_raised_fails_the_job_also_where_its_peers_tell_of_the_broken_group_first() -> (
+    None
+):
+    controller = both()
+    controller.tell(N1, raised(A, index=3, error="OSError: disk full", where="train.py:7"))
+    controller.tell(N2, broken(A, rank=1, index=3, group=1, error="reset by peer"))
+    controller.tell(N2, raised(A, rank=1, index=4, error="UsageError: apart", where=""))
+
+    commands = controller.tell(N1, exited(A, code=1))
+
+    assert reasons(commands) == ["OSError: disk full (train.py:7): exit code 1"]
+    assert phase(controller) is Phase.FAILED
+
+
+def test_a_script_that_raises_while_others_recover_from_a_loss_is_left_behind() -> None:
+    controller = training(cluster_of(n1=2, n2=1), S0, S1, T0)
+    controller.tell(N2, exited(A, rank=2, signal=SIGKILL))
+
+    controller.tell(N1, exited(A, rank=1, code=1))
+
+    assert change(controller) is RescalePhase.QUIESCING
+
+
+def test_a_script_that_raises_before_its_group_has_formed_fails_the_job() -> None:
+    controller = cluster_of(n1=1, n2=1)
+    controller.submit("a", **ELASTIC)
+    controller.place({A: HALVES})
+    for node, rank in ((N1, 0), (N2, 1)):
+        controller.tell(node, ready(A, rank=rank, port=29500))
+    controller.tell(N1, raised(A, index=3, error="OSError: disk full", where=""))
+    controller.tell(N2, broken(A, rank=1, index=3, group=1, error="reset by peer"))
+
+    commands = controller.tell(N1, exited(A, code=1))
+
+    assert reasons(commands) == ["OSError: disk full: exit code 1"]
 
 
 def test_a_job_has_succeeded_when_its_last_worker_ends() -> None:
