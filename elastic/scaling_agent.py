@@ -322,6 +322,7 @@ class ScalingAgent(ScriptQuestions):
         assignment, channel, training = self._assignment, self._voice.channel, self._training
         self._joined = True
         if assignment is None or channel is None or self._folder is None:
+            self._executor.check_tracked()
             return
         self._epochs.open(Path(assignment.checkpoints))
         atexit.register(checkpoint_writer.drain_checkpoints)  # for scripts that leave their loop
@@ -332,7 +333,7 @@ class ScalingAgent(ScriptQuestions):
                 "the script changed the model after agent.load(): it is that of the checkpoint "
                 "again; set first weights in build_model"
             )
-        training.check_metadata()
+        self._executor.check_tracked()
         warm_up(self.device)
         fault_points.reach("ready", rank=assignment.rank, version=assignment.version)
         self._voice.report(

@@ -324,14 +324,11 @@ class TrainingState:
         Raises:
             UsageError: if a `state_dict` holds what cannot be read back without executing it.
         """
-        try:
-            decode_metadata(encode_metadata(self.metadata()))
-        except Exception as error:  # noqa: BLE001 - a state_dict may hold anything
-            first = str(error).strip().splitlines()[-1][:300]
-            what = f"a tracked state cannot be handed over: {first}"
-            raise UsageError(
-                what, "track only tensors, numbers, text and their containers"
-            ) from None
+        if _can_travel(self.metadata()):
+            return
+        names = [name for name, state in self._tracked.states().items() if not _can_travel(state)]
+        what = f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be handed over"
+        raise UsageError(what, "let state_dict() hold tensors, numbers, text and their containers")
 
     # --- checkpoints
 
@@ -404,6 +401,15 @@ class TrainingState:
         load_optimizer_states(tensors.named, content)
         tensors.take_hyperparameters(groups)
         return True
+
+
+def _can_travel(state: Any) -> bool:
+    """Return whether `state` can be read back without executing it."""
+    try:
+        decode_metadata(encode_metadata({"state": state}))
+    except Exception:  # noqa: BLE001 - a state_dict may hold anything
+        return False
+    return True
 
 
 def training_of(assignment: Assignment | None) -> TrainingState:

@@ -433,3 +433,52 @@ def test_schedulers_of_every_make_and_scalers_are_found(agent: ScalingAgent) -> 
         "scaler 1": scaler,
     }
     assert tracked.states()["scheduler 5"] == {"calls": 3}
+
+
+class Pickled:
+    """Its state cannot be read back without executing it."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"f": Pickled}
+
+    def load_state_dict(self, _: object) -> None: ...
+
+
+def all_that_groups_refuse(agent: ScalingAgent) -> None:
+    """Train two epochs of four samples each in ways that only one process can."""
+    model, optimizer, loader = agent.load(
+        lambda: nn.Sequential(nn.Embedding(10, 1, sparse=True), nn.Linear(1, 1)),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.001),
+        TensorDataset(torch.arange(4)),
+        batch_size=2,
+    )
+    agent.track(odd=Pickled())
+    for _ in agent.epochs(2):
+        for (batch,) in loader:
+            nn.functional.mse_loss(model(batch), torch.ones(2, 1), reduction="sum").backward()
+        optimizer.step()
+        model[1].bias.requires_grad = False  # type: ignore[index]
+
+
+def test_what_a_cluster_refuses_is_said_once_to_a_script_that_is_alone(
+    agent: ScalingAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    all_that_groups_refuse(agent)
+
+    in_groups = "[ones] a group of workers refuses this:"
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        "[ones] a cluster refuses this: the tracked state of odd cannot be handed over",
+        "[ones] a cluster refuses this: the loss is a sum over the batch",
+        f"{in_groups} the script makes sparse gradients",
+        "[ones] a cluster refuses this: the script accumulates gradients over several batches",
+        f"{in_groups} the parameters that are trained changed after load()",
+    ]
+
+
+def test_what_a_cluster_refuses_is_an_error_on_one() -> None:
+    managed = ScalingAgent(assignment(run(A)), None)
+    with pytest.raises(UsageError, match="the tracked state of odd"):
+        all_that_groups_refuse(managed)
+
+    managed._reducer.close()  # type: ignore[union-attr]
