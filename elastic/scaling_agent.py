@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ from elastic.step.hooked_training import hook_training
 from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
 from elastic.usage_checks import (
+    build,
     dataset_size,
     least_samples,
     metric_value,
@@ -128,7 +129,7 @@ class ScalingAgent(ScriptQuestions):
     def load(
         self,
         build_model: Callable[[], nn.Module],
-        build_optimizer: Callable[[Iterable[nn.Parameter]], Optimizers],
+        build_optimizer: Callable[[list[nn.Parameter]], Optimizers],
         train_set: Dataset[Any],
         *,
         batch_size: int,
@@ -144,9 +145,11 @@ class ScalingAgent(ScriptQuestions):
         """Build model, optimizer and loader.
 
         Args:
-            build_model: makes the module, best on the host; a `.cuda()` in it waits for the slot.
-            build_optimizer: makes the optimizer of its parameters, or a tuple, list or dict of
-                several.
+            build_model: called with nothing, returns the module, best on the host; a `.cuda()` in
+                it waits for the slot.
+            build_optimizer: called with `list(model.parameters())`, on the slot's device by then;
+                returns an optimizer of them, or a tuple, list or dict of several:
+                `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`.
             train_set: map-style dataset, which is shuffled, or an iterable one with a length, which
                 is not: each worker reads all of it, and takes its part.
             batch_size: global, samples per step; the job file's wins.
@@ -185,12 +188,7 @@ class ScalingAgent(ScriptQuestions):
         fault_points.reach("load", rank=self.rank, version=self._version)
         size = dataset_size(train_set)
         self._voice.say_wins("seed", self._seed.follow(), self._seed.value)
-        model = build_model()
-        refuse_sharded(model)
-        refuse_lazy(model)
-        self._listener.await_slot()  # what runs on the slot's device may be about to leave it
-        model = model.to(self.device)
-        built = build_optimizer(model.parameters())
+        model, built = build(build_model, build_optimizer, self._place)
         tensors = TensorState(model, optimizers_by_name(built, model))
         refuse_unreduced(tensors.parameters())
         drop_last = bool(loader_options.get("drop_last"))
@@ -234,6 +232,13 @@ class ScalingAgent(ScriptQuestions):
         track_grad_scalers(self._training.found_scaler)
         self._training.begin_timing()
         return model, built, loader
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        """Check the model and move it to the slot's device, which may have to become free."""
+        refuse_sharded(model)
+        refuse_lazy(model)
+        self._listener.await_slot()
+        return model.to(self.device)
 
     def _pass_limit(self, script: int | None, alone: int) -> int:
         """Return how many samples this worker takes at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -246,6 +247,47 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD([*parameters, elsewhere], lr=0.1)
 
 
+def linear() -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def load(agent: Any, model: Any = linear, optimizer: Any = sgd, data: Any = IDS) -> None:
+    agent.load(model, optimizer, data, batch_size=2)
+
+
+def test_an_error_of_the_script_s_own_in_a_builder_stays_as_it_is(agent: ScalingAgent) -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        load(agent, optimizer=lambda parameters: sgd(parameters[0].missing))
+
+
+def test_options_of_a_loader_that_choose_no_samples_can_be_asked_for(agent: ScalingAgent) -> None:
+    loader: Any = loaded(agent)[2]
+
+    assert (loader.num_workers, loader.pin_memory, loader.timeout) == (0, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("sampler", "leave set_epoch out"),
+        ("batch_sampler", "leave set_epoch out"),
+        ("batch_size", "agent.batch_size is the global batch, len("),
+        ("drop_last", "say agent.load(..., drop_last=True)"),
+        ("generator", "the job's seed decides"),
+        ("other", "no attribute 'other'"),
+    ],
+)
+def test_an_attribute_that_a_loader_does_not_have_names_the_remedy(
+    agent: ScalingAgent, name: str, remedy: str
+) -> None:
+    with pytest.raises(AttributeError, match=re.escape(remedy)):
+        getattr(loaded(agent)[2], name)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -283,6 +325,31 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             "shuffle=True.* in the order of train_set's __iter__; put weights and filters, and shu",
         ),
         (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
+        (lambda agent: load(agent, model=nn.Linear(1, 1)), "build_model is of Linear, not a fun"),
+        (lambda agent: load(agent, model=lambda p: p), r"build_model\(p\) is called with nothing"),
+        (lambda agent: load(agent, model=lambda: None), "gave None, not one torch.nn.Module"),
+        (
+            lambda agent: load(agent, model=sgd, optimizer=linear),
+            r"build_model\(parameters.*\) is called with nothing",
+        ),
+        (
+            lambda agent: load(agent, model=sgd(linear().parameters()), optimizer=linear()),
+            "in the wrong order; write agent.load",
+        ),
+        (
+            lambda agent: load(agent, optimizer=sgd(linear().parameters())),
+            "build_optimizer is of SGD, not a function",
+        ),
+        (
+            lambda agent: load(agent, optimizer=lambda model: sgd(model.parameters())),
+            r"takes 'parameters' of its argument, which is no model; write .*lambda parameters:",
+        ),
+        (
+            lambda agent: load(agent, optimizer=lambda: None),
+            r"build_optimizer\(\) is called with the model's parameters",
+        ),
+        (lambda agent: load(agent, optimizer=lambda _: None), r"build_optimizer\(\) gave NoneType"),
+        (lambda agent: load(agent, data=TensorDataset), "function or class: give a map-style data"),
         (
             lambda agent: loaded(agent, of=lambda: nn.Sequential(nn.LazyLinear(1), nn.ReLU())),
             r"layer '0' of the model \(LazyLinear\) has no shape yet; run one batch through",
