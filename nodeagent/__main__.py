@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 import uvloop
+from setproctitle import setproctitle
 
 from nodeagent import agent_process, agent_settings
 from nodeagent.control_groups import find
@@ -29,6 +30,7 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     path = chosen.config.resolve()
+    setproctitle(f"ones: agent {path}")
     configure_logging()
     try:
         if chosen.end_workers:

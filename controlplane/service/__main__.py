@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import uvloop
+from setproctitle import setproctitle
 
 from controlplane.service import controller_process
 from schemas.errors import OnesError, in_one_line
@@ -23,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="ones-controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     path = parser.parse_args().config.resolve()
+    setproctitle(f"ones: controller {path}")
     configure_logging()
     gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
     try:

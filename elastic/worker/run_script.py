@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from setproctitle import setproctitle
 
 import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
 from elastic.collectives.nccl_environment import nccl_environment
@@ -50,6 +51,8 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
         OSError: for a file that cannot be read or made; no line of the user's ran.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
+    owner = f"{assignment.user}/" if assignment.user else ""
+    setproctitle(f"ones: {owner}{assignment.job} rank {assignment.rank}")
     os.environ.update(assignment.env)
     if assignment.env.get("CUDA_VISIBLE_DEVICES"):
         os.environ.update(nccl_environment(assignment.address, os.environ))
