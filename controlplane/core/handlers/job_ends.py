@@ -71,7 +71,7 @@ def fail(ctx: HandlerContext, job: Job, why: str) -> None:
     pause_s = pause_before(attempts.failures)
     attempts.start_at = Seconds(ctx.now + pause_s)
     left = job.spec.retries - attempts.failures + 1
-    why = f"{why}; tried again after {pause_s:.0f} s, {left} left"
+    why = f"{why}; tried again in {pause_s:.0f} s, {left} left"
     withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
 
 

@@ -141,6 +141,8 @@ def _note_order(
         order: who asked for what, in words.
         state: who paused or resumed it, in words.
     """
+    if not ctx.state.rules:
+        return
     decision = Decision(
         time=ctx.now, was=job.size, to=job.size, why=order, code="order", by=OPERATOR,
         outcome="ordered",
@@ -231,7 +233,7 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         _start(ctx, job, override)
     elif phase is Phase.RUNNING:
         _resize(ctx, job, override)
-    elif _preparing(job) and _outdated(ctx.state.slot_index, job, override):
+    elif _preparing(job) and _outdated(ctx, job, override):
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
         _reconcile(ctx, job, override)
 
@@ -266,14 +268,13 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     size = _size(job, override)
     free = ctx.state.slot_index.available().free
     free = [slot for slot in free if not override.on or slot in override.on]
-    least = size if override.on else min(size, job.spec.slots[0])
+    part = ctx.state.rules and not override.on
+    least = min(size, job.spec.slots[0]) if part else size
     if len(free) < least:
-        job.override_waits = (
-            f"waits for {_named(least, None, ())} as {override.user} asked, {len(free)} free"
-        )
+        job.override_waits = f"waits for {least} slots as {override.user} asked, {len(free)} free"
         return
     chosen = _close_together(free, (), size)
-    reason = _reason(override, size, len(chosen))
+    reason = _reason(override, f"{size} slots", size, len(chosen))
     start(ctx, job, split(_batch(job, override, len(chosen)), chosen), reason, by=OPERATOR)
 
 
@@ -290,14 +291,16 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     else:
         target = [*have[:size], *new]
     batch = _batch(job, override, len(target))
-    if missing or (target == have and group.global_batch == batch):
+    same = target == have and group.global_batch == batch
+    if missing or same or (len(target) < size and not ctx.state.rules):
         short = ", ".join(missing) or (f"{size - len(have)} more" if len(have) < size else "")
         waits = f"waits for slots as {override.user} asked: {short}"
         job.override_waits = waits if short else ""
     elif job.attempts.change_at > ctx.now:
         job.override_waits = "waits before its next try"
     else:
-        reason = _reason(override, size, len(target))
+        asked = _named(size, override.batch, override.on)
+        reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
 
 
@@ -328,7 +331,7 @@ def _preparing(job: Job) -> bool:
     return change is not None and change.phase is RescalePhase.PREPARING
 
 
-def _outdated(index: SlotIndex, job: Job, override: ManualOverride) -> bool:
+def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
     """Whether the change that is prepared leads to something else than what was ordered."""
     change = job.status.change
     if change is None or change.kind == SUSPEND:
@@ -339,15 +342,13 @@ def _outdated(index: SlotIndex, job: Job, override: ManualOverride) -> bool:
         slots = not there >= set(override.on)
     else:
         size = _size(job, override)
-        part = len(job.size.slots) < len(there) < size and not index.available().free
+        free = ctx.state.slot_index.available().free
+        part = ctx.state.rules and len(job.size.slots) < len(there) < size and not free
         slots = len(there) != size and not part
-    if override.batch is None:
-        return slots
-    return slots or _batch(job, override, len(there)) != group.global_batch
+    return slots or (override.batch is not None and override.batch != group.global_batch)
 
 
-def _reason(override: ManualOverride, size: int, got: int) -> Reason:
-    asked = _named(size, override.batch, override.on)
+def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason:
     free = f"; {got} for now, no more are free" if got < size else ""
     return Reason("operator", f"{override.user} asked for {asked}{free}")
 

@@ -152,12 +152,11 @@ def _go_on_without(
     other member was lost before, that is what broke the group.
     """
     cause, why = _cause(job, status, event)
-    others = [one for one in job.group_workers() if one is not worker]
+    others = [one.phase for one in job.group_workers() if one is not worker]
+    broke = cause is ExitCause.FAILED and not left and STOPPING.isdisjoint(others)
     if _nobody_left(job, status):
         _all_gone(ctx, job, status, event)
-    elif (
-        cause is ExitCause.FAILED and not left and not any(one.phase in STOPPING for one in others)
-    ):
+    elif broke and ctx.state.rules:
         job.attempts.exit_code = _code(event)
         fail(ctx, job, why)
     else:

@@ -45,8 +45,6 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
         return ExitCause.FAILED, why
     if event.memory_limit is not None:
         return ExitCause.FAILED, f"rank {event.rank} was killed: {_too_much(event.memory_limit)}"
-    if event.signal is not None and script.error:
-        return ExitCause.FAILED, script.error  # and did not come to its own end
     if event.signal in FAULTS:
         return ExitCause.FAILED, f"a worker died of {signal.Signals(event.signal).name}"
     if event.signal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -38,6 +39,7 @@ from schemas.messages.client import (
 DRAINING: Final = "draining"  # a node that is up and that an operator empties
 DRAINED: Final = "drained"  # it is empty
 UNHEALTHY: Final = "unhealthy"  # a node that is up and cannot start workers
+COUNTDOWN: Final = re.compile(r"\btried again in \d+ s\b")  # of a job whose script failed
 SLOW_START_S: Final = 60.0  # most scripts have loaded by then
 
 
@@ -63,9 +65,9 @@ def job_summary(
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
     reason = None if job.override else reason  # of a plan from before an operator's order
-    why = reason.text if reason and waiting and job.phase is Phase.QUEUED else job.why
-    if reason and waiting and job.phase is not Phase.QUEUED:
-        why = why_it_waits(job.why, reason)
+    why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("tried again", job.why)
+    if reason and waiting:
+        why = reason.text if job.phase is Phase.QUEUED else why_it_waits(why, reason)
     if job.override_waits:
         why = f"{job.why}; {job.override_waits}"
     if (slow := _slow_start(job, now)) is not None:

@@ -452,15 +452,6 @@ def test_a_worker_that_nobody_saw_end_failed_if_its_script_raised() -> None:
     assert controller.job(A).phase is Phase.FAILED
 
 
-def test_a_worker_that_is_killed_after_its_script_raised_failed() -> None:
-    controller = running()
-    controller.tell(N1, raised(A, index=3, error="ValueError: no", where=""))
-
-    commands = controller.tell(N1, exited(A, signal=SIGKILL))
-
-    assert reasons(commands) == ["ValueError: no"]
-
-
 # --- retries
 
 
@@ -491,9 +482,7 @@ def test_a_retry_says_how_long_it_waits_and_how_many_are_left() -> None:
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=3, signal=None),
         send(N1, stop(A, 2)),
-        news(
-            "job.paused", A, reason="its script ended: exit code 3; tried again after 1 s, 2 left"
-        ),
+        news("job.paused", A, reason="its script ended: exit code 3; tried again in 1 s, 2 left"),
         AskForPlan(),
     ]
 
@@ -650,7 +639,7 @@ def test_a_refused_worker_is_retried_like_a_failed_script() -> None:
 
     commands = controller.tell(N1, refused(A, error="no zygote"))
 
-    assert reasons(commands) == ["no zygote; tried again after 1 s, 1 left"]
+    assert reasons(commands) == ["no zygote; tried again in 1 s, 1 left"]
 
 
 def test_a_refused_worker_that_was_called_off_frees_its_slot_and_asks_for_a_plan() -> None:

@@ -60,6 +60,19 @@ def test_what_a_plan_said_before_an_operator_s_order_is_told_no_more() -> None:
     assert said == [
         "expected to start in 58 s",
         "paused by ann",
-        "resumed by ann; waits for 1 slot as ann asked, 0 free",
+        "resumed by ann; waits for 1 slots as ann asked, 0 free",
         "expected to start in 58 s",
     ]
+
+
+def test_the_wait_before_a_retry_is_told_until_it_is_over() -> None:
+    controller = running(retries=1)
+    controller.tell(N1, exited(A, code=3))
+
+    told = [
+        job_summary(controller.job(A), None, TelemetryTable(), Seconds(controller.now + s)).reason
+        for s in (0.0, 1.0)
+    ]
+
+    failed = "its script ended: exit code 3"
+    assert told == [f"{failed}; tried again in 1 s, 1 left", f"{failed}; tried again, 1 left"]
