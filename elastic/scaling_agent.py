@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,11 +43,13 @@ from elastic.step.hooked_training import hook_training
 from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
 from elastic.usage_checks import (
+    build,
     dataset_size,
     least_samples,
     metric_value,
     metric_values,
     refuse_columns,
+    refuse_lazy,
     refuse_sharded,
     refuse_single_samples,
     refuse_unreduced,
@@ -127,7 +129,7 @@ class ScalingAgent(ScriptQuestions):
     def load(
         self,
         build_model: Callable[[], nn.Module],
-        build_optimizer: Callable[[Iterable[nn.Parameter]], Optimizers],
+        build_optimizer: Callable[[list[nn.Parameter]], Optimizers],
         train_set: Dataset[Any],
         *,
         batch_size: int,
@@ -143,9 +145,11 @@ class ScalingAgent(ScriptQuestions):
         """Build model, optimizer and loader.
 
         Args:
-            build_model: makes the module, best on the host; a `.cuda()` in it waits for the slot.
-            build_optimizer: makes the optimizer of its parameters, or a tuple, list or dict of
-                several.
+            build_model: called with nothing, returns the module, best on the host; a `.cuda()` in
+                it waits for the slot.
+            build_optimizer: called with `list(model.parameters())`, on the slot's device by then;
+                returns an optimizer of them, or a tuple, list or dict of several:
+                `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`.
             train_set: map-style dataset, which is shuffled, or an iterable one with a length, which
                 is not: each worker reads all of it, and takes its part.
             batch_size: global, samples per step; the job file's wins.
@@ -161,8 +165,9 @@ class ScalingAgent(ScriptQuestions):
                 sample stands for itself.
             carried_dim: dimension of `carried` tensors in which the samples lie: 1 in torch's LSTM
                 and GRU, 0 in their cells.
-            max_local_batch: samples that fit the device at once, without a cluster; the job file's
-                wins. None: a whole batch does.
+            max_local_batch: samples that fit the device at once; a worker takes a larger share of a
+                step in passes, whose gradients are those of the whole share. The job file's wins.
+                None: `batch_size`.
             schedule_batch: global batch whose steps schedulers count, where they were made before
                 `load`; None: the job's first one.
             loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
@@ -183,11 +188,7 @@ class ScalingAgent(ScriptQuestions):
         fault_points.reach("load", rank=self.rank, version=self._version)
         size = dataset_size(train_set)
         self._voice.say_wins("seed", self._seed.follow(), self._seed.value)
-        model = build_model()
-        refuse_sharded(model)
-        self._listener.await_slot()  # what runs on the slot's device may be about to leave it
-        model = model.to(self.device)
-        built = build_optimizer(model.parameters())
+        model, built = build(build_model, build_optimizer, self._place)
         tensors = TensorState(model, optimizers_by_name(built, model))
         refuse_unreduced(tensors.parameters())
         drop_last = bool(loader_options.get("drop_last"))
@@ -211,8 +212,7 @@ class ScalingAgent(ScriptQuestions):
         if columns is not None:
             self._training.carried = CarriedState(columns, carried_dim, self.device)
             self._executor.carried = CarriedRows(self._training.carried)
-        alone = batch_size + stream.least - 1  # with a remainder: one process takes no passes
-        bound = self._assignment.spec.local_limit if self._assignment else max_local_batch or alone
+        bound = self._pass_limit(max_local_batch, batch_size + stream.least - 1)
         refuse_single_samples(min(self.batch_size, size), bound, stream.least)
         options = without_choice(loader_options, shuffled=shuffled)
         self._reducer, loader = hook_training(
@@ -232,6 +232,30 @@ class ScalingAgent(ScriptQuestions):
         track_grad_scalers(self._training.found_scaler)
         self._training.begin_timing()
         return model, built, loader
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        """Check the model and move it to the slot's device, which may have to become free."""
+        refuse_sharded(model)
+        refuse_lazy(model)
+        self._listener.await_slot()
+        return model.to(self.device)
+
+    def _pass_limit(self, script: int | None, alone: int) -> int:
+        """Return how many samples this worker takes at once.
+
+        Args:
+            script: what the script says; None: nothing.
+            alone: the default without a cluster: a batch with its remainder takes one pass.
+        """
+        if script is not None and script < 1:
+            raise UsageError(f"max_local_batch {script} is below 1", "raise it", "max_local_batch")
+        spec = self._assignment.spec if self._assignment else None
+        if spec is not None and spec.max_local_batch is not None:
+            self._voice.say_wins("max_local_batch", script, spec.max_local_batch)
+            return spec.max_local_batch
+        if script is not None:
+            return script
+        return spec.pass_limit if spec is not None else alone
 
     def track(self, **stateful: Any) -> None:
         """Keep these in checkpoints and transfers too: anything with a `state_dict`.
@@ -303,12 +327,18 @@ class ScalingAgent(ScriptQuestions):
         assignment, channel, training = self._assignment, self._voice.channel, self._training
         self._joined = True
         if assignment is None or channel is None or self._folder is None:
+            self._executor.check_tracked()
             return
         self._epochs.open(Path(assignment.checkpoints))
         atexit.register(checkpoint_writer.drain_checkpoints)  # for scripts that leave their loop
         if assignment.spec.record_samples:
             self._records.open(self._folder / "samples")
-        training.check_metadata()
+        if training.put_back():
+            self._voice.say(
+                "the script changed the model after agent.load(): it is that of the checkpoint "
+                "again; set first weights in build_model"
+            )
+        self._executor.check_tracked()
         warm_up(self.device)
         fault_points.reach("ready", rank=assignment.rank, version=assignment.version)
         self._voice.report(

@@ -2,16 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe
 
 from elastic.training_errors import UsageError
 from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC
+
+FORM: Final = (
+    "write agent.load(lambda: Net(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), "
+    "train_set, ...)"
+)
+
+
+def build(
+    build_model: Callable[[], nn.Module],
+    build_optimizer: Callable[[list[nn.Parameter]], Any],
+    place: Callable[[nn.Module], nn.Module],
+) -> tuple[nn.Module, Any]:
+    """Return the model that `build_model` gives, and what `build_optimizer` makes for it.
+
+    Args:
+        build_model: called with nothing.
+        build_optimizer: called with the model's parameters.
+        place: checks the model and moves it to its device, in between.
+
+    Raises:
+        UsageError: if one is no function of this form, or gives something else.
+    """
+    if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
+        what = "load() got build_model and build_optimizer in the wrong order"
+        raise UsageError(what, FORM, "build_model")
+    _refuse_call("build_model", build_model)
+    model: Any = build_model()
+    if not isinstance(model, nn.Module):
+        what = f"build_model() gave {_kind(model)}, not one torch.nn.Module"
+        raise UsageError(what, f"return the model, several as one nn.ModuleDict; {FORM}")
+    model = place(model)
+    parameters = list(model.parameters())
+    _refuse_call("build_optimizer", build_optimizer, parameters)
+    try:
+        return model, build_optimizer(parameters)
+    except AttributeError as error:
+        if error.obj is not parameters:
+            raise
+        what = f"build_optimizer takes {error.name!r} of its argument, which is no model"
+        raise UsageError(what, FORM, "build_optimizer") from error
+
+
+def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
+    if isinstance(function, nn.Module | torch.optim.Optimizer) or not callable(function):
+        what = f"{name} is {_kind(function)}, not a function that builds one"
+        raise UsageError(what, FORM, name)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # one that is not written in Python
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        given = "the model's parameters" if arguments else "nothing"
+        what = f"{name}({', '.join(signature.parameters)}) is called with {given}: {error}"
+        raise UsageError(what, FORM, name) from None
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"of {type(value).__name__}"
 
 
 def refuse_sharded(model: nn.Module) -> None:
@@ -29,6 +91,25 @@ def refuse_sharded(model: nn.Module) -> None:
         if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
             what = f"build_model() gave a model that {min(found or {'DTensor'})} distributes"
             raise UsageError(what, "give the plain module: the agent's group reduces gradients")
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuse layers whose parameters get their shapes in the first pass.
+
+    Args:
+        model: what `build_model` gave.
+
+    Raises:
+        UsageError: if some have no shape yet.
+    """
+    for name, part in model.named_modules():
+        own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        if any(is_lazy(tensor) for tensor in own):
+            what = (
+                f"layer {name or 'itself'!r} of the model ({type(part).__name__}) has no shape yet"
+            )
+            hint = "run one batch through the model in build_model, before it returns it"
+            raise UsageError(what, f"{hint}, or give the layer's sizes", "build_model")
 
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
@@ -139,6 +220,8 @@ def dataset_size(dataset: Dataset[Any]) -> int:
         size = len(dataset)  # type: ignore[arg-type] # most have a length
     except (TypeError, NotImplementedError):
         hint = "give a map-style dataset, with __len__ and __getitem__"
+        if inspect.isroutine(dataset) or isinstance(dataset, type):
+            hint = f"it is a function or class: {hint}, that it builds"
         if isinstance(dataset, IterableDataset):
             hint = "give it __len__: the number of samples of one pass through __iter__"
         raise UsageError("train_set has no length", hint, "train_set") from None

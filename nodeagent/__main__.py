@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from pathlib import Path
 
 import uvloop
+from setproctitle import setproctitle
 
 from nodeagent import agent_process, agent_settings
 from nodeagent.control_groups import find
 from nodeagent.end_workers import end_workers
 from nodeagent.job_accounts import folders_of
 from nodeagent.job_cgroups import JobGroups
-from schemas.errors import OnesError
+from schemas.errors import OnesError, in_one_line
 from schemas.logging_and_watchdog import configure_logging
 
 
@@ -28,6 +30,7 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     path = chosen.config.resolve()
+    setproctitle(f"ones: agent {path}")
     configure_logging()
     try:
         if chosen.end_workers:
@@ -42,6 +45,10 @@ def main() -> None:
     except OnesError as error:
         sys.stderr.write(f"ones-agent: {error}\n")
         sys.exit(2)
+    except Exception as error:  # noqa: BLE001 - the log ends with the cause, not with a frame
+        traceback.print_exc()
+        sys.stderr.write(f"ones-agent: {in_one_line(error)}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

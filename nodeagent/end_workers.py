@@ -15,7 +15,7 @@ import psutil
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.process_identity import open_process, signal_group
 from nodeagent.worker_folders import NodeFolders
-from nodeagent.zygote_process import MODULE
+from nodeagent.zygote_process import is_zygote
 
 
 def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
@@ -72,9 +72,5 @@ def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
 
 def _zygotes(sockets: Path) -> list[int]:
     prefix = f"{sockets}/"
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        arguments = process.info["cmdline"] or []
-        if MODULE in arguments and any(a.startswith(prefix) for a in arguments):
-            found.append(process.pid)
-    return found
+    every = psutil.process_iter(["cmdline"])
+    return [process.pid for process in every if is_zygote(process, prefix)]

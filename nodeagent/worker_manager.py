@@ -384,6 +384,7 @@ class WorkerManager:
             granted=action.granted,
             states=str(self._folders.states(action.delta.job)) if spec.stated_sweep else "",
             token=token,
+            user=action.delta.user,
         )
 
     def _watch_process(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:

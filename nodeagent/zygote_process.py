@@ -18,6 +18,7 @@ from nodeagent.agent_settings import Jobs
 from nodeagent.job_accounts import PRLIMIT, SETPRIV, Account
 from nodeagent.owned_files import open_regular
 from nodeagent.process_identity import belongs_to, start_ticks
+from schemas.messages.worker import ZYGOTE_TITLE
 
 FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # by the node, not its own end
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -53,7 +54,8 @@ AGENTS_OWN: Final = (  # of the agent's account, where a zygote has another
 def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
     """Zygotes for this socket that do not answer yet.
 
-    A worker has its zygote's command line, but a mark; and what a worker forked leads no session.
+    A worker that begins has its zygote's command line, but a mark; and what a worker forked leads
+    no session.
 
     Args:
         path: of the socket.
@@ -66,8 +68,7 @@ def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        arguments = process.info["cmdline"] or []
-        if MODULE not in arguments or str(path) not in arguments or process.pid in workers:
+        if process.pid in workers or not is_zygote(process, str(path)):
             continue
         if not belongs_to(process.pid, uid):
             continue
@@ -76,6 +77,19 @@ def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int
             if os.getsid(process.pid) == process.pid and ticks is not None:
                 found.append((process.pid, ticks, now_s - ticks / TICKS_PER_S))
     return found
+
+
+def is_zygote(process: psutil.Process, where: str) -> bool:
+    """Return whether a process is a zygote whose socket's path has `where` in it.
+
+    Once it serves, its title is in the place of its command line.
+
+    Args:
+        process: with its `cmdline` in `info`.
+        where: a path, or its beginning.
+    """
+    shown = " ".join(process.info["cmdline"] or [])
+    return where in shown and (MODULE in shown or shown.startswith(ZYGOTE_TITLE))
 
 
 def spawn(

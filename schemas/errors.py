@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+FEW_FILES: Final = "Too many open files"  # in the system's words, and ZeroMQ's
+MORE_FILES: Final = (
+    "close files that are done with, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
+)
+WRAPPED: Final = "Original Traceback (most recent call last):"  # torch, of a loader's process
 
 
 class OnesError(Exception):
@@ -29,6 +35,31 @@ class OnesError(Exception):
         self.message = message
         self.hint = hint
         self.field = field
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """Return the first exception that is in a group of exceptions, or `error` if it is none."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the kind and text of what `error` comes from, and the remedy where it is known."""
+    error = root_cause(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    name = type(error).__name__
+    if isinstance(error, SystemExit):
+        line = lines[0] if lines else name
+    elif isinstance(error, OnesError):
+        line = f"{name}: {error.message}{f'; {error.hint}' if error.hint else ''}"
+    elif WRAPPED in lines:
+        line = f"{lines[-1]} ({lines[0].removesuffix('.')})"
+    else:
+        line = f"{name}: {lines[0]}" if lines else name
+    if FEW_FILES in line and "ulimit" not in line:
+        line = f"{line}; {MORE_FILES}"
+    return "".join(c if c.isprintable() else " " for c in line)
 
 
 class MalformedMessageError(OnesError):

@@ -181,7 +181,7 @@ def _listener(port: int) -> psutil.Process | None:
 def _is_ours(process: psutil.Process | None, path: Path) -> bool:
     """Whether it is the very daemon that has this settings file."""
     try:
-        return process is not None and str(path) in process.cmdline()
+        return process is not None and str(path) in " ".join(process.cmdline())
     except psutil.Error:
         return False
 

@@ -156,7 +156,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return self.max_batch_size
         if self.max_batch_size == KEEP:
             return self.batch_size
-        return max(self.batch_size, min(self.local_limit * self.slots[1], MAX_BATCH))
+        return max(self.batch_size, min(self.pass_limit * self.slots[1], MAX_BATCH))
 
     @property
     def batch_limit_is_left_open(self) -> bool:
@@ -164,9 +164,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.max_batch_size in {None, AUTO}
 
     @property
-    def local_limit(self) -> int:
-        """The largest batch that fits one slot, in samples."""
+    def pass_limit(self) -> int:
+        """The largest batch that fits one slot at once, in samples."""
         return self.batch_size if self.max_local_batch is None else self.max_local_batch
+
+    @property
+    def local_limit(self) -> int:
+        """The largest share of a step that a policy may give one slot, in samples.
+
+        A job may start on one slot, so this is at least `batch_size`; a worker takes what is above
+        `pass_limit` in passes.
+        """
+        return max(self.batch_size, self.pass_limit)
 
     @property
     def wanted(self) -> int:
@@ -328,13 +337,9 @@ def _batches(spec: JobSpec) -> list[Problem]:
     if spec.batch_limit < spec.batch_size:
         what = f"max_batch_size {spec.batch_limit} is below batch_size {spec.batch_size}"
         found.append(Problem("max_batch_size", what, "raise the first or lower the second"))
-    if spec.local_limit < spec.batch_size:
-        what = f"max_local_batch {spec.local_limit} is below batch_size {spec.batch_size}"
-        remedy = "a job starts on one slot: raise the first or lower the second"
-        found.append(Problem("max_local_batch", what, remedy))
-    elif spec.max_local_batch is not None and spec.max_local_batch > MAX_BATCH:
-        what = f"{spec.max_local_batch} is above {MAX_BATCH}"
-        found.append(Problem("max_local_batch", what, "choose less"))
+    if spec.max_local_batch is not None and not 1 <= spec.max_local_batch <= MAX_BATCH:
+        what = f"{spec.max_local_batch} is not 1 to {MAX_BATCH}"
+        found.append(Problem("max_local_batch", what, "choose one of these"))
     if spec.lr is not None and not LEAST_RATE <= spec.lr <= MOST_RATE:
         remedy = "give a positive finite number, or leave it out to keep the script's"
         found.append(Problem("lr", f"{spec.lr} is no learning rate", remedy))

@@ -113,13 +113,14 @@ def _add(history: JobHistory, record: Record) -> None:
 def _add_to_groups(history: JobHistory, record: OfGroups) -> None:
     decisions, versions = history.decisions, history.versions
     if isinstance(record, GroupConcluded | SpeedMeasured):
-        if not decisions:
-            return
-        decided = decisions[-1]
-        version = versions[-1] if versions and versions[-1].version == decided.version else None
-        decisions[-1], after = followed(GroupStory(decided, version), record)
-        if after is not None:
-            versions[-1] = after
+        for place in reversed(range(len(decisions))):
+            if versions and versions[-1].version == decisions[place].version:
+                decisions[place], after = followed(
+                    GroupStory(decisions[place], versions[-1]), record
+                )
+                if after is not None:
+                    versions[-1] = after
+                return
         return
     decisions.append(record.decision)
     del decisions[:-KEPT_CHANGES]
@@ -137,18 +138,18 @@ def stories(records: Iterable[tuple[int, OfGroups]]) -> Iterator[tuple[int, Grou
     Yields:
         Each with the position at which it was decided.
     """
-    at, story = 0, None
+    held: list[tuple[int, GroupStory]] = []  # the last group, and what was decided since
     for position, record in records:
         if isinstance(record, GroupConcluded | SpeedMeasured):
-            if story is not None:
-                story = followed(story, record)
+            if held and held[0][1].version is not None:
+                held[0] = (held[0][0], followed(held[0][1], record))
             continue
-        if story is not None:
-            yield at, story
+        if isinstance(record, GroupOrdered):
+            yield from held
+            held = []
         version = record.version if isinstance(record, GroupOrdered) else None
-        at, story = position, GroupStory(record.decision, version)
-    if story is not None:
-        yield at, story
+        held.append((position, GroupStory(record.decision, version)))
+    yield from held
 
 
 def followed(story: GroupStory, record: GroupConcluded | SpeedMeasured) -> GroupStory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from controlplane.policy.api import Plan, SearchStats
 from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, Version
@@ -12,6 +12,10 @@ from schemas.messages.agent import AgentEvent, WorkerSeen
 from schemas.nodes import NodeSpec
 from schemas.sweeps import Value
 
+# Rules of deciding that this release follows: a journal leads where the rules of its time led.
+# 1: operators' orders are followed in part, and are decisions; a script that raised first failed.
+RULES: Final = 1
+
 
 class ControllerStarted(Message, tag="core.controller_started.1"):
     """A new incarnation took over; every node has to greet it again."""
@@ -20,6 +24,7 @@ class ControllerStarted(Message, tag="core.controller_started.1"):
     release: str
     ended_leave: bool = False  # jobs that have ended leave the state; former releases kept them
     sweeps_leave: bool = False  # sweeps, too
+    rules: int = 0  # that its handlers follow, up to `RULES`
 
 
 class JobSubmitted(Message, tag="core.job_submitted.1"):

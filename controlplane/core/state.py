@@ -34,6 +34,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     left_keys: dict[str, JobId] = {}  # of jobs that left, the latest
     ended_leave: bool = False  # jobs that have ended leave, when nothing of them lives
     sweeps_leave: bool = False  # the same of sweeps
+    rules: int = 0  # of the incarnation that decides, see `inputs.RULES`
     leaving: dict[JobId, None] = {}  # with the next input
     left: dict[JobId, Version] = {}  # the latest: nodes that come back hear of them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from setproctitle import setproctitle
+
 from controlplane.core.errors import CoreError
 from controlplane.core.reactor import Reactor
 from controlplane.journal.database import open_for_reading
@@ -92,6 +94,7 @@ def _alone(path: Path) -> Iterator[bool]:
 def main() -> None:
     """Take one; exit code 1 and the reason on standard error if that cannot be."""
     os.nice(NICE)
+    setproctitle(f"ones: snapshot of {sys.argv[1]}")
     try:
         taken = take_snapshot(Path(sys.argv[1]))
     except (JournalError, CoreError, OSError) as error:

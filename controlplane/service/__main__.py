@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+import traceback
 from pathlib import Path
 from typing import Final
 
 import uvloop
+from setproctitle import setproctitle
 
 from controlplane.service import controller_process
-from schemas.errors import OnesError
+from schemas.errors import OnesError, in_one_line
 from schemas.logging_and_watchdog import configure_logging
 
 NEW_OBJECTS: Final = 20_000  # until garbage is looked for; at 700 it is a tenth of all work
@@ -22,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="ones-controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     path = parser.parse_args().config.resolve()
+    setproctitle(f"ones: controller {path}")
     configure_logging()
     gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
     try:
@@ -29,6 +32,10 @@ def main() -> None:
     except OnesError as error:
         sys.stderr.write(f"ones-controller: {error}\n")
         sys.exit(2)
+    except Exception as error:  # noqa: BLE001 - the log ends with the cause, not with a frame
+        traceback.print_exc()
+        sys.stderr.write(f"ones-controller: {in_one_line(error)}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

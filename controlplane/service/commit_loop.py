@@ -16,6 +16,7 @@ import structlog
 from controlplane.core.commands import Announce, Command
 from controlplane.core.history_records import Record
 from controlplane.core.inputs import (
+    RULES,
     CommitsResumed,
     ControllerStarted,
     Input,
@@ -143,7 +144,9 @@ class CommitLoop:
         """
         term = Term(max(self.reactor.state.term + 1, self.reader.term_floor()))
         self.handle(
-            ControllerStarted(term=term, release=release, ended_leave=True, sweeps_leave=True)
+            ControllerStarted(
+                term=term, release=release, ended_leave=True, sweeps_leave=True, rules=RULES
+            )
         )
         return term
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from setproctitle import getproctitle, setproctitle
 
 from elastic.collectives.process_group import ProcessGroup
 from elastic.reporting.report_protocol import Report
@@ -70,6 +71,10 @@ class Membership:
             order: names the members, by rank.
             group: of these members; the present one if only the batch changes.
         """
+        if group.rank != self.group.rank:
+            owner, rank, _ = getproctitle().rpartition(" rank ")
+            if rank and owner.startswith("ones: "):  # not a title of the script's own
+                setproctitle(f"{owner}{rank}{group.rank}")
         self.group = group
         self.workers = tuple(member.worker for member in order.group.members)
 

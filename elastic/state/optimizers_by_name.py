@@ -32,14 +32,16 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
         UsageError: if a container holds nothing, something else or an optimizer twice, or several
             train what is no part of `model`.
     """
+    if _is_optimizer(built):
+        return {"0": built}
     if isinstance(built, Mapping):
         named = {str(key): value for key, value in built.items()}
     elif isinstance(built, list | tuple):
         named = {str(place): value for place, value in enumerate(built)}
     else:
-        return {"0": built}
+        named = {"0": built}
     others = sorted({type(v).__name__ for v in named.values() if not _is_optimizer(v)})
-    if others or len({id(each) for each in named.values()}) != max(1, len(built)):
+    if others or len({id(each) for each in named.values()}) != max(1, len(named)):
         what = f"build_optimizer() gave {', '.join(others) or 'none, or one twice'}"
         raise UsageError(what, "return one optimizer, or a tuple, list or dict of them")
     known = {id(parameter) for parameter in model.parameters()}

@@ -74,6 +74,7 @@ class TrainingState:
         self._tracked = TrackedStates()
         self._scalers = 0  # that were found
         self._resumed_groups: list[dict[str, Any]] = []  # of the optimizers
+        self._loaded: dict[str, Any] | None = None  # from a checkpoint, until training begins
 
     def use(self, tensors: TensorState, stream: SampleStream) -> None:
         """There is something to train, and something to train on.
@@ -323,14 +324,11 @@ class TrainingState:
         Raises:
             UsageError: if a `state_dict` holds what cannot be read back without executing it.
         """
-        try:
-            decode_metadata(encode_metadata(self.metadata()))
-        except Exception as error:  # noqa: BLE001 - a state_dict may hold anything
-            first = str(error).strip().splitlines()[-1][:300]
-            what = f"a tracked state cannot be handed over: {first}"
-            raise UsageError(
-                what, "track only tensors, numbers, text and their containers"
-            ) from None
+        if _can_travel(self.metadata()):
+            return
+        names = [name for name, state in self._tracked.states().items() if not _can_travel(state)]
+        what = f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be handed over"
+        raise UsageError(what, "let state_dict() hold tensors, numbers, text and their containers")
 
     # --- checkpoints
 
@@ -361,6 +359,7 @@ class TrainingState:
         tensors.model.load_state_dict(content["model"])
         load_optimizer_states(tensors.named, content)
         self._resumed_groups = tensors.hyperparameters()
+        self._loaded = content
         self.take_seed(content.get("seed", self.stream.seed))
         cursor = content.get("cursor", 0)
         self.position = TrainingPosition(
@@ -379,6 +378,38 @@ class TrainingState:
         if self.carried is not None:
             self.carried.load(content.get("carried", {}))
         restore_random_state(content["random"])
+
+    def put_back(self) -> bool:
+        """Load the checkpoint's model and optimizer state again if the script changed the model.
+
+        A script that sets its first weights behind `load` does so in a resumed job, too.
+
+        Returns:
+            True if it changed it.
+        """
+        content, self._loaded = self._loaded, None
+        if content is None:
+            return False
+        tensors, loaded = self.tensors(), content["model"]
+        if all(
+            not isinstance(value, torch.Tensor) or torch.equal(value.cpu(), loaded[name])
+            for name, value in tensors.model.state_dict().items()
+        ):
+            return False
+        groups = tensors.hyperparameters()
+        tensors.model.load_state_dict(loaded)
+        load_optimizer_states(tensors.named, content)
+        tensors.take_hyperparameters(groups)
+        return True
+
+
+def _can_travel(state: Any) -> bool:
+    """Return whether `state` can be read back without executing it."""
+    try:
+        decode_metadata(encode_metadata({"state": state}))
+    except Exception:  # noqa: BLE001 - a state_dict may hold anything
+        return False
+    return True
 
 
 def training_of(assignment: Assignment | None) -> TrainingState:

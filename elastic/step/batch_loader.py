@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -19,6 +19,19 @@ from elastic.step.device_batch import to_device
 from elastic.step.step_executor import StepExecutor
 from elastic.step.stream_reader import StreamReader
 from elastic.training_errors import UsageError
+
+OPTIONS: Final = frozenset({
+    "collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
+    "pin_memory", "prefetch_factor", "timeout", "worker_init_fn",
+})  # fmt: skip
+_ORDER: Final = "the agent shuffles, each epoch in an order of its own: leave set_epoch out"
+REMEDIES: Final = {
+    "sampler": _ORDER,
+    "batch_sampler": _ORDER,
+    "batch_size": "agent.batch_size is the global batch, len(targets) a worker's part of it",
+    "drop_last": "say agent.load(..., drop_last=True); len(loader) counts the batches",
+    "generator": "the job's seed decides: `seed` in the job file, or from_env(seed=...)",
+}
 
 
 class _MicroBatchSampler:
@@ -95,6 +108,14 @@ class ElasticLoader:
         if isinstance(dataset, IterableDataset):
             dataset = self._reader = StreamReader(dataset, training.stream)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """An option of torch's DataLoader; those that choose samples are the agent's."""
+        if name in OPTIONS:
+            return getattr(self._loader, name)
+        what = f"{type(self).__name__!r} object has no attribute {name!r}"
+        remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
+        raise AttributeError(f"{what}{remedy}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[Any]:
         """Batches to the end of the epoch, or until the job is done.

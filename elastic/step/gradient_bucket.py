@@ -7,6 +7,7 @@ batch. DistributedDataParallel is not used, because it cannot change its group (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import torch
 from torch import nn
@@ -14,6 +15,10 @@ from torch import nn
 from elastic.hooks.backward_passes import listen, unlisten
 from elastic.state.state_tensors import dense_strides
 from elastic.training_errors import UsageError
+
+SPARSE: Final = (
+    "the script makes sparse gradients", "use sparse=False: groups reduce dense ones"
+)  # fmt: skip
 
 
 class Reducer:
@@ -38,6 +43,7 @@ class Reducer:
         self.active = False  # a group of one needs nothing of all this
         self.watches = False  # for gradients that the script had kept, other than zeros
         self.found_kept = False
+        self._looks = True  # for sparse gradients
         self.losses: list[torch.Tensor] = []  # of this step, as `backward` saw them
         self.judge: Callable[[torch.Tensor], None] | None = None  # of losses, before their pass
         for index, parameter in enumerate(self.parameters):
@@ -94,6 +100,12 @@ class Reducer:
         """Whether gradients were found that the script had kept, since `watches` was set."""
         found, self.found_kept, self.watches = self.found_kept, False, False
         return found
+
+    def is_sparse(self) -> bool:
+        """Return whether a gradient is sparse; looks at them once."""
+        looks, self._looks = self._looks, False
+        grads = [parameter.grad for parameter in self.parameters] if looks else []
+        return any(grad is not None and grad.layout is not torch.strided for grad in grads)
 
     # --- what a step's reduction does with it
 
@@ -213,8 +225,7 @@ class Reducer:
             grad = parameter.grad
             if weight and self._fired[index] and grad is not None:
                 if grad.layout is not torch.strided:
-                    what = "the script makes sparse gradients"
-                    raise UsageError(what, "use sparse=False: groups reduce dense ones")
+                    raise UsageError(*SPARSE)
                 sources.append(grad)
                 targets.append(self._views[index])
             else:

@@ -52,7 +52,7 @@ def hook_training(
     if len(tensors.optimizers) > 1:
         if managed:  # a remainder must not make it several passes
             bound += training.stream.least - 1
-        turns = OptimizerTurns(training, GradientOrigins(tensors.trained()) if managed else None)
+        turns = OptimizerTurns(training, GradientOrigins(tensors.trained()))
     reducer = Reducer(tensors.trained(), executor.backward_over)
     loader = ElasticLoader(
         train_set,

@@ -22,10 +22,10 @@ class OptimizerTurns:
 
     Args:
         training: of this worker.
-        origins: of the gradients; None: nobody asks, because no worker ever joins.
+        origins: of the gradients.
     """
 
-    def __init__(self, training: TrainingState, origins: GradientOrigins | None) -> None:
+    def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training
         self._origins = origins
         self._passes = 0  # backward passes of the present batch
@@ -47,8 +47,7 @@ class OptimizerTurns:
             return
         self._undo = StepUndo(self._training) if may_break else None
         self._broken, self._reached = False, None
-        if self._origins is not None:
-            self._origins.begin()
+        self._origins.begin()
 
     def backward_over(self, micro_batch: MicroBatch) -> int:
         """An outermost backward pass is over; its place among those of the batch, from 0.
@@ -59,8 +58,7 @@ class OptimizerTurns:
         Raises:
             UsageError: if an optimizer had its turn before it, and the step takes several passes.
         """
-        if self._origins is not None:
-            self._origins.backward_over()
+        self._origins.backward_over()
         if self._stepped and not (micro_batch.first and micro_batch.last):
             what = (
                 "an optimizer steps between two backward passes of a batch, and this worker takes "
@@ -101,7 +99,7 @@ class OptimizerTurns:
         Args:
             optimizer: that is about to step.
         """
-        return self._origins is not None and self._origins.are_earlier(optimizer)
+        return self._origins.are_earlier(optimizer)
 
     def take_back(self) -> bool:
         """Undo the step, as far as it got; whether the state of the step before is here again."""

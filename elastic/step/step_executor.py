@@ -21,7 +21,7 @@ from elastic.reporting.sample_id_records import SampleRecords
 from elastic.samples.micro_batch import MicroBatch, StepOutcome
 from elastic.state.training_state import TrainingState
 from elastic.step.carried_rows import CarriedRows
-from elastic.step.gradient_bucket import Reducer
+from elastic.step.gradient_bucket import SPARSE, Reducer
 from elastic.step.gradient_reduction import Contribution, StepReduction
 from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.step.summed_losses import Summed, how_summed
@@ -73,6 +73,7 @@ class StepExecutor:
         self._judges = True  # losses, in the process's first batch
         self.counts_steps = True  # schedulers that step in the loop; else epochs, for a while
         self._unclear = False  # one of them ended in a sum
+        self._warned: set[str] = set()  # what a worker that is alone was told
 
     def use(self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None) -> None:
         """From now on there is something to train.
@@ -92,14 +93,27 @@ class StepExecutor:
         Raises:
             UsageError: if it is not.
         """
-        if self._reducer is None or self._membership.group.size == 1:
+        if self._reducer is None:
             return
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
         for_a_while = self._turns is not None and set(trained) <= set(summed)  # frozen for another
         if trained != summed and not for_a_while:
             what = "the parameters that are trained changed after load()"
-            raise UsageError(what, "freeze, unfreeze and add parameters in build_model")
+            self._refuse_in_group(what, "freeze, unfreeze and add parameters in build_model")
+
+    def check_tracked(self) -> None:
+        """Training begins: what is tracked must be able to travel.
+
+        Raises:
+            UsageError: if it is not, unless this worker is alone for ever.
+        """
+        try:
+            self._training.check_metadata()
+        except UsageError as error:
+            if self._membership.me:
+                raise
+            self._warn("a cluster", error.message, error.hint)
 
     # --- what a framework's own loop asks
 
@@ -145,7 +159,7 @@ class StepExecutor:
             self._reducer.active = grouped or several
             self._reducer.losses.clear()
             self._reducer.watches = micro_batch.first and not self._updated and self._turns is None
-            judges = self._judges and self._membership.me and len(micro_batch.ids) > 1
+            judges = self._judges and len(micro_batch.ids) > 1
             self._reducer.judge = self._judge_loss if judges else None
         if self._turns is not None:
             full = self._membership.has_full_state
@@ -246,6 +260,8 @@ class StepExecutor:
                 self._reducer.discard()  # the group broke in an earlier pass of this batch
             return
         self._refuse_accumulation()
+        if self._reducer is not None and not self._reducer.active and self._reducer.is_sparse():
+            self._refuse_in_group(*SPARSE)
         self._skips = not micro_batch.last
         place = self._turns.backward_over(micro_batch) if self._turns is not None else 0
         if micro_batch.last:
@@ -276,10 +292,24 @@ class StepExecutor:
             remedy: what it may do instead.
 
         Raises:
-            UsageError: unless this worker is alone for ever.
+            UsageError: unless this worker is alone for ever, which is told of it once.
         """
-        if self._micro_batch is not None and self._membership.me:
+        if self._micro_batch is None:
+            return
+        if self._membership.me:
             raise UsageError(what, remedy)
+        self._warn("a cluster", what, remedy)
+
+    def _refuse_in_group(self, what: str, remedy: str) -> None:
+        """Raise a UsageError in a group of several workers; tell a single one once."""
+        if self._membership.group.size > 1:
+            raise UsageError(what, remedy)
+        self._warn("a group of workers", what, remedy)
+
+    def _warn(self, who: str, what: str, remedy: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            sys.stderr.write(f"[ones] {who} refuses this: {what}; {remedy}\n")
 
     def _judge_loss(self, loss: torch.Tensor) -> None:
         """A loss that is a sum would count a worker's samples more, the more it has.

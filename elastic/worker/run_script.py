@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from setproctitle import setproctitle
 
 import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
 from elastic.collectives.nccl_environment import nccl_environment
@@ -20,7 +21,7 @@ from elastic.reporting.report_file import report_file
 from elastic.state.checkpoint_writer import drain_checkpoints
 from elastic.state.job_seed import begin_generators
 from schemas.codec import ASSIGNMENT
-from schemas.errors import OnesError
+from schemas.errors import in_one_line, root_cause
 from schemas.messages.agent import ScriptFailed
 from schemas.messages.worker import Assignment
 
@@ -50,6 +51,8 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
         OSError: for a file that cannot be read or made; no line of the user's ran.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
+    owner = f"{assignment.user}/" if assignment.user else ""
+    setproctitle(f"ones: {owner}{assignment.job} rank {assignment.rank}")
     os.environ.update(assignment.env)
     if assignment.env.get("CUDA_VISIBLE_DEVICES"):
         os.environ.update(nccl_environment(assignment.address, os.environ))
@@ -86,7 +89,8 @@ def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _F
         run()
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker
         traceback.print_exception(error)
-        failures.tell(_one_line(error), _where(error.__cause__ or error, workdir / "sweep"))
+        place = _where(error.__cause__ or root_cause(error), workdir / "sweep")
+        failures.tell(in_one_line(error), place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -149,13 +153,16 @@ def _run_source(
         code = compile(source, str(script), "exec")
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
     except SystemExit as leaving:
+        if failures and not isinstance(leaving.code, int | None):
+            failures.tell(in_one_line(leaving), _where(leaving, script))
         return _exit_code(leaving)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the script
         shown = _script_part(error, script)
         shown = shown or error.__traceback__
         traceback.print_exception(type(error), error, shown)
         if failures:
-            failures.tell(_one_line(error), _where(error, script))
+            place = _where(root_cause(error), script) or _where(error, script)
+            failures.tell(in_one_line(error), place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -167,15 +174,6 @@ def _exit_code(leaving: SystemExit) -> int:
         return leaving.code & 0xFF
     sys.stderr.write(f"{leaving.code}\n")
     return 1
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    name = type(error).__name__
-    shown = error.message if isinstance(error, OnesError) else (text[0] if text else "")
-    hint = f"; {error.hint}" if isinstance(error, OnesError) and error.hint else ""
-    line = f"{name}: {shown}{hint}" if shown else name
-    return "".join(c if c.isprintable() else " " for c in line)
 
 
 def _script_part(error: BaseException, script: Path) -> types.TracebackType | None:

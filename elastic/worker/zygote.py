@@ -28,6 +28,7 @@ from typing import Final, NoReturn
 
 import torch
 import torch.utils.data
+from setproctitle import setproctitle
 
 from elastic.imports_uncollected import imports_uncollected
 from elastic.worker import run_script
@@ -36,6 +37,7 @@ from schemas.codec import TO_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.messages import Message
 from schemas.messages.worker import (
+    ZYGOTE_TITLE,
     ExitStatus,
     Fork,
     Forked,
@@ -307,6 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="elastic.worker.zygote", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     path = parser.parse_args().socket
+    setproctitle(f"{ZYGOTE_TITLE} {path}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.save({}, io.BytesIO())  # imports what the first checkpoint would import
     gc.collect()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from schemas.groups import Group, Member
 from schemas.ids import JobId, Rank, Version
 from schemas.jobs import JobSpec
@@ -27,6 +29,8 @@ from schemas.messages.agent import (
 )
 from schemas.messages.hopping import UnitTask
 
+ZYGOTE_TITLE: Final = "ones: zygote"  # of its process; the path of its socket follows
+
 
 class Assignment(Message, tag="worker.assignment.3"):
     """What one worker is to do; a file in its folder, written by the agent before the fork."""
@@ -46,6 +50,7 @@ class Assignment(Message, tag="worker.assignment.3"):
     granted: bool = True  # the slot's device is free; else it is granted later
     states: str = ""  # folder of the job's states on the node, if it is a sweep
     token: str = ""  # to be shown in greetings; empty: an older agent or zygote knows of none
+    user: str = ""  # who submitted the job; empty: an older agent
 
 
 class WorkerHello(Message, tag="worker.hello.1"):

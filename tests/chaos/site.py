@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from schemas.link import write_keys
+from schemas.messages.worker import ZYGOTE_TITLE
 from tests.chaos.network import Network
 
 CONTROL: Final = "control"
@@ -166,17 +167,17 @@ class Site:
 
     def searches(self) -> list[int]:
         """The process of the policy."""
-        return [p for p in self.pids(CONTROL) if "search_process" in _command(p)]
+        return [p for p in self.pids(CONTROL) if _command(p).startswith("ones: search")]
 
     def zygotes(self, name: str) -> list[int]:
         """Those that fork workers at a node, not the workers."""
-        every = {p: _parent(p) for p in self.pids(name) if "elastic.worker.zygote" in _command(p)}
+        every = {p: _parent(p) for p in self.pids(name) if _command(p).startswith(ZYGOTE_TITLE)}
         return [p for p, parent in every.items() if parent not in every]
 
     def workers(self, name: str) -> list[int]:
         """Processes that train at a node."""
-        every = {p: _parent(p) for p in self.pids(name) if "elastic.worker.zygote" in _command(p)}
-        return [p for p, parent in every.items() if parent in every]
+        zygotes = self.zygotes(name)
+        return [p for p in self.pids(name) if _parent(p) in zygotes]
 
     def sockets(self, name: str) -> list[Path]:
         """The sockets that lie in files at a node."""

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from elastic.samples.batch_schedule import Schedule, ScheduleRow
+from elastic.samples.sample_stream import SampleStream
 from elastic.state import checkpoint_files, checkpoint_writer
 from elastic.state.checkpoint_files import (
     FORMAT,
@@ -27,6 +30,8 @@ from elastic.state.checkpoint_writer import CheckpointWriter
 from elastic.state.epoch_reports import EpochReports
 from elastic.state.host_copy import copy_to_host
 from elastic.state.random_state import random_state, restore_random_state
+from elastic.state.state_tensors import TensorState
+from elastic.state.training_state import TrainingState
 from elastic.state.transfer_metadata import decode_metadata, encode_metadata
 from elastic.training_errors import CheckpointError
 from schemas.groups import ResumePoint
@@ -316,3 +321,34 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     restore_random_state(load_checkpoint(path)["random"])
 
     assert draw() == first
+
+
+def resumed_training() -> tuple[TrainingState, nn.Module, torch.optim.Optimizer]:
+    """A job that has just loaded its checkpoint, whose weights are 1 and momentum 2."""
+    training = TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=0)
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    training.use(TensorState(model, optimizer), SampleStream(0, 4))
+    nn.init.ones_(model.weight)
+    optimizer.state[model.weight]["momentum_buffer"] = torch.full((1, 1), 2.0)
+    training.load_checkpoint(training.checkpoint())
+    return training, model, optimizer
+
+
+def test_weights_that_a_script_sets_behind_load_do_not_replace_those_of_a_checkpoint() -> None:
+    training, model, optimizer = resumed_training()
+    model.weight.data.fill_(7.0)  # as DCGAN's weights_init does, unseen by version counters
+    optimizer.state.clear()
+    optimizer.param_groups[0]["lr"] = 0.25
+
+    put_back = [training.put_back(), training.put_back()]
+
+    kept = optimizer.state[model.weight]["momentum_buffer"].item()
+    assert put_back == [True, False]
+    assert (model.weight.item(), kept, optimizer.param_groups[0]["lr"]) == (1.0, 2.0, 0.25)
+
+
+def test_a_script_that_leaves_the_model_as_it_was_loaded_hears_nothing() -> None:
+    training, _, _ = resumed_training()
+
+    assert not training.put_back()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -88,3 +90,32 @@ def test_a_line_of_a_script_is_told_whatever_folder_the_script_lies_in(tmp_path:
         runpy.run_path(str(folder / "train.py"))
 
     assert _where(raised.value, folder / "train.py") == "train.py:2"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import sys\nsys.exit()", []),
+        ("import sys\nsys.exit(3)", []),
+        ("import sys\nsys.exit('no data: mount it')", [("no data: mount it", "train.py:2")]),
+        (
+            (
+                "def f():\n  raise OSError('gone')\ntry: f()\n"
+                "except OSError as e: raise ExceptionGroup('of tasks', [e])"
+            ),
+            [("OSError: gone", "train.py:2")],
+        ),
+    ],
+)
+def test_the_cluster_is_told_what_a_script_ended_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    heard: list[tuple[str, str]] = []
+    failures: Any = SimpleNamespace(tell=lambda *said: heard.append(said))
+
+    run_script._run_source(tmp_path / "train.py", script.encode(), [], failures)
+
+    assert heard == told

@@ -262,7 +262,7 @@ def test_only_what_another_reduction_may_follow_is_copied(
     _, optimizers, _ = loaded(agent, two)
     kept: list[int] = []
     monkeypatch.setattr(StepUndo, "keep", lambda _, which: kept.append(optimizers.index(which)))
-    turns = OptimizerTurns(agent._training, None)
+    turns = OptimizerTurns(agent._training, GradientOrigins([]))
 
     def copied(step: int, sequence: str) -> tuple[list[int], bool | None]:
         kept.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -247,6 +248,47 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD([*parameters, elsewhere], lr=0.1)
 
 
+def linear() -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def load(agent: Any, model: Any = linear, optimizer: Any = sgd, data: Any = IDS) -> None:
+    agent.load(model, optimizer, data, batch_size=2)
+
+
+def test_an_error_of_the_script_s_own_in_a_builder_stays_as_it_is(agent: ScalingAgent) -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        load(agent, optimizer=lambda parameters: sgd(parameters[0].missing))
+
+
+def test_options_of_a_loader_that_choose_no_samples_can_be_asked_for(agent: ScalingAgent) -> None:
+    loader: Any = loaded(agent)[2]
+
+    assert (loader.num_workers, loader.pin_memory, loader.timeout) == (0, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("sampler", "leave set_epoch out"),
+        ("batch_sampler", "leave set_epoch out"),
+        ("batch_size", "agent.batch_size is the global batch, len("),
+        ("drop_last", "say agent.load(..., drop_last=True)"),
+        ("generator", "the job's seed decides"),
+        ("other", "no attribute 'other'"),
+    ],
+)
+def test_an_attribute_that_a_loader_does_not_have_names_the_remedy(
+    agent: ScalingAgent, name: str, remedy: str
+) -> None:
+    with pytest.raises(AttributeError, match=re.escape(remedy)):
+        getattr(loaded(agent)[2], name)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -284,6 +326,36 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             "shuffle=True.* in the order of train_set's __iter__; put weights and filters, and shu",
         ),
         (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
+        (lambda agent: load(agent, model=nn.Linear(1, 1)), "build_model is of Linear, not a fun"),
+        (lambda agent: load(agent, model=lambda p: p), r"build_model\(p\) is called with nothing"),
+        (lambda agent: load(agent, model=lambda: None), "gave None, not one torch.nn.Module"),
+        (
+            lambda agent: load(agent, model=sgd, optimizer=linear),
+            r"build_model\(parameters.*\) is called with nothing",
+        ),
+        (
+            lambda agent: load(agent, model=sgd(linear().parameters()), optimizer=linear()),
+            "in the wrong order; write agent.load",
+        ),
+        (
+            lambda agent: load(agent, optimizer=sgd(linear().parameters())),
+            "build_optimizer is of SGD, not a function",
+        ),
+        (
+            lambda agent: load(agent, optimizer=lambda model: sgd(model.parameters())),
+            r"takes 'parameters' of its argument, which is no model; write .*lambda parameters:",
+        ),
+        (
+            lambda agent: load(agent, optimizer=lambda: None),
+            r"build_optimizer\(\) is called with the model's parameters",
+        ),
+        (lambda agent: load(agent, optimizer=lambda _: None), r"build_optimizer\(\) gave NoneType"),
+        (lambda agent: load(agent, data=TensorDataset), "function or class: give a map-style data"),
+        (
+            lambda agent: loaded(agent, of=lambda: nn.Sequential(nn.LazyLinear(1), nn.ReLU())),
+            r"layer '0' of the model \(LazyLinear\) has no shape yet; run one batch through",
+        ),
+        (lambda agent: passes_and_state(agent, 0), "max_local_batch 0 is below 1; raise it"),
     ],
 )
 def test_wrong_use_says_what_to_do(agent: ScalingAgent, wrong: object, text: str) -> None:
@@ -299,6 +371,63 @@ def test_a_worker_knows_the_place_that_it_is_going_to_have() -> None:
     second = ScalingAgent(assignment(run(A, on={S0: 32, S1: 32}), rank=1), None)
 
     assert (second.rank, second.world_size) == (1, 2)
+
+
+def ones_model() -> nn.Module:
+    model = nn.Linear(1, 1)
+    nn.init.ones_(model.weight)
+    nn.init.ones_(model.bias)
+    return model
+
+
+def passes_and_state(
+    agent: ScalingAgent, bound: int | None
+) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Return the sizes of one epoch's passes, and the model that it ends with."""
+    model, optimizer, loader = agent.load(
+        ones_model,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        IDS,
+        batch_size=8,
+        max_local_batch=bound,
+        lr_scaling="none",
+    )
+    sizes = []
+    for _ in agent.epochs(1):
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            sizes.append(len(batch))
+    return sizes, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("script", "job_file", "sizes", "said"),
+    [
+        (None, None, [8, 2], ""),
+        (3, None, [3, 3, 2, 2], ""),
+        (None, 3, [3, 3, 2, 2], ""),
+        (4, 3, [3, 3, 2, 2], "[ones] max_local_batch 3 of the job file wins over the script's 4\n"),
+    ],
+)
+def test_a_batch_above_what_fits_is_taken_in_passes_whoever_states_it(
+    capsys: pytest.CaptureFixture[str],
+    script: int | None,
+    job_file: int | None,
+    sizes: list[int],
+    said: str,
+) -> None:
+    how = {"batch_size": 8, "max_batch_size": 8, "max_local_batch": job_file, "seed": 0}
+    managed = ScalingAgent(assignment(run(A, on={S0: 8}, **how)), None)
+    taken, state = passes_and_state(managed, script)
+    whole = ScalingAgent.from_env(seed=0)
+    _, expected = passes_and_state(whole, None)
+
+    assert (taken, capsys.readouterr().err) == (sizes, said)
+    torch.testing.assert_close(state, expected)
+    for agent in (managed, whole):
+        agent._reducer.close()  # type: ignore[union-attr]
 
 
 def test_what_is_tracked_before_load_comes_back_with_a_checkpoint_too(agent: ScalingAgent) -> None:
@@ -372,3 +501,52 @@ def test_schedulers_of_every_make_and_scalers_are_found(agent: ScalingAgent) -> 
         "scaler 1": scaler,
     }
     assert tracked.states()["scheduler 5"] == {"calls": 3}
+
+
+class Pickled:
+    """Its state cannot be read back without executing it."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"f": Pickled}
+
+    def load_state_dict(self, _: object) -> None: ...
+
+
+def all_that_groups_refuse(agent: ScalingAgent) -> None:
+    """Train two epochs of four samples each in ways that only one process can."""
+    model, optimizer, loader = agent.load(
+        lambda: nn.Sequential(nn.Embedding(10, 1, sparse=True), nn.Linear(1, 1)),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.001),
+        TensorDataset(torch.arange(4)),
+        batch_size=2,
+    )
+    agent.track(odd=Pickled())
+    for _ in agent.epochs(2):
+        for (batch,) in loader:
+            nn.functional.mse_loss(model(batch), torch.ones(2, 1), reduction="sum").backward()
+        optimizer.step()
+        model[1].bias.requires_grad = False  # type: ignore[index]
+
+
+def test_what_a_cluster_refuses_is_said_once_to_a_script_that_is_alone(
+    agent: ScalingAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    all_that_groups_refuse(agent)
+
+    in_groups = "[ones] a group of workers refuses this:"
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        "[ones] a cluster refuses this: the tracked state of odd cannot be handed over",
+        "[ones] a cluster refuses this: the loss is a sum over the batch",
+        f"{in_groups} the script makes sparse gradients",
+        "[ones] a cluster refuses this: the script accumulates gradients over several batches",
+        f"{in_groups} the parameters that are trained changed after load()",
+    ]
+
+
+def test_what_a_cluster_refuses_is_an_error_on_one() -> None:
+    managed = ScalingAgent(assignment(run(A)), None)
+    with pytest.raises(UsageError, match="the tracked state of odd"):
+        all_that_groups_refuse(managed)
+
+    managed._reducer.close()  # type: ignore[union-attr]

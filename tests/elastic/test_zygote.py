@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import select
 import sys
@@ -12,10 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+import torch
 
+from elastic.collectives.process_group import ProcessGroup
+from elastic.group import membership
 from elastic.worker import zygote as zygote_module
 from nodeagent.agent_errors import NodeStartError
 from nodeagent.worker_folders import NodeFolders, WorkerFolder
@@ -24,7 +29,7 @@ from schemas.ids import WorkerId
 from schemas.messages.agent import ScriptFailed
 from schemas.messages.worker import ExitStatus
 from tests.elastic.peers import FORKS
-from tests.support.builders import A, assignment, run
+from tests.support.builders import S0, S1, A, assignment, run
 
 pytestmark = pytest.mark.slow
 LIMIT_S: Final = 60.0
@@ -83,7 +88,7 @@ async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node
     work.mkdir()
     given = assignment(run(A))
     spec = msgspec.structs.replace(given.spec, record_samples=True)
-    given = msgspec.structs.replace(given, workdir=str(work), spec=spec)
+    given = msgspec.structs.replace(given, workdir=str(work), spec=spec, user="alice")
     (work / given.spec.script).write_text(script)
     folder = folders.worker(WorkerId(f"{A}.v1.r0"))
     folder.write_assignment(given)
@@ -233,3 +238,43 @@ async def test_a_worker_that_is_held_as_its_agent_dies_does_not_begin(tmp_path: 
 
     asked.cancel()
     assert (here.folder.mark(), here.folder.exit()) == (None, None)
+
+
+TITLES: Final = """
+import json, os, pathlib
+shown = [pathlib.Path(f"/proc/{pid}/cmdline").read_text() for pid in (os.getpid(), os.getppid())]
+pathlib.Path("titles").write_text(json.dumps([text.rstrip(chr(0)) for text in shown]))
+"""
+
+
+async def test_processes_are_shown_by_what_they_are(tmp_path: Path) -> None:
+    async with node(tmp_path, TITLES) as here:
+        assert await here.fork() == ""
+        await here.ended()
+
+        titles = json.loads((here.work / "titles").read_text())
+        assert titles == [f"ones: alice/{A} rank 0", f"ones: zygote {here.socket}"]
+
+
+@pytest.mark.parametrize(
+    ("title", "after"),
+    [
+        (f"ones: alice/{A} rank 2", f"ones: alice/{A} rank 0"),
+        ("python train.py rank 2", "python train.py rank 2"),
+        ("ones: zygote /run/z.sock", "ones: zygote /run/z.sock"),
+    ],
+)
+def test_the_title_of_a_worker_follows_its_rank(
+    monkeypatch: pytest.MonkeyPatch, title: str, after: str
+) -> None:
+    titles = [title]
+    monkeypatch.setattr(membership, "getproctitle", lambda: titles[-1])
+    monkeypatch.setattr(membership, "setproctitle", titles.append)
+    delta = run(A, on={S0: 32, S1: 32})
+    member = membership.Membership.begin(assignment(delta, rank=1), torch.device("cpu"))
+    group = ProcessGroup(2, 0, 1, torch.device("cpu"))
+
+    member.enter(Mock(group=delta.group), group)
+    member.enter(Mock(group=delta.group), group)
+
+    assert titles == ([title] if after == title else [title, after])

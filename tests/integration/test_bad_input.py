@@ -30,7 +30,7 @@ from tests.support.sizes import examples
         ({"script": "train.sh"}, "script", "scripts are Python; train.sh is not; give the Python"),
         ({"max_batch_size": 4}, "max_batch_size", "raise the first or lower the second"),
         ({"max_batch_size": "kep"}, "max_batch_size", "give one of these, or leave it out"),
-        ({"max_local_batch": 4}, "max_local_batch", "raise the first or lower the second"),
+        ({"max_local_batch": 0}, "max_local_batch", "choose one of these"),
         ({"slots": [4, 2]}, "slots", "1 <= least <= most"),
         ({"lr": float("nan")}, "lr", "positive finite number"),
         ({"batch_size": "many"}, "batch_size", "correct this key"),

@@ -196,7 +196,7 @@ def test_workers_survive_a_stop_of_the_agent(box: Box) -> None:
 
     box.run("systemctl", "stop", "ones-agent")
     state = box.run("systemctl", "is-active", "ones-agent", check=False).stdout
-    workers = box.run("pgrep", "-f", "elastic.worker.zygote").stdout.split()
+    workers = box.run("pgrep", "-f", f"^ones: zygote|/{job} rank 0").stdout.split()
     box.run("systemctl", "start", "ones-agent")
 
     assert state == "inactive\n"

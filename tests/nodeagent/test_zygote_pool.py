@@ -19,7 +19,7 @@ from nodeagent.job_accounts import Account
 from nodeagent.owned_files import Owner
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.zygote_pool import ZygoteConnection, ZygotePool
-from nodeagent.zygote_process import MODULE, spawn
+from nodeagent.zygote_process import is_zygote, spawn
 from tests.support.file_trees import let_pass
 
 
@@ -144,12 +144,28 @@ def zygotes(folders: NodeFolders) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter(["cmdline"])
-        if MODULE in (given := process.info["cmdline"] or [])
-        and any(argument.startswith(f"{folders.sockets}/") for argument in given)
+        if is_zygote(process, f"{folders.sockets}/")
     ]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [
+        (["python", "-P", "-m", "elastic.worker.zygote", "--socket", "/run/a/z.sock"], True),
+        (["ones: zygote /run/a/z.sock", "", ""], True),
+        (["ones: zygote /run/b/z.sock"], False),
+        (["ones: alice/a-1 rank 0"], False),
+        (["tail", "-f", "/run/a/z.log"], False),
+        (None, False),
+    ],
+)
+def test_a_zygote_is_known_by_its_command_line_and_then_by_its_title(
+    command: list[str] | None, *, known: bool
+) -> None:
+    assert is_zygote(Mock(info={"cmdline": command}), "/run/a/") is known
+
+
 @pytest.mark.parametrize(
     ("end", "blames_the_node"), [("kill -9 $$", True), ("kill -15 $$", True), ("exit 1", False)]
 )

@@ -9,6 +9,7 @@ import pytest
 from schemas.ids import JobId
 from schemas.jobs import (
     MAX_ARGS,
+    MAX_BATCH,
     MAX_FAMILY,
     MAX_TEXT,
     SWEEP_SCRIPT,
@@ -272,14 +273,18 @@ def test_a_limit_below_the_batch_is_refused() -> None:
     )
 
 
-def test_a_batch_that_does_not_fit_one_slot_is_refused() -> None:
-    assert problems(spec(max_local_batch=16)) == (
-        Problem(
-            "max_local_batch",
-            "max_local_batch 16 is below batch_size 32",
-            "a job starts on one slot: raise the first or lower the second",
-        ),
-    )
+def test_a_batch_above_what_fits_one_slot_is_accepted_since_it_is_taken_in_passes() -> None:
+    job = spec(max_local_batch=16, slots=(1, 4))
+
+    assert problems(job) == ()
+    assert (job.pass_limit, job.local_limit, job.batch_limit) == (16, 32, 4 * 16)
+
+
+@pytest.mark.parametrize("bound", [0, -1])
+def test_a_pass_has_a_sample_at_least(bound: int) -> None:
+    expected = Problem("max_local_batch", f"{bound} is not 1 to {MAX_BATCH}", "choose one of these")
+
+    assert problems(spec(max_local_batch=bound)) == (expected,)
 
 
 def test_limits_equal_to_the_batch_are_accepted() -> None:

@@ -208,7 +208,9 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
         ),
         (
             {"max_local_batch": MAX_BATCH + 1},
-            Problem("max_local_batch", f"{MAX_BATCH + 1} is above {MAX_BATCH}", "choose less"),
+            Problem(
+                "max_local_batch", f"{MAX_BATCH + 1} is not 1 to {MAX_BATCH}", "choose one of these"
+            ),
         ),
         (
             {"workdir": "x" * (MAX_PATH + 1)},

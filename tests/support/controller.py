@@ -12,7 +12,7 @@ from controlplane.core import invariants
 from controlplane.core.commands import Announce, AskForPlan, Command
 from controlplane.core.history_read_model import JobHistories, JobHistory
 from controlplane.core.history_records import JobLeft
-from controlplane.core.inputs import ControllerStarted, Input, NodeLost, NodeReported
+from controlplane.core.inputs import RULES, ControllerStarted, Input, NodeLost, NodeReported
 from controlplane.core.model.job import Job
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.reactor import Reactor
@@ -81,14 +81,18 @@ class Controller:
         ]
         return [_unnumbered(command) for command in commands]
 
-    def start(self, *, ended_leave: bool = False, sweeps_leave: bool = False) -> list[Command]:
+    def start(
+        self, *, ended_leave: bool = False, sweeps_leave: bool = False, rules: int = RULES
+    ) -> list[Command]:
         """Begin the next incarnation; in that of a service, jobs that have ended leave."""
-        term = Term(self.state.term + 1)
-        return self.take(
-            ControllerStarted(
-                term=term, release="0", ended_leave=ended_leave, sweeps_leave=sweeps_leave
-            )
+        started = ControllerStarted(
+            term=Term(self.state.term + 1),
+            release="0",
+            ended_leave=ended_leave,
+            sweeps_leave=sweeps_leave,
+            rules=rules,
         )
+        return self.take(started)
 
     def submit(self, name: str = "a", **changes: Any) -> list[Command]:
         return self.take(builders.submission(name, **changes))

@@ -615,6 +615,7 @@ _ON_A_NODE: Final = (
         granted=False,
         states="/var/ones/work/.states/digits-7",
         token=SHOWN,
+        user="alice",
     ),
     worker.WorkerHello(**_WORKER, pid=4711, token=SHOWN),
     worker.Reported(**_WORKER, count=3),

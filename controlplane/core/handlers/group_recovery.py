@@ -234,6 +234,8 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
     """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting):
+        if status.script.error and ctx.state.rules:
+            return  # one of them raised; its end, which is about to come, decides
         if version == status.group.version:
             restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
         elif version > status.group.version:

@@ -37,7 +37,7 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
         event: its term and release.
     """
     state = ctx.state
-    state.term = event.term
+    state.term, state.rules = event.term, event.rules
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
     for node in state.nodes.values():
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)

@@ -13,6 +13,7 @@ from controlplane.core.handlers.group_start import start
 from controlplane.core.handlers.job_ends import withdraw
 from controlplane.core.handlers.swaps import begin
 from controlplane.core.handlers.swaps import reconcile_all as reconcile_swaps
+from controlplane.core.history_records import Decided
 from controlplane.core.inputs import (
     OverrideDue,
     PauseRequested,
@@ -29,6 +30,7 @@ from controlplane.policy.api import Reason
 from controlplane.policy.planning.packing import split
 from schemas.ids import Seconds, SlotId, node_of
 from schemas.messages.agent import SUSPEND
+from schemas.messages.client import Decision
 from schemas.messages.feed import Detail
 
 # --- what operators ask for
@@ -59,7 +61,8 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
         slots = before.slots if before else None
     batch = event.batch if event.batch is not None else (before.batch if before else None)
     override = ManualOverride(user=event.user, slots=slots, batch=batch, on=on, paused=paused)
-    _set_override(ctx, job, override)
+    asked = _named(event.slots, event.batch, event.on) if event.slots != 0 else "a pause"
+    _set_override(ctx, job, override, f"asked for {asked}")
 
 
 def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
@@ -79,7 +82,7 @@ def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
     override = ManualOverride(
         user=event.user, slots=was.slots, batch=was.batch, on=was.on, paused=True
     )
-    _set_override(ctx, job, override)
+    _set_override(ctx, job, override, "asked for a pause")
 
 
 def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
@@ -100,14 +103,18 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
     if event.auto or (was.slots is None and was.batch is None and not was.on):
         job.override, job.override_waits, job.changed_at = None, "", ctx.state.version
         ctx.state.overrides.pop(job.job, None)
+        ended = "gave the job back to the policy" if event.auto else "ended the pause"
+        _note_order(ctx, job, was, f"{event.user} {ended}", f"resumed by {event.user}")
         ctx.announce("job.override", job, {"user": event.user, "override": "off"})
         ctx.ask = True
         return
     override = ManualOverride(user=event.user, slots=was.slots, batch=was.batch, on=was.on)
-    _set_override(ctx, job, override)
+    _set_override(ctx, job, override, "ended the pause")
 
 
-def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
+def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order: str) -> None:
+    state = f"{'paused' if override.paused else 'resumed'} by {override.user}"
+    _note_order(ctx, job, job.override, f"{override.user} {order}", state)
     job.override = override
     job.attempts.change_at, job.attempts.changes = Seconds(0.0), 0
     ctx.state.overrides[job.job] = None
@@ -120,6 +127,31 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride) -> No
     }
     ctx.announce("job.override", job, detail)
     ctx.ask = True  # what it leaves free may be used
+
+
+def _note_order(
+    ctx: HandlerContext, job: Job, was: ManualOverride | None, order: str, state: str
+) -> None:
+    """Record an order among the decisions, and in the reason of a job that waits.
+
+    Args:
+        ctx: of this input.
+        job: whose order it is.
+        was: the order before; None: there was none.
+        order: who asked for what, in words.
+        state: who paused or resumed it, in words.
+    """
+    if not ctx.state.rules:
+        return
+    decision = Decision(
+        time=ctx.now, was=job.size, to=job.size, why=order, code="order", by=OPERATOR,
+        outcome="ordered",
+    )  # fmt: skip
+    ctx.records.append(Decided(job=job.job, decision=decision))
+    changes = state.startswith("paused") or (was is not None and was.paused)
+    if job.phase in {Phase.QUEUED, Phase.PAUSED} and changes:
+        job.why = state
+    ctx.changed_jobs[job.job] = None
 
 
 def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
@@ -201,7 +233,7 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         _start(ctx, job, override)
     elif phase is Phase.RUNNING:
         _resize(ctx, job, override)
-    elif _preparing(job) and _outdated(job, override):
+    elif _preparing(job) and _outdated(ctx, job, override):
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
         _reconcile(ctx, job, override)
 
@@ -236,14 +268,14 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     size = _size(job, override)
     free = ctx.state.slot_index.available().free
     free = [slot for slot in free if not override.on or slot in override.on]
-    if len(free) < size:
-        job.override_waits = f"waits for {size} slots as {override.user} asked, {len(free)} free"
+    part = ctx.state.rules and not override.on
+    least = min(size, job.spec.slots[0]) if part else size
+    if len(free) < least:
+        job.override_waits = f"waits for {least} slots as {override.user} asked, {len(free)} free"
         return
     chosen = _close_together(free, (), size)
-    why = f"{override.user} asked for {size} slots"
-    start(
-        ctx, job, split(_batch(job, override, size), chosen), Reason("operator", why), by=OPERATOR
-    )
+    reason = _reason(override, f"{size} slots", size, len(chosen))
+    start(ctx, job, split(_batch(job, override, len(chosen)), chosen), reason, by=OPERATOR)
 
 
 def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
@@ -252,23 +284,24 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         return
     have = [member.slot for member in group.members]
     size = _size(job, override)
-    batch = _batch(job, override, size)
     new, missing = _slots_to_add(ctx.state.slot_index, job, override, have, size)
     if override.on:
         # Grow to the union first, shrink when that has settled: a migration.
         target = [*have, *new] if new else [slot for slot in have if slot in override.on]
     else:
         target = [*have[:size], *new]
-    if missing or len(target) < size:
-        short = ", ".join(missing) or f"{size - len(have)} more"
-        job.override_waits = f"waits for slots as {override.user} asked: {short}"
-    elif target == have and group.global_batch == batch:
-        job.override_waits = ""
+    batch = _batch(job, override, len(target))
+    same = target == have and group.global_batch == batch
+    if missing or same or (len(target) < size and not ctx.state.rules):
+        short = ", ".join(missing) or (f"{size - len(have)} more" if len(have) < size else "")
+        waits = f"waits for slots as {override.user} asked: {short}"
+        job.override_waits = waits if short else ""
     elif job.attempts.change_at > ctx.now:
         job.override_waits = "waits before its next try"
     else:
-        why = f"{override.user} asked for {_asked(override, size, batch)}"
-        order_change(ctx, job, split(batch, target), Reason("operator", why), by=OPERATOR)
+        asked = _named(size, override.batch, override.on)
+        reason = _reason(override, asked, size, len(target))
+        order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
 
 
 def _slots_to_add(
@@ -298,20 +331,33 @@ def _preparing(job: Job) -> bool:
     return change is not None and change.phase is RescalePhase.PREPARING
 
 
-def _outdated(job: Job, override: ManualOverride) -> bool:
+def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
     """Whether the change that is prepared leads to something else than what was ordered."""
     change = job.status.change
     if change is None or change.kind == SUSPEND:
         return True
     group = change.group
     there = {member.slot for member in group.members}
-    slots = not there >= set(override.on) if override.on else len(there) != _size(job, override)
+    if override.on:
+        slots = not there >= set(override.on)
+    else:
+        size = _size(job, override)
+        free = ctx.state.slot_index.available().free
+        part = ctx.state.rules and len(job.size.slots) < len(there) < size and not free
+        slots = len(there) != size and not part
     return slots or (override.batch is not None and override.batch != group.global_batch)
 
 
-def _asked(override: ManualOverride, size: int, batch: int) -> str:
-    slots = ", ".join(override.on) if override.on else f"{size} slot{'s' * (size != 1)}"
-    return f"{slots}, batch {batch}" if override.batch is not None else slots
+def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason:
+    free = f"; {got} for now, no more are free" if got < size else ""
+    return Reason("operator", f"{override.user} asked for {asked}{free}")
+
+
+def _named(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
+    """What an order asks for, in words; what it leaves open is left out."""
+    size = "" if slots is None else f"{slots} slot{'s' * (slots != 1)}"
+    said = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
+    return ", ".join(filter(None, said))
 
 
 def _size(job: Job, override: ManualOverride) -> int:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from controlplane.core.handler_context import HandlerContext, place
 from controlplane.core.handlers import group_start
-from controlplane.core.handlers.group_recovery import abandon, recover, rejoin_when_quiesced
+from controlplane.core.handlers.group_recovery import (
+    STOPPING,
+    abandon,
+    recover,
+    rejoin_when_quiesced,
+)
 from controlplane.core.handlers.job_ends import end, fail, forget_exited, restart_from_checkpoint
 from controlplane.core.model.exit_cause import ExitCause, exit_cause
 from controlplane.core.model.job import Job
@@ -64,7 +69,7 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     if isinstance(status, Starting) and not left:
         group_start.on_worker_exited(ctx, job, status, event, was)
     elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.QUIESCING:
-        _go_on_without(ctx, job, status, event)
+        _go_on_without(ctx, job, status, worker, event, left=left)
     elif isinstance(status, Running | Rescaling) and not left:
         _lose_worker(ctx, job, status, worker, event)
     forget_exited(ctx, job)
@@ -132,10 +137,28 @@ def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared)
     ctx.ask = True
 
 
-def _go_on_without(ctx: HandlerContext, job: Job, status: Rescaling, event: WorkerExited) -> None:
-    """One that was to quiesce ended instead."""
+def _go_on_without(
+    ctx: HandlerContext,
+    job: Job,
+    status: Rescaling,
+    worker: Worker,
+    event: WorkerExited,
+    *,
+    left: bool,
+) -> None:
+    """One that was to quiesce ended instead.
+
+    Its peers may have met its end before its node tells of it: where the script failed, and no
+    other member was lost before, that is what broke the group.
+    """
+    cause, why = _cause(job, status, event)
+    others = [one.phase for one in job.group_workers() if one is not worker]
+    broke = cause is ExitCause.FAILED and not left and STOPPING.isdisjoint(others)
     if _nobody_left(job, status):
         _all_gone(ctx, job, status, event)
+    elif broke and ctx.state.rules:
+        job.attempts.exit_code = _code(event)
+        fail(ctx, job, why)
     else:
         rejoin_when_quiesced(ctx, job, status.change)
 

@@ -198,10 +198,11 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
         group_recovery.recover(ctx, job, f"a worker went on to the abandoned version {event.group}")
 
 
-def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
+def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
     """The script raised; its process is about to exit.
 
     Args:
+        ctx: of this input.
         job: remembers the error, to say it when the process has ended.
         worker: one that was ordered to stop is not blamed.
         event: the error in words, and where in the script it was.
@@ -210,7 +211,9 @@ def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptF
         job.status, Starting | Running | Rescaling
     ):
         where = f" ({event.where})" if event.where else ""
-        job.status.script.error = f"{event.error}{where}"
+        # What other workers raise may be a consequence.
+        said = job.status.script.error if ctx.state.rules else ""
+        job.status.script.error = said or f"{event.error}{where}"
 
 
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]]] = {

@@ -76,7 +76,8 @@ def lower_local_limit(job: Job, error: str) -> bool:
     if group is None or not any(said in error.lower() for said in OUT_OF_MEMORY):
         return False
     largest = max(member.local_batch for member in group.members)
-    if largest <= job.spec.batch_size:  # its user says that so much fits
+    in_passes = job.spec.pass_limit < job.spec.batch_size
+    if in_passes or largest <= job.spec.batch_size:  # its user says that so much fits
         return False
     job.progress.fits = max(job.spec.batch_size, largest // 2)
     return True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from controlplane.core.handlers.group_orders import OPERATOR, POLICY
 from controlplane.core.history_records import CHANGES, EPOCHS, GROUPS, PROMISES
 from controlplane.core.model.batch_limit import batch_limit
 from controlplane.core.model.job import Job, times
@@ -37,6 +39,7 @@ from schemas.messages.client import (
 DRAINING: Final = "draining"  # a node that is up and that an operator empties
 DRAINED: Final = "drained"  # it is empty
 UNHEALTHY: Final = "unhealthy"  # a node that is up and cannot start workers
+COUNTDOWN: Final = re.compile(r"\btried again in \d+ s\b")  # of a job whose script failed
 SLOW_START_S: Final = 60.0  # most scripts have loaded by then
 
 
@@ -61,9 +64,10 @@ def job_summary(
     live = telemetry.of(job.job) if job.group else None
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
-    why = reason.text if reason and waiting and job.phase is Phase.QUEUED else job.why
-    if reason and waiting and job.phase is not Phase.QUEUED:
-        why = why_it_waits(job.why, reason)
+    reason = None if job.override else reason  # of a plan from before an operator's order
+    why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("tried again", job.why)
+    if reason and waiting:
+        why = reason.text if job.phase is Phase.QUEUED else why_it_waits(why, reason)
     if job.override_waits:
         why = f"{job.why}; {job.override_waits}"
     if (slow := _slow_start(job, now)) is not None:
@@ -231,10 +235,12 @@ def job_explanation(
     rows = Rows(decided, records.last(job.job, GROUPS))
     lists, following = page_of({"decisions": rows}, cursor)
     decisions = lists["decisions"]
+    if job.override is not None:  # the policy's reason is from before the order
+        reason = Reason("operator", job.override_waits or job.why)
     if reason is not None and job.group is None and not job.ended and not following:
         waits = Decision(
             time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
-            numbers=reason.numbers, outcome="waits",
+            numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
         )  # fmt: skip
         decisions = (*decisions, waits)
     return Explanation(job=job.job, state=job.phase.value, decisions=decisions, next=following)

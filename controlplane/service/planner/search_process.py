@@ -15,6 +15,7 @@ import time
 from typing import Final
 
 from numpy.random import default_rng
+from setproctitle import setproctitle
 
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, StepsSeen
 from controlplane.policy.registry import make
@@ -170,6 +171,7 @@ def main() -> None:
     begin = TO_SEARCH.decode(_read_exactly(source, int.from_bytes(head, "big")))
     if not isinstance(begin, Begin):
         raise SystemExit(2)
+    setproctitle(f"ones: search {begin.policy}")
     try:
         policy = make(begin.policy, begin.options)
     except OnesError as error:  # it was in order when the controller started

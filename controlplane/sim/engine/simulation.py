@@ -12,6 +12,7 @@ from controlplane.core import policy_events
 from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
 from controlplane.core.history_read_model import JobHistories
 from controlplane.core.inputs import (
+    RULES,
     CancelRequested,
     ControllerStarted,
     Input,
@@ -130,7 +131,7 @@ class Simulation:
 
     def begin(self) -> None:
         """The controller starts and every node greets it."""
-        self._handle(ControllerStarted(term=Term(1), release=RELEASE))
+        self._handle(ControllerStarted(term=Term(1), release=RELEASE, rules=RULES))
         self._nodes.greet_all()
 
     def submit(

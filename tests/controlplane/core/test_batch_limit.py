@@ -21,6 +21,7 @@ from tests.support.builders import (
     formed,
     proposal,
     raised,
+    resized,
 )
 from tests.support.controller import Controller, cluster_of, training
 
@@ -143,6 +144,17 @@ def test_a_share_that_does_not_fit_is_halved_and_tried_again_without_a_retry() -
 
 def test_a_first_batch_that_does_not_fit_is_a_failure_of_the_script() -> None:
     controller = training(cluster_of(n1=1), S0)
+
+    out_of_memory(controller)
+
+    assert controller.job(A).phase is Phase.FAILED
+
+
+def test_a_pass_that_does_not_fit_is_a_failure_of_the_script_whatever_the_share() -> None:
+    controller = training(cluster_of(n1=1), S0, max_local_batch=BATCH // 4)
+    controller.take(resized(A, batch=4 * BATCH))
+    controller.tell(N1, formed(A, group=2, index=3))
+    assert controller.job(A).size.batch == 4 * BATCH
 
     out_of_memory(controller)
 

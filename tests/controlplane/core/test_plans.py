@@ -130,7 +130,8 @@ def placed(controller: Controller, job: JobId = A) -> dict[SlotId, int]:
 
 def outcomes(controller: Controller, job: JobId = A) -> list[tuple[int, str, str, str]]:
     """Version, who decided, the code of the reason, and what came of it."""
-    return [(d.version, d.by, d.code, d.outcome) for d in controller.history_of(job).decisions]
+    decisions = controller.history_of(job).decisions
+    return [(d.version, d.by, d.code, d.outcome) for d in decisions if d.code != "order"]
 
 
 # --- one job grows, shrinks, pauses, takes another batch

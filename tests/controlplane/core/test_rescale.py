@@ -45,6 +45,7 @@ from tests.support.builders import (
     news,
     paused,
     quiesced,
+    raised,
     ready,
     reasons,
     refused,
@@ -241,15 +242,96 @@ def test_a_job_that_waits_is_started_at_the_size_that_was_asked_for() -> None:
     assert deltas(commands) == [send(N1, first)]
 
 
-def test_a_job_that_waits_is_not_started_on_fewer_slots_than_were_asked_for() -> None:
+def test_a_job_that_waits_starts_on_what_is_free_within_its_bounds_and_grows_to_the_order() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a", **ELASTIC)
 
     commands = controller.take(resized(A, 2))
 
+    assert reasons(commands) == ["ann asked for 2 slots; 1 for now, no more are free: n1/0"]
+    controller.tell(N1, started(A))
+    controller.tell(N1, ready(A))
+    controller.tell(N1, formed(A))
+    assert controller.job(A).override_waits == "waits for slots as ann asked: 1 more"
+    assert reasons(controller.take(greeting(N2))) == [
+        "ann asked for 2 slots: 1 -> 2 slots, batch 64 -> 64"
+    ]
+
+
+def test_a_job_that_waits_is_not_started_below_its_least() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a", **{**ELASTIC, "slots": (2, 4)})
+
+    commands = controller.take(resized(A, 3))
+
     assert deltas(commands) == []
     assert controller.job(A).override_waits == "waits for 2 slots as ann asked, 1 free"
     assert len(deltas(controller.take(greeting(N2)))) == 2, "a slot came"
+
+
+def test_a_job_goes_on_at_what_is_free_after_a_pause_whatever_size_was_asked_for() -> None:
+    controller = both()
+    controller.take(resized(A, 4))
+    controller.take(paused(A))
+    controller.tell(N1, suspended(A, index=3, group=2))
+    controller.tell(N1, exited(A, code=0))
+    controller.tell(N2, exited(A, rank=1, code=0))
+
+    controller.take(resumed(A))
+
+    assert (phase(controller), slots(controller)) == (Phase.STARTING, [S0, T0])
+
+
+def test_orders_are_among_the_decisions_with_who_gave_them() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a", **{**ELASTIC, "slots": (2, 4)})
+    controller.take(resized(A, 4, batch=128, user="bob"))
+    controller.take(paused(A))
+    controller.take(resumed(A))
+    controller.take(resized(A, on=(S0, S1)))
+    controller.take(resumed(A, auto=True))
+
+    decisions = controller.history_of(A).decisions
+
+    assert {(one.code, one.by, one.outcome) for one in decisions} == {
+        ("order", "operator", "ordered")
+    }
+    assert [one.why for one in decisions] == [
+        "bob asked for 4 slots, batch 128",
+        "ann asked for a pause",
+        "ann ended the pause",
+        f"ann asked for {S0}, {S1}",
+        "ann gave the job back to the policy",
+    ]
+
+
+def test_an_order_does_not_take_the_outcome_of_the_group_before_it() -> None:
+    controller = growing()
+    controller.take(paused(A))
+
+    decisions = controller.history_of(A).decisions
+
+    assert [(one.version, one.outcome) for one in decisions] == [
+        (1, "formed"),
+        (0, "ordered"),
+        (2, "abandoned"),
+        (0, "ordered"),
+        (3, ""),
+    ]
+
+
+def test_a_job_that_waits_says_who_paused_and_resumed_it() -> None:
+    controller = cluster_of()
+    controller.submit("a", **ELASTIC)
+    reasons_ = [controller.job(A).why]
+
+    for event in (paused(A), resumed(A), paused(A), resized(A, 1)):
+        controller.take(event)
+        reasons_.append(controller.job(A).why)
+
+    assert reasons_ == [
+        "submitted", "paused by ann", "resumed by ann", "paused by ann", "resumed by ann",
+    ]  # fmt: skip
 
 
 def test_an_order_that_does_not_fit_waits_and_says_for_what() -> None:
@@ -881,6 +963,43 @@ def test_a_script_that_fails_on_one_slot_fails_the_job() -> None:
     }
 
 
+def test_a_script_that_raised_fails_the_job_also_where_its_peers_tell_of_the_broken_group_first() -> (
+    None
+):
+    controller = both()
+    controller.tell(N1, raised(A, index=3, error="OSError: disk full", where="train.py:7"))
+    controller.tell(N2, broken(A, rank=1, index=3, group=1, error="reset by peer"))
+    controller.tell(N2, raised(A, rank=1, index=4, error="UsageError: apart", where=""))
+
+    commands = controller.tell(N1, exited(A, code=1))
+
+    assert reasons(commands) == ["OSError: disk full (train.py:7): exit code 1"]
+    assert phase(controller) is Phase.FAILED
+
+
+def test_a_script_that_raises_while_others_recover_from_a_loss_is_left_behind() -> None:
+    controller = training(cluster_of(n1=2, n2=1), S0, S1, T0)
+    controller.tell(N2, exited(A, rank=2, signal=SIGKILL))
+
+    controller.tell(N1, exited(A, rank=1, code=1))
+
+    assert change(controller) is RescalePhase.QUIESCING
+
+
+def test_a_script_that_raises_before_its_group_has_formed_fails_the_job() -> None:
+    controller = cluster_of(n1=1, n2=1)
+    controller.submit("a", **ELASTIC)
+    controller.place({A: HALVES})
+    for node, rank in ((N1, 0), (N2, 1)):
+        controller.tell(node, ready(A, rank=rank, port=29500))
+    controller.tell(N1, raised(A, index=3, error="OSError: disk full", where=""))
+    controller.tell(N2, broken(A, rank=1, index=3, group=1, error="reset by peer"))
+
+    commands = controller.tell(N1, exited(A, code=1))
+
+    assert reasons(commands) == ["OSError: disk full: exit code 1"]
+
+
 def test_a_job_has_succeeded_when_its_last_worker_ends() -> None:
     controller = both()
     controller.tell(N1, finished(A, index=3, why="10 of 10 epochs"))
@@ -1093,7 +1212,8 @@ def test_the_policy_sees_and_moves_no_job_under_a_hand() -> None:
 
 
 def test_slots_that_a_hand_waits_for_are_kept_from_the_policy() -> None:
-    controller = training(cluster_of(n1=1, n2=1), S0)
+    controller = cluster_of(n1=1, n2=1)
+    controller.submit("a", **{**ELASTIC, "slots": (3, 4)})
     controller.take(resized(A, 3))
 
     assert controller.job(A).override_waits != ""

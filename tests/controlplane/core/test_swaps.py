@@ -239,8 +239,13 @@ def test_orders_to_each_other_s_slots_are_a_swap_too() -> None:
     full.settle()
 
     assert full.where() == {A: {T0: BATCH}, B: {S0: BATCH}}
-    by = [decision.by for decision in full.controller.history_of(A).decisions]
-    assert by == ["policy", "operator", "operator"]
+    decisions = full.controller.history_of(A).decisions
+    assert [(d.by, d.code) for d in decisions] == [
+        ("policy", "planned"),
+        ("operator", "order"),
+        ("operator", "swap"),
+        ("operator", "operator"),
+    ]
 
 
 def test_who_lost_its_group_is_left_to_the_policy() -> None:

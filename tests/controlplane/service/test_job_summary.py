@@ -8,8 +8,8 @@ from controlplane.policy.api import Reason
 from controlplane.service.client_api.replies import job_summary, why_it_waits
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import Seconds
-from tests.support.builders import N1, A, exited
-from tests.support.controller import Controller, running
+from tests.support.builders import N1, A, exited, paused, resized, resumed
+from tests.support.controller import Controller, cluster_of, running
 
 PAUSED = "paused: needs 1 slot, jobs whose turn it is leave no room for it, at step 307"
 
@@ -40,3 +40,39 @@ def test_a_prediction_is_told_of_a_job_on_slots_and_of_no_other() -> None:
 )
 def test_why_a_job_waits_is_said_once(waits: str, said: str) -> None:
     assert why_it_waits(PAUSED, Reason("wait", waits)) == said
+
+
+def test_what_a_plan_said_before_an_operator_s_order_is_told_no_more() -> None:
+    controller = cluster_of()
+    controller.submit("a")
+    stale = Reason("wait", "expected to start in 58 s")
+
+    def told() -> str:
+        return job_summary(
+            controller.job(A), stale, TelemetryTable(), Seconds(controller.now)
+        ).reason
+
+    said = [told()]
+    for order in (paused(A), resized(A, 1), resumed(A, auto=True)):
+        controller.take(order)
+        said.append(told())
+
+    assert said == [
+        "expected to start in 58 s",
+        "paused by ann",
+        "resumed by ann; waits for 1 slots as ann asked, 0 free",
+        "expected to start in 58 s",
+    ]
+
+
+def test_the_wait_before_a_retry_is_told_until_it_is_over() -> None:
+    controller = running(retries=1)
+    controller.tell(N1, exited(A, code=3))
+
+    told = [
+        job_summary(controller.job(A), None, TelemetryTable(), Seconds(controller.now + s)).reason
+        for s in (0.0, 1.0)
+    ]
+
+    failed = "its script ended: exit code 3"
+    assert told == [f"{failed}; tried again in 1 s, 1 left", f"{failed}; tried again, 1 left"]
