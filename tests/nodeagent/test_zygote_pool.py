@@ -166,6 +166,7 @@ def test_a_zygote_is_known_by_its_command_line_and_then_by_its_title(
     assert is_zygote(Mock(info={"cmdline": command}), "/run/a/") is known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "blames_the_node"), [("kill -9 $$", True), ("kill -15 $$", True), ("exit 1", False)]
 )
