@@ -491,6 +491,7 @@ _OF_CLIENTS: Final = (
         role="user",
         feed_port=7703,
         log_port=7705,
+        agents_port=7701,
         last_seq=70_000,
         stalled="database or disk is full",
         projects=("vision", "speech"),
