@@ -19,6 +19,7 @@ from elastic.hopper.hopper_process import run_hopper
 from elastic.reporting.report_file import report_file
 from elastic.state.checkpoint_writer import drain_checkpoints
 from elastic.state.job_seed import begin_generators
+from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.errors import OnesError
 from schemas.messages.agent import ScriptFailed
@@ -86,7 +87,7 @@ def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _F
         run()
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker
         traceback.print_exception(error)
-        failures.tell(_one_line(error), _where(error.__cause__ or error, workdir / "sweep"))
+        failures.tell(error, _where(error.__cause__ or error, workdir / "sweep"))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -98,7 +99,7 @@ class _Failures:
         self._reports = report_file(folder / "reports")
         self._assignment = assignment
 
-    def tell(self, error: str, where: str) -> None:
+    def tell(self, error: BaseException | str, where: str) -> None:
         """Write the last report of this worker."""
         a = self._assignment
         drain_checkpoints()  # an epoch that was finished before is reported before
@@ -108,8 +109,9 @@ class _Failures:
                 version=a.version,
                 rank=a.rank,
                 index=index,
-                error=error[:2000],
+                error=(error if isinstance(error, str) else _one_line(error))[:2000],
                 where=where,
+                refused=isinstance(error, UsageError | MissingMetricError),
             )
         )
 
@@ -155,7 +157,7 @@ def _run_source(
         shown = shown or error.__traceback__
         traceback.print_exception(type(error), error, shown)
         if failures:
-            failures.tell(_one_line(error), _where(error, script))
+            failures.tell(error, _where(error, script))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

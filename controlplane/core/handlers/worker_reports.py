@@ -211,6 +211,7 @@ def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptF
     ):
         where = f" ({event.where})" if event.where else ""
         job.status.script.error = f"{event.error}{where}"
+        job.status.script.refused = event.refused
 
 
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]]] = {
