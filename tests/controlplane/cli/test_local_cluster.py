@@ -14,6 +14,7 @@ import pytest
 
 from controlplane.cli import local_cluster, node_commands
 from controlplane.cli.exit_codes import Exit, exit_code
+from nodeagent.__main__ import _end_workers as end_workers_of
 from nodeagent.agent_settings import AgentSettings, Controller
 from schemas.errors import SettingsError
 from tests.support.commands import ones
@@ -126,23 +127,40 @@ def test_an_agents_file_that_is_a_copy_of_anothers_is_refused(home: Path) -> Non
     )
 
 
-def test_a_cluster_whose_settings_are_refused_is_stopped_as_far_as_it_can_be(
+def test_all_parts_are_stopped_and_what_may_be_left_is_named(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (home / "agent-1.toml").write_text('node = "node-1"\nrun = 7\n')
-    (home / "agent-2.toml").write_text('node = "node-2"\nslots = "many"\n')
     stopped: list[str] = []
     monkeypatch.setattr(local_cluster, "_stop", lambda part: stopped.append(part.name))
+    monkeypatch.setattr(
+        local_cluster,
+        "_end_workers",
+        lambda part: "workers of agent-1 may be left (why)" if part.name == "agent-1" else "",
+    )
 
     with pytest.raises(SettingsError) as error:
         local_cluster.down(dir_=home)
 
     assert stopped == ["controller", "agent-1", "agent-2"]
     assert str(error.value) == (
-        f"cluster in {home} is not down: workers of agent-1 may be left ({home}/agent-1.toml: run: "
-        'Expected `str`, got `int`; write run = "run"); '
+        f"cluster in {home} is not down: workers of agent-1 may be left (why); "
         "correct that, and run `ones local down` again"
     )
+
+
+def test_workers_are_ended_where_an_agent_would_refuse_its_settings(home: Path) -> None:
+    agent = home / "agent-1.toml"
+    agent.write_text(f'{agent.read_text()}slots = "many"\n')
+
+    assert end_workers_of(agent) == 0
+
+
+def test_workers_are_not_looked_for_in_another_folder_than_the_settings_name(home: Path) -> None:
+    agent = home / "agent-1.toml"
+    agent.write_text('node = "node-1"\nrun = 7\n')
+
+    with pytest.raises(SettingsError, match='run: Expected `str`, got `int`; write run = "run"'):
+        end_workers_of(agent)
 
 
 def test_a_part_of_another_user_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
