@@ -10,12 +10,15 @@ from pathlib import Path
 import uvloop
 from setproctitle import setproctitle
 
-from nodeagent import agent_process, agent_settings
+from nodeagent import agent_process
+from nodeagent.agent_settings import AgentSettings
 from nodeagent.control_groups import find
 from nodeagent.end_workers import end_workers
-from nodeagent.job_accounts import folders_of
 from nodeagent.job_cgroups import JobGroups
+from nodeagent.settings_check import NAMELESS
+from nodeagent.worker_folders import NodeFolders
 from schemas.errors import OnesError, in_one_line
+from schemas.host_checks import look_through
 from schemas.logging_and_watchdog import configure_logging
 
 
@@ -34,12 +37,7 @@ def main() -> None:
     configure_logging()
     try:
         if chosen.end_workers:
-            loaded = agent_settings.load(path)
-            folders = folders_of(loaded, path.parent)
-            folders.make()
-            groups = JobGroups(find(loaded.jobs.cgroup), folders.run)
-            count = end_workers(folders, loaded.kill_grace_s, groups)
-            sys.stdout.write(f"{count} workers ended\n")
+            sys.stdout.write(f"{_end_workers(path)} workers ended\n")
             return
         uvloop.run(agent_process.run(path))
     except OnesError as error:
@@ -49,6 +47,18 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.write(f"ones-agent: {in_one_line(error)}\n")
         sys.exit(1)
+
+
+def _end_workers(path: Path) -> int:
+    """End the workers of a node, also of one whose settings an agent would refuse."""
+    findings, settings = look_through(AgentSettings, path, {"node": NAMELESS})
+    for problem in findings.found:
+        if problem.field in {"run", "jobs.cgroup"}:  # where its workers are
+            raise problem
+    home = path.parent
+    folders = NodeFolders(home / settings.run, home / settings.work, home / settings.checkpoints)
+    groups = JobGroups(find(settings.jobs.cgroup), folders.run)
+    return end_workers(folders, settings.kill_grace_s, groups)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
 from schemas.codec import TO_AGENT, encode
 from schemas.errors import OnesError
+from schemas.file_lock import take_pid_file
 from schemas.ids import BootId, NodeId, Seconds, WorkerId
 from schemas.link import Link, load_keys, load_public
 from schemas.logging_and_watchdog import notify, watchdog
@@ -112,6 +113,8 @@ class Agent:
         self._settings = settings
         self._home = home
         self._node = NodeId(settings.node)
+        if settings.pid_file:
+            take_pid_file(home / settings.pid_file)
         self._spec = inventory(settings)
         self._folders = folders_of(settings, home)
         self._folders.make()
@@ -219,7 +222,6 @@ class Agent:
                     watchdog(),
                 )
             ]
-            self._write_pid()
             slots, groups = len(self._spec.slots), self._groups.name
             log.info("agent ready", node=self._node, slots=slots, groups=groups)
             notify("READY=1")
@@ -364,11 +366,6 @@ class Agent:
 
     def _now(self) -> Seconds:
         return Seconds(asyncio.get_running_loop().time())
-
-    def _write_pid(self) -> None:
-        if self._settings.pid_file:
-            path = self._home / self._settings.pid_file
-            path.write_text(f"{os.getpid()}\n", encoding="ascii")
 
 
 def _checked(path: Path) -> AgentSettings:

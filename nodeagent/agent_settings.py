@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
@@ -44,6 +44,8 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An agent's TOML file; paths are relative to it."""
+
+    EXAMPLES: ClassVar = {"node": '"node-1"'}
 
     node: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     controller: Controller = Controller()

@@ -292,7 +292,7 @@ class NodeFolders:
 
     def workers(self) -> Iterator[WorkerFolder]:
         """All folders of workers."""
-        for path in sorted((self.run / "workers").iterdir()):
+        for path in sorted((self.run / "workers").glob("*")):
             if not path.name.startswith("."):
                 yield WorkerFolder(path)
 

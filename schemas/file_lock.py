@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import struct
 from pathlib import Path
+from typing import Final
+
+from schemas.errors import SettingsError
+
+_LOCK: Final = struct.Struct("@hhqqi")  # struct flock of Linux: type, whence, start, length, pid
 
 
 def try_lock(path: Path) -> int | None:
@@ -30,3 +37,42 @@ def try_lock(path: Path) -> int | None:
         os.close(lock)
         raise
     return lock
+
+
+def take_pid_file(path: Path) -> None:
+    """Lock a pid file and write the id of this process into it.
+
+    The lock is a record lock: others may ask who has it without taking it, and children do not
+    inherit it.
+
+    Args:
+        path: made with its folder if it is not there; the lock is held until this process ends.
+
+    Raises:
+        SettingsError: if another process holds it.
+        OSError: if it cannot be opened.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # either, says POSIX
+        os.close(file)
+        what = f"pid_file: {path} is held by process {pid_of(path)}"
+        remedy = "stop that one, or give each daemon a pid file of its own"
+        raise SettingsError(what, remedy, "pid_file") from None
+    os.ftruncate(file, 0)
+    os.write(file, f"{os.getpid()}\n".encode())
+
+
+def pid_of(path: Path) -> int | None:
+    """Return the other process that holds a pid file; None if there is none.
+
+    Args:
+        path: of the pid file.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_, pid = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        return int(pid) if kind != fcntl.F_UNLCK else None
+    return None

@@ -160,7 +160,8 @@ def look_through(
 
 def _bind(host: str, port: int) -> None:
     kind = socket.SOCK_STREAM
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=kind)[0]
+    found = socket.getaddrinfo(host, port, type=kind)
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # IPv4 first
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)

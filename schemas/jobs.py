@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import msgspec
 
@@ -28,6 +28,10 @@ ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
 MAX_BATCH: Final = 2**40  # samples
 MAX_SAMPLES: Final = 2**53  # beyond, neighbours are one number
 MAX_SLOTS: Final = 65_536
+if TYPE_CHECKING:
+    Slots = tuple[int, int]
+else:
+    Slots = tuple[int, int] | int  # what is accepted; `JobSpec` keeps (least, most)
 SWEEP_SCRIPT: Final = "sweep"  # of a job that is one
 KEEP: Final = "keep"  # of `max_batch_size`: the batch of the job file
 AUTO: Final = "auto"  # the same: the cluster chooses
@@ -88,6 +92,13 @@ def is_reserved(name: str) -> bool:
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a job is done; exactly one form, `epochs` may also bound a metric form."""
 
+    EXAMPLES: ClassVar = {
+        "epochs": "30",
+        "samples": "1000000",
+        "metric": '"accuracy"',
+        "at_least": "0.97",
+        "plateau": "5",
+    }
     epochs: int | None = None
     samples: int | None = None
     metric: str | None = None
@@ -103,6 +114,7 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     value / (1 + exp(decay (t - deadline_s))).
     """
 
+    EXAMPLES: ClassVar = {"value": "80", "deadline_s": "3600", "decay": "0.01"}
     value: float  # theta_1, beside that of other jobs
     deadline_s: float = math.inf  # theta_3, seconds since its submission; left out: none
     decay: float = 0.0  # theta_2, per second: how steeply its value falls there
@@ -122,6 +134,26 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job as its user describes it; the fields of a job file."""
 
+    EXAMPLES: ClassVar = {  # of values in a job file, for errors
+        "name": '"digits"',
+        "script": '"train.py"',
+        "batch_size": "64",
+        "args": '["--width", "64"]',
+        "max_batch_size": '2048, "keep" or "auto"',
+        "max_local_batch": "512",
+        "lr": "0.05",
+        "slots": "[1, 8] (least, most) or slots = 4",
+        "family": '"resnet"',
+        "slots_wanted": "2",
+        "python": '".venv/bin/python"',
+        "record_samples": "true",
+        "stop": "{ epochs = 30 }, { samples = 1000000 }, "
+        '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }',
+        "retries": "1",
+        "seed": "7",
+        "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
+        "env": '{ OMP_NUM_THREADS = "1" }',
+    }
     name: str
     script: str  # run as python -P -m elastic.launch SCRIPT ARGS in a snapshot of `workdir`
     batch_size: int  # samples per step over all slots, to begin with
@@ -130,7 +162,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_batch_size: int | Literal["keep", "auto"] | None = None  # keep: batch_size; default: auto
     max_local_batch: int | None = None  # samples per step that fit one slot; default: batch_size
     lr: float | None = None  # at `batch_size`; default: the script's own
-    slots: tuple[int, int] = (1, 1)  # least, most
+    slots: Slots = (1, 1)  # least, most; one number is both
     family: str | None = None  # jobs of one script and model; default: name, script and args
     slots_wanted: int | None = None  # for policies of fixed size; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
@@ -144,6 +176,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     env: dict[str, str] = msgspec.field(default_factory=dict)
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # it trains many models, and no group
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # one of a sweep's, that graduated
+
+    def __post_init__(self) -> None:
+        """Make one number of slots a range."""
+        if isinstance(self.slots, int):
+            msgspec.structs.force_setattr(self, "slots", (self.slots, self.slots))
 
     @property
     def batch_limit(self) -> int:

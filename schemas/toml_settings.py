@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
+import json
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -15,6 +18,7 @@ from schemas.errors import SettingsError
 
 S = TypeVar("S", bound=msgspec.Struct)
 PREFIX = "ONES__"
+PLAIN: Final = {bool: "true", int: "1", float: "0.5"}  # example values; anything else is a text
 
 
 def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) -> S:
@@ -55,16 +59,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The table in `path`.
 
     Args:
-        path: a TOML file, UTF-8.
+        path: a TOML file, UTF-8; a byte order mark is passed over.
 
     Raises:
         SettingsError: if it cannot be read or is no TOML; the message names the file.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}", "check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        utf16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        line = error.object.count(b"\n", 0, error.start) + 1
+        what = "the file is in UTF-16" if utf16 else f"line {line} is not in UTF-8"
+        raise SettingsError(f"{path}: {what}", "save the file as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: {error}", "correct the TOML") from None
     except RecursionError:
         raise SettingsError(f"{path}: arrays nested too deep", "correct the TOML") from None
@@ -87,7 +96,7 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise _wrong(error, path, prefix) from None
+        raise wrong_value(kind, error, path, prefix) from None
 
 
 def every_problem(
@@ -109,7 +118,8 @@ def every_problem(
         name = f"{prefix}{field.name}"
         if field.name not in table:
             if field.required:
-                found.append(SettingsError(f"{path}: {name}: is missing", "correct this key", name))
+                remedy = f"write {written(kind, field.name)}"
+                found.append(SettingsError(f"{path}: {name}: is missing", remedy, name))
             continue
         value, inner = table[field.name], _struct_in(field.type)
         if inner is not None and isinstance(value, dict):
@@ -118,7 +128,7 @@ def every_problem(
         try:
             msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
-            found.append(_wrong(error, path, name))
+            found.append(wrong_value(kind, error, path, prefix, field.name))
     return found
 
 
@@ -175,14 +185,65 @@ def reloaded(current: S, fresh: S, safe: Collection[str]) -> Reloaded[S]:
     return Reloaded(merged(current, fresh, ""), tuple(changed), tuple(refused))
 
 
-def _wrong(error: msgspec.ValidationError, path: Path, prefix: str) -> SettingsError:
+def wrong_value(
+    kind: Any, error: msgspec.ValidationError, path: Path, prefix: str = "", key: str = ""
+) -> SettingsError:
+    """Return the error of a key that is missing or has a value of the wrong type.
+
+    Args:
+        kind: the struct that could not be filled.
+        error: as msgspec raised it.
+        path: of the file.
+        prefix: of the struct's keys in the file, with its dot.
+        key: of `kind`, whose value alone was converted; empty: the whole table was.
+    """
     text, _, where = str(error).partition(" - at `")
-    field = where.rstrip("`").removeprefix("$").removeprefix(".")
+    field = f"{key}{where.rstrip('`').removeprefix('$')}".removeprefix(".")
     if text.startswith("Object missing required field"):
         name = text.rpartition("field ")[2].strip("`")
         field, text = f"{field}.{name}" if field else name, "is missing"
-    field = f"{prefix}{field}" if field else prefix.rstrip(".")
-    return SettingsError(f"{path}: {field or 'the file'}: {text}", "correct this key", field)
+    name = f"{prefix}{field}".rstrip(".")
+    remedy = f"write {written(kind, field)}" if field else "correct this key"
+    return SettingsError(f"{path}: {name or 'the file'}: {text}", remedy, name)
+
+
+def written(kind: Any, field: str) -> str:
+    """Return how a key is written in TOML, with an example.
+
+    The example comes from the struct's `EXAMPLES`, else from the key's default or type.
+
+    Args:
+        kind: a struct.
+        field: of the struct, such as `limits.range[1]`.
+    """
+    key = field
+    for key in re.sub(r"\[[^]]*\]", "", field).split("."):
+        found = next((one for one in msgspec.structs.fields(kind) if one.name == key), None)
+        if found is None:
+            break
+        value = getattr(kind, "EXAMPLES", {}).get(key) or _example(found.type, found.default)
+        inner = _struct_in(found.type)
+        if inner is None:
+            break
+        kind = inner
+    return f"{key} = {value}"
+
+
+def _example(annotation: Any, default: Any = None) -> str:
+    """A value of a type, in TOML."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(map(json.dumps, args))
+    if default and isinstance(default, str | int | float | tuple):
+        return json.dumps(default)
+    if (inner := _struct_in(annotation)) is not None:
+        first = msgspec.structs.fields(inner)[0]
+        return f"{{ {written(inner, first.name)} }}"
+    if origin in {tuple, list}:
+        return f"[{', '.join(_example(arg) for arg in args if arg is not ...)}]"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"{{ NAME = {_example(args[1])} }}"
+    return _example(args[0]) if args else PLAIN.get(annotation, '"text"')
 
 
 def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
@@ -204,7 +265,7 @@ def _unknown(
     known = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in table.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(key, known, n=1) or _inner_keys(kind, key)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(known))}"
             yield SettingsError(f"{path}: unknown key {prefix}{key}", hint, f"{prefix}{key}")
             continue
@@ -212,6 +273,15 @@ def _unknown(
         for entry in value if isinstance(value, list) else [value]:
             if inner is not None and isinstance(entry, dict):
                 yield from _unknown(inner, entry, path, f"{prefix}{key}.")
+
+
+def _inner_keys(kind: Any, key: str) -> list[str]:
+    """Paths of keys of this name in the tables of a struct."""
+    return [
+        f"{field.name}.{key}"
+        for field in msgspec.structs.fields(kind)
+        if key in getattr(_struct_in(field.type), "__struct_fields__", ())
+    ]
 
 
 def _struct_in(annotation: Any) -> Any:

@@ -60,7 +60,7 @@ def init(
 
 def _read(script: Path) -> Source:
     try:
-        return Source(script.read_text(encoding="utf-8"))
+        return Source(script.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise BadFieldError(f"{script}: {error.strerror}", "check the path", "script") from None
     except (SyntaxError, ValueError) as error:
@@ -114,7 +114,9 @@ def _row(facts: Facts, ported: Port, source: Source, script: Path) -> dict[str, 
         "lines": changed_lines(diff),
         "diff": diff,
         "missing": ported.missing,
+        "refused": ported.refused,
         "advice": ported.advice,
+        "ready": not ported.refused and (bool(ported.text) or facts.ported),
     }
 
 
@@ -132,6 +134,7 @@ def _say(row: dict[str, Any], script: Path, done: str) -> None:
         out(f"{'changed' if row['applied'] else 'to change:'} {lines}\n\n{row['diff']}\n")
         if not row["applied"]:
             out(f"`ones init {script} --apply` makes these changes\n")
-    for line in row["advice"]:
+    for line in (*row["refused"], *row["advice"]):
         out(f"{script.name}: {line}\n")
-    out(f"then: ones submit {row['job_file']}\n")
+    first = "first change what is named above, " if not row["ready"] else ""
+    out(f"{first}then: ones submit {row['job_file']}\n")

@@ -26,6 +26,7 @@ from controlplane.cli.output import print_json
 from controlplane.client import BlockingClient, find_home
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
+from schemas.file_lock import pid_of
 from schemas.link import write_keys
 from schemas.messages.client import NodeInfo
 from schemas.toml_settings import read_toml
@@ -47,10 +48,7 @@ class _Part:
     name: str
     module: str
     config: Path
-
-    @property
-    def pid_file(self) -> Path:
-        return self.config.parent / "run" / f"{self.name}.pid"
+    pid_file: Path
 
     @property
     def log(self) -> Path:
@@ -58,6 +56,9 @@ class _Part:
 
     def pid(self) -> int | None:
         """Its process, if it runs."""
+        if (pid := pid_of(self.pid_file)) is not None:
+            return pid
+        # Older releases did not lock the file.
         with contextlib.suppress(OSError, ValueError):
             pid = int(self.pid_file.read_text(encoding="ascii"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -129,9 +130,20 @@ def _bring_up(
             _say_what_stays(home, slots, agents)
             _say_which_policy_stays(home, policy)
         parts = _parts(home)
+        _refuse_shared_pid_files(parts)
         started = {part.name: part.start() for part in parts if part.pid() is None}
         _await_ready(home, parts, started)
         return {part.name: part.pid() for part in parts}
+
+
+def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
+    owners: dict[Path, _Part] = {}
+    for part in parts:
+        owner = owners.setdefault(part.pid_file, part)
+        if owner is not part:
+            what = f"{part.config}: pid_file: {part.pid_file} is that of {owner.name}, too"
+            remedy = "give each its own; `ones node template NAME` prints settings of a new node"
+            raise SettingsError(what, remedy, "pid_file")
 
 
 def _require_room(home: Path) -> None:
@@ -162,13 +174,10 @@ def down(
         raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
     with _lock(home):
         parts = _parts(home)
-        for part in parts:
-            _stop(part)
-        for part in parts[1:]:
-            command = [sys.executable, "-P", "-m", part.module, "--config", str(part.config)]
-            subprocess.run(  # noqa: S603 - our own interpreter and module
-                [*command, "--end-workers"], check=True, stdout=subprocess.DEVNULL, cwd="/"
-            )
+        left = [_stop(part) for part in parts] + [_end_workers(part) for part in parts[1:]]
+    if any(left):
+        what = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
+        raise SettingsError(what, "correct that, and run `ones local down` again")
     if common.output == "json":
         print_json({"dir": str(home), "state": "down"})
     else:
@@ -188,10 +197,19 @@ def _lock(home: Path) -> Iterator[None]:
 
 def _parts(home: Path) -> list[_Part]:
     agents = sorted(home.glob("agent-*.toml"), key=lambda path: (len(path.stem), path.stem))
-    return [
-        _Part("controller", "controlplane.service", home / "controller.toml"),
-        *(_Part(path.stem, "nodeagent", path) for path in agents),
-    ]
+    modules = {home / "controller.toml": "controlplane.service"} | dict.fromkeys(
+        agents, "nodeagent"
+    )
+    return [_Part(path.stem, module, path, _pid_file(path)) for path, module in modules.items()]
+
+
+def _pid_file(config: Path) -> Path:
+    """Where a part keeps its process id; the usual place if its settings cannot be read."""
+    name = None
+    with contextlib.suppress(SettingsError):
+        name = read_toml(config).get("pid_file")
+    usual = f"run/{config.stem}.pid"
+    return config.parent / (name if name and isinstance(name, str) else usual)
 
 
 def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
@@ -299,15 +317,25 @@ def _say_who_takes_no_work(nodes: Sequence[NodeInfo]) -> None:
             sys.stderr.write(f"ones: {node.node} takes no work: {node.reason}\n")
 
 
-def _stop(part: _Part) -> None:
-    pid = part.pid()
-    if pid is None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_S
-    while part.pid() is not None:
-        if time.monotonic() > deadline:
+def _stop(part: _Part) -> str:
+    """Stop a part; returns why it could not be stopped, if so."""
+    number, deadline = int(signal.SIGTERM), time.monotonic() + STOP_S
+    try:
+        while (pid := part.pid()) is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(LOOK_S)
+                os.kill(pid, number)
+            number = signal.SIGKILL if time.monotonic() > deadline else 0
+            time.sleep(LOOK_S)
+    except PermissionError:
+        return f"{part.name}, process {pid}, is another user's"
+    return ""
+
+
+def _end_workers(agent: _Part) -> str:
+    """End the workers of an agent; returns why they may be left, if so."""
+    command = [sys.executable, "-P", "-m", agent.module, "--config", str(agent.config)]
+    done = subprocess.run(  # noqa: S603 - our own interpreter and module
+        [*command, "--end-workers"], capture_output=True, text=True, check=False, cwd="/"
+    )
+    said = done.stderr.strip().rpartition("\n")[2].removeprefix("ones-agent: ")
+    return f"workers of {agent.name} may be left ({said})" if done.returncode else ""

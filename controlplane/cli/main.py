@@ -76,6 +76,7 @@ def build() -> App:
     for name, help_text in DRAWN.items():
         app.command(f"controlplane.cli.{name}:{name}", name=name, help=help_text)
     node.command(node_commands.node_list, name="list")
+    node.command(node_commands.template)
     node.command(node_commands.drain)
     node.command(node_commands.undrain)
     here.command(local_cluster.up)

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_json, print_line, print_table
-from controlplane.client import BlockingClient
+from controlplane.client import BlockingClient, find_home
+from nodeagent.agent_settings import AgentSettings, Controller
 from schemas.messages.client import NodeInfo
+from schemas.toml_settings import convert
+
+DEFAULTS: Final = Controller()
+TEMPLATE: Final = """\
+# Settings of the agent of node {node}: save them as FOLDER/agent-{node}.toml on its host, with the
+# keys that `ones key add {node} --role node --out FOLDER` makes, then check and start it:
+#   ones config check FOLDER/agent-{node}.toml
+#   ones-agent --config FOLDER/agent-{node}.toml
+# Paths are relative to FOLDER. Further settings: docs/operations.md.
+node = "{node}"
+address = "127.0.0.1"  # where workers on other nodes reach this one's: its host's
+devices = "auto"  # all GPUs, else CPU slots; "cpu": CPU slots
+slots = 4  # CPU slots, where GPUs are not used
+key = "keys/{node}.key_secret"
+run = "run/{node}"  # sockets and folders of workers; on a local disk
+work = "state/work/{node}"  # working directories of jobs
+checkpoints = "state/checkpoints"  # one folder, shared by all nodes that a job may resume on
+pid_file = "run/agent-{node}.pid"
+
+[controller]
+host = "{host}"
+agents = {agents}
+key = "keys/server.key"
+"""
 
 
 def node_list(*, common: Common = COMMON) -> int:
@@ -31,6 +57,23 @@ def node_list(*, common: Common = COMMON) -> int:
             for n in nodes
         ]
         print_table(["node", "state", "host", "slots", "free", "device", "jobs", "note"], rows)
+    return Exit.OK
+
+
+def template(
+    name: Annotated[str, Parameter(help="of the new node")], /, *, common: Common = COMMON
+) -> int:
+    """Print the settings file of an agent that brings a new node into this cluster."""
+    convert(AgentSettings, {"node": name}, Path("the new node"))
+    home = find_home(common.home)
+    with BlockingClient(home) as client:
+        port = client.cluster().agents_port
+    host = home.host.strip("[]")
+    text = TEMPLATE.format(node=name, host=host, agents=port or DEFAULTS.agents)
+    if common.output in {"json", "jsonl"}:
+        print_json({"node": name, "settings": text})
+    else:
+        sys.stdout.write(text)
     return Exit.OK
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -12,8 +13,8 @@ from controlplane.client.spec_overrides import with_overrides
 from controlplane.client.sweeps.functions import check_functions
 from controlplane.client.sweeps.sweep_file import sweep_from, with_sweep_overrides
 from schemas.errors import BadFieldError, SettingsError
-from schemas.jobs import AUTO, KEEP, JobSpec, not_python, problems
-from schemas.toml_settings import convert, read_toml
+from schemas.jobs import JobSpec, not_python, problems
+from schemas.toml_settings import convert, read_toml, wrong_value
 
 LOOK_BYTES: Final = 4096  # of a script, to see that it is text
 SHOWN: Final = 60  # characters of a path in an error
@@ -31,6 +32,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         SettingsError: if the file cannot be read, a key is unknown or of the wrong type.
         BadFieldError: if a value cannot be accepted.
     """
+    _refuse_script(path)
     table = read_toml(path)
     if not table:
         raise SettingsError(f"{path} is empty", "give at least name, script and batch_size")
@@ -40,10 +42,6 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         return checked(sweep_from(table, path), base)
     if overrides:
         table = with_overrides(table, overrides)
-    limit = table.get("max_batch_size")
-    if isinstance(limit, str) and limit not in {KEEP, AUTO}:
-        what = f"max_batch_size: {limit[:60]!r} is neither a number of samples nor keep nor auto"
-        raise BadFieldError(what, "give one of these, or leave it out", "max_batch_size")
     return checked(convert(JobSpec, table, path), base)
 
 
@@ -57,6 +55,7 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     Raises:
         BadFieldError: naming the field and the remedy.
     """
+    spec = _typed(spec)
     for problem in problems(spec):
         raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
     workdir = _folder(base, spec.workdir)
@@ -73,6 +72,39 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     return msgspec.structs.replace(
         spec, workdir=str(workdir), python=python, max_batch_size=_stated_limit(spec)
     )
+
+
+def _refuse_script(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            first = file.read(LOOK_BYTES)
+    except OSError:
+        return  # read_toml says why
+    shebang = first.partition(b"\n")[0] if first.startswith(b"#!") else b""
+    if path.suffix == ".py" or b"python" in shebang:
+        what, remedy = "a script", f"write its job file with `ones init {path}`, then submit that"
+    elif path.suffix == ".ipynb":
+        what = "a notebook"
+        remedy = f"run `jupyter nbconvert --to script {path}`, then `ones init` on the script"
+    elif shebang or b"\n#SBATCH" in first:
+        what = "a batch script of Slurm" if b"\n#SBATCH" in first else "a shell script"
+        remedy = (
+            "write a job file with `ones init` for the Python file that it runs; its arguments go "
+            "into args, its exports into [env], the number of its tasks into slots"
+        )
+    else:
+        return
+    raise SettingsError(f"{path} is {what}, not a job file", remedy)
+
+
+def _typed(spec: JobSpec) -> JobSpec:
+    """Check the types of a spec that was made in Python; lists become tuples, paths texts."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(spec, enc_hook=os.fspath), JobSpec)
+    except msgspec.ValidationError as error:
+        wrong = wrong_value(JobSpec, error, Path())
+        what = wrong.message.removeprefix(f"{Path()}: ")
+        raise BadFieldError(what, wrong.hint, wrong.field) from None
 
 
 def _folder(base: Path, name: str) -> Path:

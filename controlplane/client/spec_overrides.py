@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from schemas.errors import BadFieldError
 from schemas.jobs import JobSpec, StopRule
+from schemas.toml_settings import written
 
 FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(JobSpec)}
 STOP_FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(StopRule))
@@ -44,7 +45,9 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
         if dot and not entry:
             raise BadFieldError(f"--set {key} names no entry of {field}", FORM, key)
         if field not in FIELDS:
-            raise BadFieldError(f"--set {key}: a job has no such field", _near(field), key)
+            raise BadFieldError(
+                f"--set {key}: a job has no such field", nearest(field, FIELDS), key
+            )
         if not dot:
             changed[field] = text if field in TEXTS else toml_value(text)
         elif field == "args":
@@ -85,7 +88,8 @@ def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
 def _args_of(table: Mapping[str, Any]) -> list[str]:
     args = table.get("args", [])
     if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
-        raise BadFieldError("args is no list of texts in the job file", "correct it there", "args")
+        remedy = f"write {written(JobSpec, 'args')}"
+        raise BadFieldError("args is no list of texts in the job file", remedy, "args")
     return args
 
 
@@ -106,11 +110,12 @@ def _is_number(text: str) -> bool:
 
 def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None:
     if field == "stop" and entry not in STOP_FIELDS:
-        hint = f"one of {', '.join(STOP_FIELDS)}"
-        raise BadFieldError(f"--set stop.{entry}: there is no such stop rule", hint, "stop")
+        what = f"--set stop.{entry}: there is no such stop rule"
+        raise BadFieldError(what, nearest(entry, STOP_FIELDS), "stop")
     inner = table.setdefault(field, {})
     if not isinstance(inner, dict):
-        raise BadFieldError(f"{field} is no table in the job file", "correct it there", field)
+        remedy = f"write {written(JobSpec, field)}"
+        raise BadFieldError(f"{field} is no table in the job file", remedy, field)
     other = {"epochs": "samples", "samples": "epochs"}.get(entry)
     if field == "stop" and other and "metric" not in inner:
         inner.pop(other, None)  # exactly one of the two is a rule
@@ -134,6 +139,7 @@ def _copied(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
 
 
-def _near(field: str) -> str:
-    near = difflib.get_close_matches(field, FIELDS, n=1)
-    return f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(FIELDS))}"
+def nearest(key: str, known: Collection[str]) -> str:
+    """Return the remedy for an unknown key: the known one that is nearest, else all."""
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(known))}"

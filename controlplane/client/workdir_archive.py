@@ -9,7 +9,8 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ from schemas.workdir_archives import USUAL
 
 MAX_BYTES: Final = 512 << 20  # of the archive
 BOUNDS: Final = USUAL  # a cluster may have others, and says so
+NAMED: Final = 3  # of the largest files and folders
 IGNORE_FILE: Final = ".onesignore"
 IGNORED: Final = (
     ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
@@ -42,16 +44,16 @@ def pack(folder: Path) -> bytes:
         BadFieldError: if `folder` is none or a file cannot be read.
         TooLargeError: if it packs to more than a cluster takes, or its files are too large.
     """
-    _refuse_none(folder)
+    files = survey(folder)
     packed = io.BytesIO()
-    total = 0
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=1) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        for path in _bounded(folder):
-            total += _add(tar, folder, path)
-            _refuse_large(folder, total, packed.tell())
+        for file in files:
+            _add(tar, folder, folder / file.path)
+            if packed.tell() > MAX_BYTES:
+                raise _too_large(folder, files, f"packs to more than {MAX_BYTES >> 20} MiB")
     return packed.getvalue()
 
 
@@ -73,31 +75,31 @@ def survey(folder: Path) -> tuple[PackedFile, ...]:
 
     Raises:
         BadFieldError: if `folder` is none or a file is not there.
+        TooLargeError: if the files are too many or too large.
     """
-    _refuse_none(folder)
+    if not folder.is_dir():
+        raise BadFieldError(f"workdir {folder} is no folder", "correct the path", "workdir")
     found = []
     for path in _bounded(folder):
         with _named(path):
+            size = path.stat().st_size  # links are followed
             if path.is_file():
-                found.append(PackedFile(str(path.relative_to(folder)), path.stat().st_size))
+                found.append(PackedFile(str(path.relative_to(folder)), size))
+    total = sum(file.size for file in found)
+    if total > BOUNDS.size:
+        what = f"has {total >> 20} MiB of files, more than {BOUNDS.size >> 20} MiB"
+        raise _too_large(folder, found, what)
     return tuple(found)
 
 
-def _refuse_none(folder: Path) -> None:
-    if not folder.is_dir():
-        raise BadFieldError(f"workdir {folder} is no folder", "correct the path", "workdir")
-
-
-def _refuse_large(folder: Path, unpacked: int, packed: int) -> None:
-    if packed > MAX_BYTES:
-        what = f"workdir {folder} packs to more than {MAX_BYTES >> 20} MiB"
-    elif unpacked > BOUNDS.size:
-        limit = BOUNDS.size >> 20
-        what = f"the files of workdir {folder} are larger than {limit} MiB together"
-    else:
-        return
+def _too_large(folder: Path, files: Sequence[PackedFile], what: str) -> TooLargeError:
+    sizes: Counter[str] = Counter()
+    for file in files:
+        first, slash, _ = file.path.partition("/")
+        sizes[f"{first}{slash}"] += file.size
+    large = ", ".join(f"{name} {size >> 20} MiB" for name, size in sizes.most_common(NAMED))
     hint = f"name large data in {folder / IGNORE_FILE} and read it from its own place"
-    raise TooLargeError(what, hint, "workdir")
+    return TooLargeError(f"workdir {folder} {what} (largest: {large})", hint, "workdir")
 
 
 def digest_of(archive: bytes) -> str:
@@ -114,7 +116,7 @@ def digest_of(archive: bytes) -> str:
 
 def _patterns(folder: Path) -> tuple[str, ...]:
     path = folder / IGNORE_FILE
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
     lines = text.splitlines()
     own = (line.strip().rstrip("/") for line in lines)
     return (*IGNORED, *(line for line in own if line and not line.startswith("#")))
@@ -173,17 +175,14 @@ def _foreign(folder: Path) -> bool:
     return any((folder / mark).exists() for mark in marks)
 
 
-def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> int:
+def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> None:
     with _named(path):
         status = path.stat()  # links are followed
-        if not path.is_file():
-            return 0
         entry = tarfile.TarInfo(str(path.relative_to(folder)))
         entry.size = status.st_size
         entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
         with path.open("rb") as file:
             tar.addfile(entry, file)
-    return entry.size
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -58,8 +57,17 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
+from schemas.file_lock import take_pid_file
 from schemas.ids import NodeId, Seconds, Term
-from schemas.link import HIGH_WATER, Identity, Link, Socket, load_authorised, load_keys
+from schemas.link import (
+    HIGH_WATER,
+    AddressInUseError,
+    Identity,
+    Link,
+    Socket,
+    load_authorised,
+    load_keys,
+)
 from schemas.logging_and_watchdog import Audit, notify, watchdog
 from schemas.messages.client import Cluster, SearchInfo
 from schemas.messages.files import ToNode
@@ -123,6 +131,8 @@ class Controller:
     def __init__(self, settings: ControllerSettings, home: Path) -> None:
         self._settings = settings
         self._home = home
+        if settings.pid_file:
+            take_pid_file(home / settings.pid_file)
         self._folder = home / settings.state
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._audit = Audit()
@@ -252,7 +262,6 @@ class Controller:
         server = MetricsServer(metrics.page)
         async with server.served(listen.host, listen.metrics), asyncio.TaskGroup() as tasks:
             owned = [tasks.create_task(work) for work in self._tasks(metrics)]
-            self._write_pid()
             log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
             notify("READY=1")
             try:
@@ -346,7 +355,7 @@ class Controller:
         while True:
             try:
                 return self._link.bind(kind, address, queued=queued, largest=largest)
-            except SettingsError:
+            except AddressInUseError:
                 if loop.time() > deadline:
                     raise
                 await asyncio.sleep(0.1)
@@ -357,11 +366,7 @@ class Controller:
                 return await self._bind("XPUB", self._settings.listen.feed, largest=MAX_TOPIC)
             except SettingsError as error:
                 log.error("nobody hears the feed", why=str(error))  # noqa: TRY400
-
-    def _write_pid(self) -> None:
-        if self._settings.pid_file:
-            path = self._home / self._settings.pid_file
-            path.write_text(f"{os.getpid()}\n", encoding="ascii")
+                await asyncio.sleep(1.0)
 
     # --- what they ask of each other
 
@@ -410,6 +415,7 @@ class Controller:
             role=who.role,
             feed_port=self._settings.listen.feed,
             log_port=self._settings.listen.followers,
+            agents_port=self._settings.listen.agents,
             last_seq=self._feed.last_seq,
             stalled=self._commit_loop.stalled,
             projects=() if sees_all(who) else projects_of(who),

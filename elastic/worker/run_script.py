@@ -20,6 +20,7 @@ from elastic.hopper.hopper_process import run_hopper
 from elastic.reporting.report_file import report_file
 from elastic.state.checkpoint_writer import drain_checkpoints
 from elastic.state.job_seed import begin_generators
+from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.errors import in_one_line, root_cause
 from schemas.messages.agent import ScriptFailed
@@ -90,7 +91,7 @@ def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _F
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker
         traceback.print_exception(error)
         place = _where(error.__cause__ or root_cause(error), workdir / "sweep")
-        failures.tell(in_one_line(error), place)
+        failures.tell(error, place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -102,9 +103,10 @@ class _Failures:
         self._reports = report_file(folder / "reports")
         self._assignment = assignment
 
-    def tell(self, error: str, where: str) -> None:
+    def tell(self, error: BaseException | str, where: str) -> None:
         """Write the last report of this worker."""
         a = self._assignment
+        cause = root_cause(error) if isinstance(error, BaseException) else None
         drain_checkpoints()  # an epoch that was finished before is reported before
         self._reports.append(
             lambda index: ScriptFailed(
@@ -112,8 +114,9 @@ class _Failures:
                 version=a.version,
                 rank=a.rank,
                 index=index,
-                error=error[:2000],
+                error=(error if isinstance(error, str) else in_one_line(error))[:2000],
                 where=where,
+                refused=isinstance(cause, UsageError | MissingMetricError),
             )
         )
 
@@ -154,7 +157,7 @@ def _run_source(
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
     except SystemExit as leaving:
         if failures and not isinstance(leaving.code, int | None):
-            failures.tell(in_one_line(leaving), _where(leaving, script))
+            failures.tell(leaving, _where(leaving, script))
         return _exit_code(leaving)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the script
         shown = _script_part(error, script)
@@ -162,7 +165,7 @@ def _run_source(
         traceback.print_exception(type(error), error, shown)
         if failures:
             place = _where(root_cause(error), script) or _where(error, script)
-            failures.tell(in_one_line(error), place)
+            failures.tell(error, place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

@@ -13,7 +13,14 @@ from schemas.link.key_files import (
 )
 from schemas.link.key_owners import Authority, Identity
 from schemas.link.known_keys import KnownKeys
-from schemas.link.sockets import HIGH_WATER, Incoming, Link, Socket, ThreadDealer
+from schemas.link.sockets import (
+    HIGH_WATER,
+    AddressInUseError,
+    Incoming,
+    Link,
+    Socket,
+    ThreadDealer,
+)
 from schemas.link.state_client import PIECE, StateUnavailableError, fetch_state
 from schemas.link.state_server import StateServer, Stored
 from schemas.link.state_targets import FileTarget, MemoryTarget
@@ -21,6 +28,7 @@ from schemas.link.state_targets import FileTarget, MemoryTarget
 __all__ = [
     "HIGH_WATER",
     "PIECE",
+    "AddressInUseError",
     "Authority",
     "FileTarget",
     "Identity",

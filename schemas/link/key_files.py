@@ -9,7 +9,7 @@ import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 import zmq
@@ -37,6 +37,8 @@ MAX_PROJECTS: Final = 100  # of one key
 
 
 class _AuthorisedKey(msgspec.Struct, frozen=True, kw_only=True):
+    EXAMPLES: ClassVar = {"public": '"40 characters"', "name": '"ann"'}
+
     public: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # Z85
     name: str
     role: Role

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from socket import AF_INET6, SOCK_STREAM, gaierror, getaddrinfo
 from typing import Final
 
 import zmq
@@ -32,6 +33,10 @@ DRAIN: Final = 256  # messages taken without returning to the loop
 TURN_S: Final = 0.001  # the same, and what is done with them: others' work waits as long
 NODES_TURN_S: Final = 0.01  # the same of nodes, whose events are committed by the turn
 REMEMBERED: Final = 1024  # connections that were cut, whose last messages are still to come
+
+
+class AddressInUseError(SettingsError):
+    """Another socket is bound to the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,8 @@ class Link:
             largest: bytes of a frame; who sends a larger one is dropped.
 
         Raises:
-            SettingsError: if the address is taken, or would be open to other hosts without keys.
+            AddressInUseError: if the address is taken.
+            SettingsError: if it is none of this host, or would be open to others without keys.
         """
         secured = address.startswith("tcp://") and self._keys is not None
         if not secured and not address.startswith("ipc://"):
@@ -321,6 +327,7 @@ class Link:
             if self._authority is not None:
                 self._authority.admits_to(port)
         socket.backlog = BACKLOG
+        socket.ipv6 = _has_only_ipv6(_host(address))
         if kind == "ROUTER":
             socket.router_mandatory = True
             socket.rcvhwm = UNREAD_ON_IPC if address.startswith("ipc://") else UNREAD
@@ -336,7 +343,8 @@ class Link:
         except zmq.ZMQError as error:
             socket.close()
             what = f"cannot bind {address}: {error.strerror}"
-            raise SettingsError(what, "choose another address") from None
+            refusal = AddressInUseError if error.errno == zmq.EADDRINUSE else SettingsError
+            raise refusal(what, "choose another address") from None
         if address.startswith("ipc://"):
             path = address.removeprefix("ipc://")
             self._local.append(LocalWatch(zmq.Socket.shadow(socket), self._shadow, path))
@@ -353,6 +361,7 @@ class Link:
             server_key: its public key, Z85; None on ipc.
         """
         socket = self._socket(kind)
+        socket.ipv6 = ":" in _host(address)
         if kind == "DEALER":
             socket.immediate = True
         if server_key is not None and self._keys is not None:
@@ -464,8 +473,23 @@ def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
 
 
+def _host(address: str) -> str:
+    """The host of tcp://HOST:PORT; empty for other addresses."""
+    if not address.startswith("tcp://"):
+        return ""
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def _has_only_ipv6(host: str) -> bool:
+    try:
+        found = getaddrinfo(host, None, type=SOCK_STREAM) if host else []
+    except gaierror:
+        return False
+    return bool(found) and all(family == AF_INET6 for family, *_ in found)
+
+
 def _refuse_open(address: str) -> None:
-    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    host = _host(address)
     try:
         local = ip_address(host).is_loopback
     except ValueError:

@@ -169,6 +169,7 @@ class ScriptFailed(ScriptReport, tag="worker.script_failed.1"):
 
     error: str  # class and message of the exception, one line
     where: str  # file:line of the script's innermost frame
+    refused: bool = False  # by the library, for what the script does: it would be again
 
 
 class WorkerExited(WorkerEvent, tag="worker.exited.1"):

@@ -195,6 +195,7 @@ class Cluster(Message, tag="client.cluster.1"):
     stalled: str = ""  # why nothing can be made durable: submissions are refused
     projects: tuple[str, ...] = ()  # whose jobs you see; empty: those of all
     topics: tuple[str, ...] = ()  # of the feed, that you may subscribe to: prefixes
+    agents_port: int = 0  # where agents connect; 0: an older controller does not say
 
 
 class SnapshotStored(Message, tag="client.snapshot_stored.1"):

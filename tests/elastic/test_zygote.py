@@ -187,6 +187,21 @@ async def test_what_a_script_raises_itself_stays_its_own_failure(tmp_path: Path)
     ]
 
 
+@pytest.mark.parametrize(("error", "refused"), [("UsageError", True), ("ElasticError", False)])
+async def test_what_the_library_refuses_is_told_as_refused(
+    tmp_path: Path, error: str, *, refused: bool
+) -> None:
+    script = f"from elastic.training_errors import {error}\nraise {error}('no', 'do that')"
+    async with node(tmp_path, script) as here:
+        assert await here.fork() == ""
+        assert (await here.ended()).code == 1
+
+    told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
+    assert [(report.error, report.refused) for report in told] == [
+        (f"{error}: no; do that", refused)
+    ]
+
+
 async def test_a_script_that_is_not_there_is_its_jobs_fault(tmp_path: Path) -> None:
     async with node(tmp_path, "") as here:
         for path in here.work.iterdir():

@@ -18,6 +18,7 @@ from zmq.utils import z85
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
 from schemas.link import (
+    AddressInUseError,
     Identity,
     Incoming,
     KeyPair,
@@ -77,7 +78,7 @@ async def house(keys: dict[str, KeyPair]) -> AsyncIterator[House]:
     denial = asyncio.Event()
 
     def deny(why: str, address: str) -> None:
-        assert address in {"127.0.0.1", ""}
+        assert address in {"127.0.0.1", "::1", ""}
         denied.append(why)
         denial.set()
 
@@ -548,6 +549,25 @@ async def test_an_address_that_is_taken_is_named() -> None:
 
         assert str(refused.value).startswith(f"cannot bind {address}: Address already in use")
         assert refused.value.hint == "choose another address"
+        assert isinstance(refused.value, AddressInUseError)
+
+
+async def test_an_address_of_another_host_is_not_taken_but_wrong(house: House) -> None:
+    with pytest.raises(SettingsError, match=r"cannot bind tcp://192\.0\.2\.1:7700") as refused:
+        house.server.bind("ROUTER", "tcp://192.0.2.1:7700")
+
+    assert not isinstance(refused.value, AddressInUseError)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_peers_meet_over_ipv6_with_brackets_or_without(house: House, host: str) -> None:
+    address = f"tcp://{host}:{free_address().rpartition(':')[2]}"
+    router = house.server.bind("ROUTER", address)
+    dealer = house.link("ada").connect("DEALER", address, house.server_key)
+    (await connected(dealer)).send(b"hello")
+
+    assert (await soon(router.receive())).identity == ADA
 
 
 # --- bounds

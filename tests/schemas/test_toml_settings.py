@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import pytest
@@ -22,12 +22,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
+    EXAMPLES: ClassVar = {"node": '"ash"'}
+
     node: str
     slots: int = 4
     verbose: bool = False
     listen: Listen = Listen()
     limits: Limits | None = None
     env: dict[str, str] = {}
+    words: tuple[str, ...] = ()
+    mode: Literal["a", "b"] = "a"
 
 
 @pytest.fixture
@@ -77,11 +81,16 @@ def test_a_file_sets_what_it_names_and_the_rest_keeps_its_default(file: Path) ->
     [
         ("nod = 'a'", "nod", "did you mean node?"),
         ("slot = 3", "slot", "did you mean slots?"),
-        ("zebra = 3", "zebra", "known keys: env, limits, listen, node, slots, verbose"),
+        (
+            "zebra = 3",
+            "zebra",
+            "known keys: env, limits, listen, mode, node, slots, verbose, words",
+        ),
         ("[listen]\nprot = 3", "listen.prot", "did you mean port?"),
         ("[listen]\nzebra = 3", "listen.zebra", "known keys: host, port"),
         ("[limits.listen]\nhosts = 3", "limits.listen.hosts", "did you mean host?"),
         ("[limit]\nretry_s = 3", "limit", "did you mean limits?"),
+        ("retry_s = 3", "retry_s", "did you mean limits.retry_s?"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(
@@ -94,41 +103,50 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
 
 
 @pytest.mark.parametrize(
-    ("text", "field", "what"),
+    ("text", "field", "what", "written"),
     [
-        ("node = 3", "node", "Expected `str`, got `int`"),
-        ("node = 'a'\nslots = '3'", "slots", "Expected `int`, got `str`"),
-        ("node = 'a'\nslots = 3.5", "slots", "Expected `int`, got `float`"),
-        ("node = 'a'\nverbose = 1", "verbose", "Expected `bool`, got `int`"),
-        ("node = 'a'\nlisten = 7700", "listen", "Expected `object`, got `int`"),
-        ("node = 'a'\n[listen]\nport = '1'", "listen.port", "Expected `int`, got `str`"),
+        ("node = 3", "node", "Expected `str`, got `int`", 'node = "ash"'),
+        ("slots = '3'", "slots", "Expected `int`, got `str`", "slots = 4"),
+        ("slots = 3.5", "slots", "Expected `int`, got `float`", "slots = 4"),
+        ("verbose = 1", "verbose", "Expected `bool`, got `int`", "verbose = true"),
+        ("mode = 'c'", "mode", "Invalid enum value 'c'", 'mode = "a" or "b"'),
+        ("listen = 1", "listen", "Expected `object`, got `int`", 'listen = { host = "127.0.0.1" }'),
+        ("[listen]\nport = '1'", "listen.port", "Expected `int`, got `str`", "port = 7700"),
         (
-            "node = 'a'\n[limits.listen]\nport = '1'",
+            "[limits.listen]\nport = '1'",
             "limits.listen.port",
             "Expected `int`, got `str`",
+            "port = 7700",
         ),
-        ("node = 'a'\n[limits]\nrange = [1, 'b']", "limits.range[1]", "Expected `int`, got `str`"),
         (
-            "node = 'a'\n[limits]\nrange = [1]",
+            "[limits]\nrange = [1, 'b']",
+            "limits.range[1]",
+            "Expected `int`, got `str`",
+            "range = [1, 8]",
+        ),
+        (
+            "[limits]\nrange = [1]",
             "limits.range",
             "Expected `array` of length 2, got 1",
+            "range = [1, 8]",
         ),
-        ("node = 'a'\n[env]\nA = 1", "env[...]", "Expected `str`, got `int`"),
+        ("[env]\nA = 1", "env[...]", "Expected `str`, got `int`", 'env = { NAME = "text" }'),
+        ("words = 'x'", "words", "Expected `array`, got `str`", 'words = ["text"]'),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named_by_file_and_key(
-    file: Path, text: str, field: str, what: str
+def test_a_value_of_the_wrong_type_is_named_and_the_remedy_shows_the_form_of_the_key(
+    file: Path, text: str, field: str, what: str, written: str
 ) -> None:
-    error = refusal(file, text)
+    error = refusal(file, text if text.startswith("node") else f"node = 'a'\n{text}")
 
-    assert str(error) == f"{file}: {field}: {what}; correct this key"
+    assert str(error) == f"{file}: {field}: {what}; write {written}"
     assert error.field == field
 
 
 def test_a_missing_key_is_named(file: Path) -> None:
     error = refusal(file, "slots = 3")
 
-    assert str(error) == f"{file}: node: is missing; correct this key"
+    assert str(error) == f'{file}: node: is missing; write node = "ash"'
     assert error.field == "node"
 
 
@@ -139,8 +157,23 @@ def test_the_first_unknown_key_is_told_before_a_missing_one(file: Path) -> None:
 # --- what is no TOML
 
 
-@pytest.mark.parametrize("text", ["node = ", "node = 'a'\nnode = 'b'", "[listen", b"node = '\xff'"])
-def test_a_file_that_is_no_toml_is_named(file: Path, text: str | bytes) -> None:
+def test_a_byte_order_mark_is_passed_over(file: Path) -> None:
+    assert loaded(file, "\ufeffnode = 'a'") == Example(node="a")
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ("node = 'a'".encode("utf-16"), "the file is in UTF-16"),
+        (b"slots = 3\nnode = '\xff'", "line 2 is not in UTF-8"),
+    ],
+)
+def test_a_file_in_another_encoding_is_named(file: Path, data: bytes, what: str) -> None:
+    assert str(refusal(file, data)) == f"{file}: {what}; save the file as UTF-8"
+
+
+@pytest.mark.parametrize("text", ["node = ", "node = 'a'\nnode = 'b'", "[listen"])
+def test_a_file_that_is_no_toml_is_named(file: Path, text: str) -> None:
     error = refusal(file, text)
 
     assert str(error).startswith(f"{file}: ")
@@ -236,13 +269,13 @@ def test_other_variables_mean_nothing(file: Path, name: str) -> None:
         (
             "ONES__SLOTS",
             "many",
-            "slots: Expected `int`, got `str`; correct this key",
+            "slots: Expected `int`, got `str`; write slots = 4",
             "slots",
         ),
         (
             "ONES__LISTEN__PORT",
             "x",
-            "listen.port: Expected `int`, got `str`; correct this key",
+            "listen.port: Expected `int`, got `str`; write port = 7700",
             "listen.port",
         ),
     ],

@@ -313,9 +313,17 @@ def finished(
 
 
 def raised(
-    job: JobId, version: int = 1, *, rank: int = 0, index: int, error: str, where: str
+    job: JobId,
+    version: int = 1,
+    *,
+    rank: int = 0,
+    index: int,
+    error: str,
+    where: str,
+    refused: bool = False,
 ) -> ScriptFailed:
-    return ScriptFailed(**_worker(job, version, rank), index=index, error=error, where=where)
+    worker = _worker(job, version, rank)
+    return ScriptFailed(**worker, index=index, error=error, where=where, refused=refused)
 
 
 def exited(

@@ -390,7 +390,9 @@ _OF_WORKERS: Final = (
         size=4096,
     ),
     agent.UnitFailed(**_WORKER, index=5, attempt=37, why="loss is nan", fault="trial"),
-    agent.ScriptFailed(**_WORKER, index=5, error="ValueError: no data", where="train.py:31"),
+    agent.ScriptFailed(
+        **_WORKER, index=5, error="ValueError: no data", where="train.py:31", refused=True
+    ),
     agent.WorkerExited(**_WORKER, code=1, signal=9, unseen=True, memory_limit=2 << 30),
     agent.WorkerRefused(
         **_WORKER, error="no such interpreter", hint="correct `python`", node_fault=True
@@ -491,6 +493,7 @@ _OF_CLIENTS: Final = (
         role="user",
         feed_port=7703,
         log_port=7705,
+        agents_port=7701,
         last_seq=70_000,
         stalled="database or disk is full",
         projects=("vision", "speech"),

@@ -41,7 +41,7 @@ def of_another_type(value: Any, name: str) -> Any:
     """Something that cannot stand where `value` stands."""
     if ANY_SCALAR.search(name):
         return [1]
-    return "wrong" if isinstance(value, bool | int | float) else 7
+    return "wrong" if isinstance(value, bool | int | float | tuple) else 7
 
 
 def spoiled(message: Message, path: Path, wrong: Any) -> Any:

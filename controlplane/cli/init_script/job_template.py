@@ -77,6 +77,9 @@ def _rate(facts: Facts) -> list[str]:
 def _stop(facts: Facts) -> list[str]:
     metric = facts.metric or "accuracy"
     other = f'{{ metric = "{metric}", plateau = 5 }}'
+    if facts.epochs is None and facts.steps and facts.batch_size:
+        samples = facts.steps * facts.batch_size
+        return [f"stop = {{ samples = {samples} }}  # {facts.steps} steps; or {other}"]
     if facts.epochs is None:
         return [f"# stop = {{ epochs = 10 }}  # default: the script's own epochs; or {other}"]
     return [f"stop = {{ epochs = {facts.epochs} }}  # the script's; or {other}"]

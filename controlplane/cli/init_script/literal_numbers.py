@@ -24,8 +24,7 @@ def options(tree: ast.Module) -> dict[str, Any]:
         dest, default = keyword(node, "dest"), keyword(node, "default")
         name = str(dest.value) if isinstance(dest, ast.Constant) else longest.lstrip("-")
         if name and longest.startswith("--"):
-            literal = _literal(default) if default is not None else None
-            found[name.replace("-", "_")] = literal
+            found[name.replace("-", "_")] = literal(default)
     return found
 
 
@@ -38,15 +37,20 @@ def constants(tree: ast.Module) -> dict[str, Any]:
     found: dict[str, list[Any]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and (name := assigned(node)):
-            found.setdefault(name, []).append(_literal(node.value))
+            found.setdefault(name, []).append(literal(node.value))
         if isinstance(node, ast.FunctionDef):
             arguments = node.args.args[len(node.args.args) - len(node.args.defaults) :]
             for argument, default in zip(arguments, node.args.defaults, strict=True):
-                found.setdefault(argument.arg, []).append(_literal(default))
+                found.setdefault(argument.arg, []).append(literal(default))
     return {name: values[0] for name, values in found.items() if len(values) == 1}
 
 
-def _literal(node: ast.expr | None) -> Any:
+def literal(node: ast.expr | None) -> Any:
+    """The value of a literal; None for any other expression.
+
+    Args:
+        node: an expression.
+    """
     try:
         return ast.literal_eval(node) if node is not None else None
     except ValueError:
@@ -92,7 +96,7 @@ class Numbers:
             return self._constants.get(node.id)
         if isinstance(node, ast.Attribute):
             return self._options.get(node.attr, self._constants.get(node.attr))
-        return _literal(node)
+        return literal(node)
 
 
 def batch_size(call: ast.Call, numbers: Numbers, made: Mapping[str, ast.expr]) -> int | None:

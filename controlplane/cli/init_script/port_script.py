@@ -7,9 +7,10 @@ import difflib
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from controlplane.cli.init_script.advice import advice
+from controlplane.cli.init_script.advice import advice, refused
 from controlplane.cli.init_script.between import WRAPPERS, sort_between
 from controlplane.cli.init_script.distributed import distributed_edits
+from controlplane.cli.init_script.frameworks import Framework, adapter_edits
 from controlplane.cli.init_script.load_edits import load_edits
 from controlplane.cli.init_script.script_facts import EpochLoop, Facts, look
 from controlplane.cli.init_script.syntax import (
@@ -33,6 +34,7 @@ class Port:
 
     text: str = ""  # as it would be; empty where it cannot be done
     missing: list[str] = field(default_factory=list)  # what a person has to do instead
+    refused: list[str] = field(default_factory=list)  # lines that fail or go wrong on a cluster
     advice: list[str] = field(default_factory=list)  # what to look at besides
 
     def diff(self, before: str, name: str) -> str:
@@ -65,9 +67,15 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     Returns:
         Its new text, which is Python again; or line by line why there is none.
     """
-    done = Port(missing=_missing(facts), advice=advice(facts, agent_name(facts.source.tree)))
+    done = Port(
+        missing=_missing(facts),
+        refused=refused(facts),
+        advice=advice(facts, agent_name(facts.source.tree)),
+    )
     if done.missing:
         return done
+    if facts.framework is not None:
+        return _with_adapter(facts, facts.framework, done)
     removed = distributed_edits(facts, agent_name(facts.source.tree))
     done.advice += removed.advice
     single = whole(look(Source(facts.source.edited(removed.edits))))
@@ -79,7 +87,11 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     done.missing += [*removed.problems, *between.problems]
     if done.missing:
         return done
-    changes = [*_import_edits(single), *load_edits(single, between), *_loop_edits(single)]
+    changes = [
+        *_import_edits(single.source, IMPORT),
+        *load_edits(single, between),
+        *_loop_edits(single),
+    ]
     done.text = single.source.edited(changes)
     reporting = single.source.edited([*changes, *_report_edits(single)])
     if changed_lines(replace(done, text=reporting).diff(facts.source.text, name)) <= MOST_LINES:
@@ -96,12 +108,25 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     return done
 
 
+def _with_adapter(facts: Facts, framework: Framework, done: Port) -> Port:
+    """A framework loops itself; its trainer becomes ours."""
+    source, loop = facts.source, facts.epoch_loop
+    counted = (loop.numbers, _counted(source, loop, "EPOCHS")) if loop is not None else None
+    adapter = adapter_edits(source, framework, counted)
+    done.missing += adapter.problems
+    if not done.missing:
+        done.text = source.edited([*_import_edits(source, adapter.imports), *adapter.edits])
+    return done
+
+
 # --- what is not there
 
 
 def _missing(facts: Facts) -> list[str]:
     if facts.ported:
-        return ["it imports the library already: nothing to change"]
+        return ["it imports the library already"]
+    if facts.framework is not None:
+        return []
     found = []
     if facts.optimizer is None:
         found.append("no line makes an optimizer of torch.optim: pass one to agent.load() by hand")
@@ -132,6 +157,13 @@ def _missing(facts: Facts) -> list[str]:
 
 
 def _no_loop(facts: Facts) -> str:
+    if (loop := facts.step_loop) is not None:
+        text = facts.source.of(loop).partition("\n")[0]
+        return (
+            f"line {loop.lineno}: `{text}` counts steps, whose batch changes on a cluster: write "
+            "`for epoch in agent.epochs(N)` around a loop over the loader; "
+            "stop = { samples = STEPS x BATCH } in the job file ends it after as many"
+        )
     if (loop := facts.far_loop) is not None:
         text = facts.source.of(loop).partition("\n")[0]
         return (
@@ -208,15 +240,17 @@ def _maker(source: Source, node: ast.expr) -> str:
 
 def _loop_edits(script: Whole) -> list[Edit]:
     """`range` becomes the agent's epochs, counted as they were."""
-    loop = script.loop
-    epochs = f"{script.agent}.epochs"
-    text = f"{epochs}({script.source.of(loop.count)})"
+    text = _counted(script.source, script.loop, f"{script.agent}.epochs")
+    return [Edit(*script.source.span(script.loop.numbers), text)]
+
+
+def _counted(source: Source, loop: EpochLoop, epochs: str) -> str:
     if loop.start:
-        text = f"({loop.start} + n for n in {epochs}({_count_from(script, loop)}))"
-    return [Edit(*script.source.span(loop.numbers), text)]
+        return f"({loop.start} + n for n in {epochs}({_count_from(source, loop)}))"
+    return f"{epochs}({source.of(loop.count)})"
 
 
-def _count_from(script: Whole, loop: EpochLoop) -> str:
+def _count_from(source: Source, loop: EpochLoop) -> str:
     """How many numbers there are in a range that does not begin with 0."""
     last = loop.count
     if isinstance(last, ast.Constant):
@@ -224,8 +258,8 @@ def _count_from(script: Whole, loop: EpochLoop) -> str:
     if isinstance(last, ast.BinOp) and isinstance(last.op, ast.Add):
         for one, other in ((last.left, last.right), (last.right, last.left)):
             if isinstance(one, ast.Constant) and one.value == loop.start:
-                return script.source.of(other)
-    return f"{script.source.of(last)} - {loop.start}"
+                return source.of(other)
+    return f"{source.of(last)} - {loop.start}"
 
 
 def _report_edits(script: Whole) -> list[Edit]:
@@ -239,10 +273,10 @@ def _report_edits(script: Whole) -> list[Edit]:
     return [Edit(end, end, line if script.source.line_of(last).endswith("\n") else f"\n{line}")]
 
 
-def _import_edits(script: Whole) -> list[Edit]:
+def _import_edits(source: Source, line: str) -> list[Edit]:
     """Below the imports at the head of the script."""
     last: ast.stmt | None = None
-    body = script.source.tree.body
+    body = source.tree.body
     for place, statement in enumerate(body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -251,5 +285,5 @@ def _import_edits(script: Whole) -> list[Edit]:
             break
     if last is None and body and isinstance(body[0], ast.Expr):
         last = body[0]
-    at = script.source.lines(last)[1] if last is not None else 0
-    return [Edit(at, at, f"{IMPORT}\n")]
+    at = source.lines(last)[1] if last is not None else 0
+    return [Edit(at, at, f"{line}\n")]

@@ -7,6 +7,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from controlplane.cli.init_script.frameworks import (
+    Framework,
+    framework_numbers,
+    framework_of,
+)
 from controlplane.cli.init_script.literal_numbers import (
     Numbers,
     batch_size,
@@ -63,10 +68,13 @@ class Facts:
     loader: Made | None = None
     epoch_loop: EpochLoop | None = None
     far_loop: ast.For | None = None  # one that trains through several functions
+    step_loop: ast.For | ast.While | None = None  # one that counts steps in the place of epochs
+    framework: Framework | None = None  # that leads the training
     options: dict[str, Any] = field(default_factory=dict)  # of argparse, by their names, defaults
     batch_size: int | None = None
     lr: float | None = None
     epochs: int | None = None
+    steps: int | None = None  # of the whole training, where the script counts these
     metric: str = ""  # a variable of the epoch loop that looks like one
     ported: bool = False  # it imports the library
 
@@ -95,7 +103,10 @@ def look(source: Source) -> Facts:
     facts.model = _model_of(facts.optimizer, made)
     loaders = [one for one in made if last_name(one.value) == "DataLoader"]
     facts.epoch_loop, facts.loader = _loop_and_loader(source.tree, loaders, known)
+    if (loop := facts.epoch_loop) is not None and _counts_steps(loop.statement, source.tree):
+        facts.step_loop, facts.loader = loop.statement, facts.loader or _training_one(loaders, [])
     facts.far_loop = _far_loop(source.tree)
+    facts.framework = framework_of(source.tree)
     numbers = Numbers(known, facts.options)
     if facts.loader and isinstance(facts.loader.value, ast.Call):
         facts.batch_size = batch_size(
@@ -106,9 +117,35 @@ def look(source: Source) -> Facts:
         facts.lr = float(rate) if rate else None
     if (loop := facts.epoch_loop) is not None:
         count = numbers.of(loop.count)
-        facts.epochs = int(count) - (loop.start or 0) if count is not None else None
-        facts.metric = _metric(loop.statement)
+        length = int(count) - (loop.start or 0) if count is not None else None
+        if facts.step_loop is not None:
+            facts.steps, facts.epoch_loop = length, None
+        else:
+            facts.epochs, facts.metric = length, _metric(loop.statement)
+    elif facts.framework is None:
+        loops = [n for n in ast.walk(source.tree) if isinstance(n, ast.While) and _trains(n)]
+        facts.step_loop = next(iter(loops), None)
+    if facts.framework is not None:
+        _look_at_framework(facts, facts.framework, numbers)
     return facts
+
+
+def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> None:
+    """Numbers that a framework's options say; loaders and optimizers may be in methods."""
+    tree = facts.source.tree
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    batch, rate = facts.batch_size, facts.lr
+    if framework.name == "lightning":
+        training = [n for n in ast.walk(tree) if getattr(n, "name", "") == "train_dataloader"]
+        inner = [n for one in training for n in ast.walk(one) if last_name(n) == "DataLoader"]
+        for call in inner if batch is None else ():
+            batch = batch_size(call, numbers, {}) if isinstance(call, ast.Call) else None
+        made = [call for call in calls if last_name(call) in OPTIMIZERS]
+        rate = numbers.of(_rate(made[0], tree)) if made and rate is None else rate
+    found = framework_numbers(framework, tree, numbers, batch, rate)
+    facts.batch_size, facts.lr = found.batch_size, found.lr
+    if framework.name != "accelerate":
+        facts.epochs, facts.steps = found.epochs, found.steps
 
 
 def _all_made(tree: ast.Module) -> list[Made]:
@@ -206,6 +243,21 @@ def _loop_and_loader(
         mine = [one for one in loaders if one.name in read]
         return _epoch_loop(statement, numbers, known), _training_one(mine, reached)
     return None, _training_one(loaders, [])
+
+
+def _counts_steps(loop: ast.For, tree: ast.Module) -> bool:
+    """Whether a loop makes a step in each round: none below it goes over batches."""
+    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+
+    def reached(node: ast.AST) -> list[ast.AST]:
+        return [node, *(functions[name] for name in _calls(node) if name in functions)]
+
+    return not any(
+        isinstance(inner, ast.For | ast.While) and inner is not loop
+        and any(map(_trains, reached(inner)))
+        for node in reached(loop)
+        for inner in ast.walk(node)
+    )  # fmt: skip
 
 
 def _far_loop(tree: ast.Module) -> ast.For | None:

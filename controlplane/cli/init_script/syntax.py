@@ -35,7 +35,7 @@ class Source:
         """
         return ast.get_source_segment(self.text, node) or ""
 
-    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+    def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
         """Where a node is, in bytes.
 
         Args:

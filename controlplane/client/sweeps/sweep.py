@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -21,6 +21,19 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     Functions are named by module path, `module:function` in `workdir`; they are imported where
     units run, and never pickled. In a TOML file the fields up to `seed` stand in `[sweep]`.
     """
+
+    EXAMPLES: ClassVar = {  # of values in a sweep's file, for errors
+        "input_fn": '"data:load"',
+        "model_fn": '"models:build"',
+        "train_fn": '"models:train"',
+        "eval_fn": '"models:evaluate"',
+        "space": "{ lr = { log_uniform = [1e-4, 1e-1] } }",
+        "searcher": '{ type = "asha", max_epochs = 9 }',
+        "metric": '"accuracy": what eval_fn returns and is to be large (or small: mode = "min")',
+        "partitions": "8: in how many parts the data is trained",
+        "graduate_batch": "64",
+        **{key: JobSpec.EXAMPLES[key] for key in ("name", "slots", "python", "family", "env")},
+    }
 
     input_fn: str  # the data of one partition
     model_fn: str  # what is trained, from the values of a configuration
@@ -40,7 +53,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     # of its job
     name: str = "sweep"
     workdir: str = "."
-    slots: tuple[int, int] | None = None  # least, most; default: 1 to `partitions`
+    slots: tuple[int, int] | int | None = None  # least, most; default: 1 to `partitions`
     slots_wanted: int | None = None  # for policies of fixed size
     python: str | None = None  # interpreter with torch; default: the agent's
     family: str | None = None
@@ -93,6 +106,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         """
         sweep = self.sweep_spec()
         slots = (1, self.partitions) if self.slots is None else self.slots
+        slots = (slots, slots) if isinstance(slots, int) else slots
         return JobSpec(
             name=self.name,
             script=SWEEP_SCRIPT,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from controlplane.client.spec_overrides import toml_value
+from controlplane.client.spec_overrides import nearest, toml_value
 from controlplane.client.sweeps.searchers import BY_TYPE
 from controlplane.client.sweeps.sweep import Sweep
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import JobSpec
 from schemas.sweeps import FORMS, Parameter
-from schemas.toml_settings import convert
+from schemas.toml_settings import convert, written, wrong_value
 
 JOB_FIELDS: Final = (
     "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env"
@@ -46,31 +45,18 @@ def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
     _refuse_unknown(path, "sweep.", inner, FIELDS, JOB_FIELDS)
     for name in REQUIRED:
         if name not in inner:
-            what = f"{path}: sweep.{name}: is missing"
-            raise SettingsError(
-                what, f"give it in [sweep]{EXAMPLES.get(name, '')}", f"sweep.{name}"
-            )
+            what, remedy = f"{path}: sweep.{name}: is missing", f"write {written(Sweep, name)}"
+            raise SettingsError(what, remedy, f"sweep.{name}")
     found = {key: value for key, value in table.items() if key != "sweep"} | dict(inner)
     found["space"] = _space(found["space"], path)
     found["searcher"] = _searcher(found["searcher"], path)
     try:
         return msgspec.convert(found, Sweep).job_spec()
     except msgspec.ValidationError as error:
-        text, _, where = str(error).partition(" - at `")
-        field = where.rstrip("`").removeprefix("$").removeprefix(".")
-        full = field if field.split(".")[0].split("[")[0] in JOB_FIELDS else f"sweep.{field}"
-        raise SettingsError(f"{path}: {full}: {text}", "correct this key", full) from None
-
-
-EXAMPLES: Final = {
-    "input_fn": ", such as input_fn = 'data:load'",
-    "model_fn": ", such as model_fn = 'models:build'",
-    "train_fn": ", such as train_fn = 'models:train'",
-    "space": " as [sweep.space], such as lr = { log_uniform = [1e-4, 1e-1] }",
-    "searcher": " as [sweep.searcher], such as type = 'asha'",
-    "metric": ": what eval_fn returns and is to be large (or small: mode = 'min')",
-    "partitions": ": in how many parts the data is trained",
-}
+        wrong = wrong_value(Sweep, error, path)
+        if wrong.field.split(".")[0].split("[")[0] not in JOB_FIELDS:
+            wrong = wrong_value(Sweep, error, path, "sweep.")
+        raise wrong from None
 
 
 def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -95,7 +81,7 @@ def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -
         first, *rest = key.strip().removeprefix("sweep.").split(".")
         if first not in (*JOB_FIELDS, *FIELDS):
             what = f"--set {key}: a sweep has no such field"
-            raise BadFieldError(what, _near(first, (*JOB_FIELDS, *FIELDS)), key)
+            raise BadFieldError(what, nearest(first, (*JOB_FIELDS, *FIELDS)), key)
         inner = changed if first in JOB_FIELDS else changed.setdefault("sweep", {})
         if not isinstance(inner, dict):
             raise BadFieldError("sweep is no table in the file", "correct it there", "sweep")
@@ -150,7 +136,7 @@ def _searcher(table: Any, path: Path) -> Any:
     if kind is None:
         raise SettingsError(f"{path}: {field}.type: is missing", f"one of {kinds}", f"{field}.type")
     if kind not in BY_TYPE:
-        near = _near(str(kind), tuple(BY_TYPE))
+        near = nearest(str(kind), BY_TYPE)
         raise SettingsError(f"{path}: {field}.type: no searcher {kind!r}", near, f"{field}.type")
     rest = {key: value for key, value in table.items() if key != "type"}
     return {"type": kind, **msgspec.structs.asdict(convert(BY_TYPE[kind], rest, path, f"{field}."))}
@@ -172,7 +158,7 @@ def _refuse_unknown(
         elif key in NOT_OF_SWEEPS:
             hint = f"leave it out: {NOT_OF_SWEEPS[key]}"
         else:
-            hint = _near(key, tuple(known))
+            hint = nearest(key, known)
         raise SettingsError(f"{path}: unknown key {field}", hint, field)
 
 
@@ -187,11 +173,6 @@ NOT_OF_SWEEPS: Final = {
     "record_samples": "`ones sweep manifest` says which partitions each configuration saw",
     "utility": "give priority",
 }
-
-
-def _near(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
 
 
 def _copied(value: Any) -> Any:

@@ -55,7 +55,7 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
         worker = job.workers[member.worker]
         if group.member(member.worker) is None and worker.phase not in STOPPING:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
-    status.script.error = ""
+    status.script.error, status.script.refused = "", False
     ctx.state.deadlines.clear(job.job)
     ctx.conclude(job, "abandoned")
     if trigger is not RescaleTrigger.SUPERSEDED:

@@ -10,7 +10,15 @@ from controlplane.core.handlers import departures
 from controlplane.core.inputs import OrderTooLarge
 from controlplane.core.model.batch_limit import lower_local_limit
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import NEXT, Ended, JobTrigger, Paused, Phase, Starting
+from controlplane.core.model.job_phases import (
+    NEXT,
+    Ended,
+    JobTrigger,
+    Paused,
+    Phase,
+    Starting,
+    WithGroup,
+)
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
 from schemas.ids import NodeId, Seconds, Version, node_of
 from schemas.messages.feed import Detail
@@ -64,6 +72,10 @@ def fail(ctx: HandlerContext, job: Job, why: str) -> None:
         return
     attempts = job.attempts
     attempts.failures += 1
+    if isinstance(job.status, WithGroup) and job.status.script.refused:
+        again = "; not tried again: it would be refused again" if job.spec.retries else ""
+        end(ctx, job, JobTrigger.GAVE_UP, why + again)
+        return
     if job.failing_is_final:
         tried = f" (try {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
         end(ctx, job, JobTrigger.GAVE_UP, why + tried)

@@ -211,9 +211,11 @@ def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: Scrip
         job.status, Starting | Running | Rescaling
     ):
         where = f" ({event.where})" if event.where else ""
-        # What other workers raise may be a consequence.
-        said = job.status.script.error if ctx.state.rules else ""
-        job.status.script.error = said or f"{event.error}{where}"
+        script = job.status.script
+        if script.error and ctx.state.rules:
+            return  # what other workers raise later may be a consequence
+        script.error = f"{event.error}{where}"
+        script.refused = event.refused
 
 
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]]] = {

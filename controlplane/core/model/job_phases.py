@@ -85,6 +85,7 @@ class ScriptReports(msgspec.Struct, kw_only=True):
 
     finished: str = ""  # which stop rule is met
     error: str = ""  # the exception that it raised, and where
+    refused: bool = False  # by the library, for what the script does
 
 
 class Queued(msgspec.Struct, kw_only=True, tag="queued"):

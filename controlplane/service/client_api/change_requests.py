@@ -22,6 +22,7 @@ from controlplane.core.state import State
 from controlplane.service.client_api import sweep_changes, sweep_replies
 from controlplane.service.client_api.drain_requests import drain_input
 from controlplane.service.client_api.job_quota import JobQuota
+from controlplane.service.client_api.policy_notes import size_notes
 from controlplane.service.client_api.read_requests import ReadRequests
 from controlplane.service.client_api.replies import node_info
 from controlplane.service.client_api.resize_checks import check_resize
@@ -100,7 +101,8 @@ class ChangeRequests:
             BadFieldError: if it would not.
         """
         _check(request.spec)
-        return JobChecked(notes=self._reads.notes.of_spec(request.spec))
+        notes = self._reads.notes.of_spec(request.spec)
+        return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
 
     async def answer(self, request: Message, who: Identity) -> Message:
         """Do what is asked, and say what came of it.
@@ -181,7 +183,9 @@ class ChangeRequests:
 
     def _accepted(self, name: JobId) -> JobAccepted:
         job = self._commit_loop.job(name)
-        return JobAccepted(job=name, state=job.phase.value, notes=self._reads.notes.of(job))
+        size = () if job.ended else size_notes(self._state, job.spec)
+        notes = (*size, *self._reads.notes.of(job))
+        return JobAccepted(job=name, state=job.phase.value, notes=notes)
 
     async def _cancel(self, request: CancelJob, who: Identity) -> Message:
         job = self._newest.jobs.get(request.job)

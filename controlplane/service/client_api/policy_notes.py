@@ -1,8 +1,10 @@
-"""What the policy of this cluster needs of a job and does not get, for the replies about it."""
+"""Notes in replies about a job: what the policy or the cluster lacks for it."""
 
 from __future__ import annotations
 
 from controlplane.core.model.job import Job
+from controlplane.core.model.node import NodePhase
+from controlplane.core.state import State
 from controlplane.policy.job_notes import job_notes
 from controlplane.policy.registry import entry
 from schemas.jobs import JobSpec
@@ -44,3 +46,20 @@ class PolicyNotes:
             epochs=job.progress.epoch,
             train_loss=job.progress.train_loss if train_loss is None else train_loss,
         )
+
+
+def size_notes(state: State, spec: JobSpec) -> tuple[str, ...]:
+    """Return a note if a job needs more slots than there are on nodes neither lost nor drained.
+
+    Args:
+        state: which nodes there are.
+        spec: as its user describes it.
+    """
+    usable = [
+        node for node in state.nodes.values() if node.phase is not NodePhase.LOST and not node.drain
+    ]
+    here = sum(len(node.spec.slots) for node in usable)
+    if spec.slots[0] <= here:
+        return ()
+    what = f"it needs {spec.slots[0]} slots, the cluster has {here}"
+    return (f"{what}: it waits until nodes join; `slots` in the job file may ask for fewer",)

@@ -77,11 +77,11 @@ def test_everything_that_is_wrong_with_a_controllers_file_is_named_at_once(
     assert code == 2
     assert [line for line in lines if "choose one of" not in line] == [
         "unknown key stat; did you mean state?",
-        "store.log_bytes_per_job: Expected `int` >= 0; correct this key",
-        "store.snapshot_bytes: Expected `int`, got `str`; correct this key",
+        "store.log_bytes_per_job: Expected `int` >= 0; write log_bytes_per_job = 1073741824",
+        "store.snapshot_bytes: Expected `int`, got `str`; write snapshot_bytes = 536870912",
         "silence.lost_s: 30.0 is not above silence.suspect_s (40.0); raise it",
         f"keys.server: {secret} can be used by others than its owner (mode 644); chmod 600 {secret}",
-        f"keys.authorised: {keys}/authorised.toml: key[0].public: is missing; correct this key",
+        f'keys.authorised: {keys}/authorised.toml: key[0].public: is missing; write public = "40 characters"',
         f"pid_file: {home}/file is no folder; choose another one",
         f"listen.feed: port {taken} is that of listen.agents, too; give each its own",
     ]
@@ -113,9 +113,9 @@ def test_everything_that_is_wrong_with_an_agents_file_is_named_at_once(
     assert code == 2
     assert lines == [
         "unknown key slot; did you mean slots?",
-        "controller.agents: Expected `int` <= 65535; correct this key",
-        "cores: Expected `int`, got `str`; correct this key",
-        "kill_grace_s: Expected `float` >= 0.0; correct this key",
+        "controller.agents: Expected `int` <= 65535; write agents = 7701",
+        "cores: Expected `int`, got `str`; write cores = 1",
+        "kill_grace_s: Expected `float` >= 0.0; write kill_grace_s = 10.0",
         "devices: slots: the node offers none; set slots to 1 or more",
         f"key: {home}/keys/node-2.key_secret: No such file or directory; check the path",
         f"address: 192.0.2.1 is no address of this host ({cannot}); give one of its own",
@@ -130,7 +130,7 @@ def test_a_file_without_a_name_of_its_node_is_an_agents_all_the_same(
     file = agent(home)
     file.write_text('devices = "cpu"\n')
 
-    assert checked(file, capsys) == (2, ["node: is missing; correct this key"])
+    assert checked(file, capsys) == (2, ['node: is missing; write node = "node-1"'])
 
 
 LISTENING = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print(flush=True); s.accept()"

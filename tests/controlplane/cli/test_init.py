@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.cli.init_script.advice import OWN_RATE, SUMMED
 from controlplane.cli.init_script.job_template import job_file, job_name
 from controlplane.cli.init_script.port_script import changed_lines, port
 from controlplane.cli.init_script.script_facts import look
@@ -81,6 +82,21 @@ ADDED = {
         "    model, optimizer, train_dataloader = agent.load(lambda: model, lambda _: optimizer, train_dataset, batch_size=args.per_device_train_batch_size)",
         "    for epoch in agent.epochs(args.num_train_epochs):",
     ],
+    "trainer": [
+        "from transformers import TrainingArguments",
+        "from elastic.transformers import ElasticTrainer",
+        "    trainer = ElasticTrainer(",
+    ],
+    "lightning_module": [
+        "from elastic.lightning import ElasticStrategy",
+        "        strategy=ElasticStrategy(),",
+        "        devices=1,",
+    ],
+    "accelerator": [
+        "from elastic.accelerate import ElasticAccelerator",
+        "accelerator = ElasticAccelerator(gradient_accumulation_steps=2)",
+        "for epoch in (1 + n for n in accelerator.epochs(4)):",
+    ],
     "own_agent": [
         "from elastic import ScalingAgent",
         "    scaling_agent = ScalingAgent.from_env()",
@@ -129,6 +145,9 @@ def test_a_script_is_ported_with_these_lines(name: str) -> None:
         ("groups", (8, 0.01, 2)),
         ("no_trainer", (8, 5e-5, 3)),
         ("endless", (None, 0.1, None)),
+        ("trainer", (32, 0.001, 2)),
+        ("lightning_module", (32, 0.05, 3)),
+        ("accelerator", (32, 0.003, 4)),
     ],
 )
 def test_batch_rate_and_epochs_are_read_from_constants_defaults_and_options(
@@ -146,7 +165,7 @@ def test_batch_rate_and_epochs_are_read_from_constants_defaults_and_options(
             "endless",
             [
                 "no `NAME = DataLoader(...)` that is trained on: agent.load() makes it",
-                "no `for epoch in range(...)` around `backward()`: write `for epoch in agent.epochs(N)`",
+                "line 11: `while step < 100:` counts steps, whose batch changes on a cluster: write `for epoch in agent.epochs(N)` around a loop over the loader; stop = { samples = STEPS x BATCH } in the job file ends it after as many",
             ],
         ),
         (
@@ -256,8 +275,6 @@ def test_a_script_with_functions_that_build_has_them_called() -> None:
         ("    val_loss", "    torch.save(model, path)\n    val_loss",
          "line 9: every worker does torch.save(): ask `agent.rank == 0` first"),
         ("    val_loss", "    if rank == 0:\n        torch.save(model, path)\n    val_loss", ""),
-        ("    val_loss", "        if n % 4 == 0:\n            optimizer.step()\n    val_loss",
-         "line 9: not each batch is a step: let `max_local_batch` divide it"),
         ("    val_loss", "        if n > 9:\n            break\n    val_loss",
          "line 9: the batch loop is left early: all workers have to, at once"),
         ("    val_loss", "    if patience:\n        break\n    val_loss", ""),
@@ -267,6 +284,199 @@ def test_what_a_group_would_do_otherwise_is_named(before: str, after: str, line:
     advice = port(look(Source(SMALL.replace(before, after)))).advice
 
     assert [said for said in advice if said.startswith("line")] == [line] * bool(line)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ("loss(model(batch))", 'nll_loss(model(batch), reduction="sum")', [f"line 8: {SUMMED}"]),
+        ("model = Net()", 'loss = Loss(reduction="sum")\nmodel = Net()', [f"line 3: {SUMMED}"]),
+        ("loss(model(batch))", "l.sum()\n        l = mse(model(batch), reduction='none')", []),
+        ("loss(model(batch))", "mse(model(batch), reduction='none').sum()", [f"line 8: {SUMMED}"]),
+        ("loss(model(batch))", "(mse(batch, reduction='sum') / len(batch))", []),
+        ("val_loss = evaluate(model)", "val_loss = mse(model(x), y, reduction='sum').item()", []),
+        ("SGD(model", "LBFGS(model", [
+            "line 4: LBFGS evaluates its closure several times in a step, which is refused: take an optimizer that does once, such as SGD or Adam"]),
+        ("Net()", "Embedding(9, 2, sparse=True)", [
+            "line 3: sparse gradients are refused in a group: leave `sparse=True` out"]),
+        ("model = Net()", "class Text(IterableDataset):\n    pass\nmodel = Net()", [
+            "line 3: Text has no length, which is refused: give it __len__, the samples of one pass"]),
+        ("    val_loss", "        if n % 4 == 0:\n            optimizer.step()\n    val_loss", [
+            "line 9: not each batch is a step, which is refused: step in each, raise batch_size: shares above max_local_batch are taken in passes"]),
+        ("        loss(", "        for g in optimizer.param_groups:\n            g['lr'] = rate(step)\n        loss(", [f"line 9: {OWN_RATE}"]),
+        ("        loss(", "        warm_up(step)\n        loss(", [f"line 13: {OWN_RATE}"]),
+        ("    val_loss", "    optimizer.param_groups[0]['lr'] = rate(epoch)\n    val_loss", []),
+    ],
+)  # fmt: skip
+def test_what_the_library_refuses_is_named_with_its_line_and_remedy(
+    before: str, after: str, lines: list[str]
+) -> None:
+    function = "\ndef warm_up(step):\n    optimizer.param_groups[0]['lr'] = rate(step)\n"
+
+    ported = port(look(Source(SMALL.replace(before, after, 1) + function)))
+
+    assert ported.refused == lines
+
+
+def test_a_loss_that_is_divided_later_is_no_sum() -> None:
+    text = SMALL.replace(
+        "loss(model(batch)).backward()",
+        "error = mse(model(batch), reduction='sum')\n        error /= 8\n        error.backward()",
+    )
+
+    assert port(look(Source(text))).refused == []
+
+
+@pytest.mark.parametrize(
+    ("loop", "text"),
+    [
+        ("for step in range(500):\n    batch = next(it)", "for step in range(500):"),
+        ("while True:\n    batch = next(it)", "while True:"),
+    ],
+)
+def test_a_loop_that_counts_steps_is_named_and_its_steps_end_the_job(loop: str, text: str) -> None:
+    head = SMALL.partition("for epoch")[0]
+    facts = look(Source(f"{head}{loop}\n    loss(model(batch)).backward()\n    optimizer.step()\n"))
+
+    ported = port(facts)
+
+    assert (ported.text, facts.epochs) == ("", None)
+    assert ported.missing[0].startswith(f"line 6: `{text}` counts steps, whose batch changes")
+    stop = "stop = { samples = 4000 }  # 500 steps; or" if "range" in loop else "# stop = "
+    assert f"\n{stop}" in job_file(facts, Path("/a/train.py"), "train.py")
+
+
+HF = """
+from transformers import Seq2SeqTrainer, Trainer, TrainingArguments
+args = TrainingArguments("out")
+trainer = Trainer(model=model, args=args)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "numbers"),
+    [
+        ('"out"', (8, 5e-5, 3, None)),
+        ('"out", per_device_train_batch_size=4, learning_rate=0.1', (4, 0.1, 3, None)),
+        ('"out", num_train_epochs=1.5', (8, 5e-5, None, None)),
+        ('"out", max_steps=100', (8, 5e-5, None, 100)),
+        ('"out", learning_rate=0.1, **more', (None, 0.1, None, None)),
+        ("*found", (8, 5e-5, 3, None)),
+    ],
+)
+def test_numbers_of_training_arguments_have_the_defaults_of_transformers(
+    arguments: str, numbers: tuple[float | None, ...]
+) -> None:
+    facts = look(Source(HF.replace('"out"', arguments)))
+
+    assert (facts.batch_size, facts.lr, facts.epochs, facts.steps) == numbers
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ('"out"', '"out", fsdp="full_shard"', [
+            "line 3: `fsdp` is refused: leave it out: the agent's group reduces gradients"]),
+        ('"out"', '"out", fsdp="", auto_find_batch_size=False', []),
+        ("train()", "train(resume_from_checkpoint=True)", [
+            "line 5: `resume_from_checkpoint` is refused: leave it out: a job resumes from its own checkpoints"]),
+        ("train()", "train(resume_from_checkpoint=args.resume)", []),
+    ],
+)  # fmt: skip
+def test_options_that_the_adapter_of_transformers_refuses_are_named(
+    before: str, after: str, lines: list[str]
+) -> None:
+    assert port(look(Source(HF.replace(before, after)))).refused == lines
+
+
+def test_a_trainer_of_ones_own_gets_the_mixin_and_another_of_transformers_is_named() -> None:
+    own = HF.replace("trainer = Trainer(", "class Mine(Trainer):\n    pass\ntrainer = Mine(")
+    other = HF.replace("= Trainer(", "= Seq2SeqTrainer(")
+
+    assert "\nclass Mine(ElasticMixin, Trainer):\n" in port(look(Source(own))).text
+    assert port(look(Source(other))).missing == [
+        "line 4: `Seq2SeqTrainer(...)`: make `class Mine(ElasticMixin, Seq2SeqTrainer)` of it (from elastic.transformers), and that in its place: docs/frameworks.md"
+    ]
+
+
+PL = """
+import lightning as L
+trainer = L.Trainer(max_epochs=3, val_check_interval=1.0)
+trainer.fit(module, loader)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("max_epochs=3,", "max_epochs=3, limit_train_batches=0.1,",
+         "line 3: `limit_train_batches` is refused: leave it out: an epoch has every sample once"),
+        ("val_check_interval=1.0", "val_check_interval=0.25",
+         "line 3: `val_check_interval` is refused: leave it out: a part of an epoch has other steps when it grows"),
+        ("val_check_interval=1.0", "val_check_interval=50, fast_dev_run=False", ""),
+        ("loader)", 'loader, ckpt_path="last")',
+         "line 4: `ckpt_path` is refused: leave it out: a job resumes from its own checkpoints"),
+        ("trainer =", "module.automatic_optimization = False\ntrainer =",
+         "line 3: manual optimization is refused: write the loop with ScalingAgent"),
+    ],
+)  # fmt: skip
+def test_options_that_the_adapter_of_lightning_refuses_are_named(
+    before: str, after: str, line: str
+) -> None:
+    assert port(look(Source(PL.replace(before, after)))).refused == [line] * bool(line)
+
+
+def test_a_trainer_of_lightning_without_a_strategy_gets_one() -> None:
+    assert "L.Trainer(strategy=ElasticStrategy(), devices=1, max_epochs=3," in (
+        port(look(Source(PL))).text
+    )
+    assert "L.Trainer(strategy=ElasticStrategy(), devices=1)" in (
+        port(look(Source(PL.replace("max_epochs=3, val_check_interval=1.0", "")))).text
+    )
+    former = port(
+        look(Source(PL.replace("import lightning as L", "import pytorch_lightning as L")))
+    )
+    assert former.missing == [
+        "line 3: pytorch_lightning has no adapter: import lightning.pytorch for it"
+    ]
+
+
+def test_what_the_adapter_of_accelerate_refuses_is_named() -> None:
+    script = source("accelerator")
+    text = script.text.replace("    accelerator.print", "    accelerator.save_state()\n    print")
+    endless = script.text.replace("for epoch in range(1, 5):", "while True:")
+
+    assert port(look(Source(text))).refused == [
+        "line 21: `save_state()` is refused: leave it out: a job resumes from its own checkpoints"
+    ]
+    assert port(look(Source(endless))).missing == [
+        "no `for epoch in range(...)` around `backward()`: write `for epoch in accelerator.epochs(N)`"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "last"),
+    [
+        ("plain", "", "then: ones submit {folder}/job.toml"),
+        (
+            "plain",
+            "LBFGS(",
+            "first change what is named above, then: ones submit {folder}/job.toml",
+        ),
+        ("gan", "", "first change what is named above, then: ones submit {folder}/job.toml"),
+    ],
+)
+def test_a_job_that_would_fail_is_not_said_to_be_ready(
+    tmp_path: Path, name: str, change: str, last: str
+) -> None:
+    text = source(name).text
+    text = text.replace("SGD(", change or "SGD(")
+    (tmp_path / "script.py").write_text(text)
+
+    said = ones("init", str(tmp_path / "script.py")).out
+
+    assert said.splitlines()[-1] == last.format(folder=tmp_path)
 
 
 def test_groups_by_parts_keep_the_lines_that_make_them_but_for_wrappers() -> None:

@@ -1,17 +1,21 @@
-"""`ones local up` where there is no room, or no right."""
+"""`ones local up` and `down` where there is no room, no right, or settings are refused."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
-from controlplane.cli import local_cluster
+from controlplane.cli import local_cluster, node_commands
 from controlplane.cli.exit_codes import Exit, exit_code
+from nodeagent.__main__ import _end_workers as end_workers_of
+from nodeagent.agent_settings import AgentSettings, Controller
 from schemas.errors import SettingsError
 from tests.support.commands import ones
 
@@ -89,3 +93,97 @@ def test_agents_are_told_in_order_of_their_numbers_and_then_those_that_somebody_
     found = [part.name for part in local_cluster._parts(tmp_path)]
 
     assert found == ["controller", "agent-2", "agent-10", "agent-left"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A cluster of two agents, of which nothing runs."""
+    (tmp_path / "controller.toml").write_text("")
+    (tmp_path / "agent-1.toml").write_text('node = "node-1"\nrun = "run/node-1"\n')
+    (tmp_path / "agent-2.toml").write_text('node = "node-2"\nrun = "run/node-2"\n')
+    return tmp_path
+
+
+def test_a_part_is_found_by_the_pid_file_of_its_settings(home: Path) -> None:
+    (home / "agent-1.toml").write_text('pid_file = "own/one.pid"\n')
+    (home / "agent-2.toml").write_text("pid_file = [")
+
+    found = {part.name: str(part.pid_file.relative_to(home)) for part in local_cluster._parts(home)}
+
+    assert found == {
+        "controller": "run/controller.pid",
+        "agent-1": "own/one.pid",
+        "agent-2": "run/agent-2.pid",
+    }
+
+
+def test_an_agents_file_that_is_a_copy_of_anothers_is_refused(home: Path) -> None:
+    (home / "client.toml").write_text('endpoint = "tcp://127.0.0.1:1"\n')
+    (home / "agent-2.toml").write_text('node = "node-2"\npid_file = "run/agent-1.pid"\n')
+
+    assert refused(home) == (
+        f"{home}/agent-2.toml: pid_file: {home}/run/agent-1.pid is that of agent-1, too; "
+        "give each its own; `ones node template NAME` prints settings of a new node"
+    )
+
+
+def test_all_parts_are_stopped_and_what_may_be_left_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+    monkeypatch.setattr(local_cluster, "_stop", lambda part: stopped.append(part.name))
+    monkeypatch.setattr(
+        local_cluster,
+        "_end_workers",
+        lambda part: "workers of agent-1 may be left (why)" if part.name == "agent-1" else "",
+    )
+
+    with pytest.raises(SettingsError) as error:
+        local_cluster.down(dir_=home)
+
+    assert stopped == ["controller", "agent-1", "agent-2"]
+    assert str(error.value) == (
+        f"cluster in {home} is not down: workers of agent-1 may be left (why); "
+        "correct that, and run `ones local down` again"
+    )
+
+
+def test_workers_are_ended_where_an_agent_would_refuse_its_settings(home: Path) -> None:
+    agent = home / "agent-1.toml"
+    agent.write_text(f'{agent.read_text()}slots = "many"\n')
+
+    assert end_workers_of(agent) == 0
+
+
+def test_workers_are_not_looked_for_in_another_folder_than_the_settings_name(home: Path) -> None:
+    agent = home / "agent-1.toml"
+    agent.write_text('node = "node-1"\nrun = 7\n')
+
+    with pytest.raises(SettingsError, match='run: Expected `str`, got `int`; write run = "run"'):
+        end_workers_of(agent)
+
+
+def test_a_part_of_another_user_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(local_cluster, "pid_of", lambda _: 7)
+    monkeypatch.setattr(os, "kill", kill)
+
+    assert local_cluster._stop(local_cluster._parts(home)[1]) == (
+        "agent-1, process 7, is another user's"
+    )
+
+
+def test_the_settings_of_a_new_node_are_complete() -> None:
+    text = node_commands.TEMPLATE.format(node="gpu-7", host="::1", agents=7701)
+
+    assert msgspec.convert(tomllib.loads(text), AgentSettings) == AgentSettings(
+        node="gpu-7",
+        key="keys/gpu-7.key_secret",
+        run="run/gpu-7",
+        work="state/work/gpu-7",
+        checkpoints="state/checkpoints",
+        pid_file="run/agent-gpu-7.pid",
+        controller=Controller(host="::1", agents=7701),
+    )

@@ -57,7 +57,8 @@ def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path
 def test_a_dangling_link_is_named_before_anything_travels(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
 
-    assert survey(tmp_path) == ()
+    with pytest.raises(BadFieldError, match=r"link: No such file .*name it in .onesignore"):
+        survey(tmp_path)
     with pytest.raises(BadFieldError, match="is no folder"):
         survey(tmp_path / "none")
 
@@ -124,7 +125,7 @@ def test_an_override_is_checked_like_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("utility", "said"),
     [
-        ('{ value = "high" }', "utility.value: Expected `float`, got `str`; correct this key"),
+        ('{ value = "high" }', "utility.value: Expected `float`, got `str`; write value = 80"),
         ("{ value = -1 }", "utility.value: -1.0 is out of range; give 0 to 1e+09"),
         ("{ value = nan }", "utility.value: nan is out of range; give 0 to 1e+09"),
         ("{ deadline_s = 5 }", "utility.value: is missing"),

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from controlplane.client.jobfile import checked, load_job
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import JobSpec, StopRule
+from schemas.toml_settings import convert, written
 from tests.support.builders import job_spec
+from tests.support.sweep_details import sweep
+
+SHELL_REMEDY = (
+    "write a job file with `ones init` for the Python file that it runs; its arguments go into "
+    "args, its exports into [env], the number of its tasks into slots"
+)
 
 JOB = """
 name = "digits"
@@ -63,8 +74,9 @@ def test_an_interpreter_without_a_slash_is_looked_up_on_the_node(tmp_path: Path)
     ("line", "field", "hint"),
     [
         ("batch_sise = 1", "batch_sise", "did you mean batch_size?"),
-        ('batch_size = "many"', "batch_size", "correct this key"),
-        ("slots = [1]", "slots", "correct this key"),
+        ('batch_size = "many"', "batch_size", "write batch_size = 64"),
+        ("slots = [1]", "slots", "write slots = [1, 8] (least, most) or slots = 4"),
+        ("[stop]\nepochs = []", "stop.epochs", "write epochs = 30"),
         ("[stop]\nepoch = 3", "stop.epoch", "did you mean epochs?"),
     ],
 )
@@ -148,3 +160,87 @@ def test_an_option_is_not_set_among_what_is_no_list_of_texts(file: Path, args: s
         load_job(file, ["args.width=64"])
 
     assert refused.value.field == "args"
+
+
+# --- what is given in the place of a job file
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what", "remedy"),
+    [
+        ("train.py", "import torch", "a script", "write its job file with `ones init FILE`, then submit that"),
+        ("train", "#!/usr/bin/env python3\n", "a script", "write its job file with `ones init FILE`, then submit that"),
+        ("train.ipynb", '{"cells": []}', "a notebook", "run `jupyter nbconvert --to script FILE`, then `ones init` on the script"),
+        ("run.sh", "#!/bin/sh\npython train.py\n", "a shell script", SHELL_REMEDY),
+        ("run.job", "#!/bin/bash\n#SBATCH --ntasks=4\n", "a batch script of Slurm", SHELL_REMEDY),
+    ],
+)  # fmt: skip
+def test_a_script_in_the_place_of_a_job_file_is_named_with_the_way_to_go(
+    tmp_path: Path, name: str, text: str, what: str, remedy: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+
+    with pytest.raises(SettingsError) as refused:
+        load_job(path)
+
+    assert refused.value.message == f"{path} is {what}, not a job file"
+    assert refused.value.hint == remedy.replace("FILE", str(path))
+
+
+def test_a_job_file_with_a_byte_order_mark_is_read(file: Path) -> None:
+    before = load_job(file)
+    file.write_text(f"\ufeff{JOB}")
+
+    assert load_job(file) == before
+
+
+# --- forms of values
+
+
+def test_one_number_of_slots_is_the_least_and_the_most_wherever_it_is_stated(file: Path) -> None:
+    stated: Any = {"name": "a", "script": "train.py", "batch_size": 8, "slots": 4}
+
+    assert load_job(file, ["slots=4"]).slots == (4, 4)
+    assert JobSpec(**stated).slots == (4, 4)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(stated), type=JobSpec) == JobSpec(**stated)
+    file.write_text(JOB.replace("[1, 4]", "4"))
+    assert load_job(file).slots == (4, 4)
+    assert sweep(slots=4).job_spec().slots == (4, 4)
+
+
+def test_a_stop_rule_that_is_no_table_is_answered_with_all_forms(file: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_job(file, ["stop=30"])
+
+    assert refused.value.hint == (
+        "write stop = { epochs = 30 }, { samples = 1000000 }, "
+        '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }'
+    )
+
+
+@pytest.mark.parametrize("key", sorted(set(JobSpec.__struct_fields__) - {"sweep", "trial"}))
+def test_what_an_error_tells_to_write_is_accepted(key: str) -> None:
+    several = r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep)| or (?=\"auto|\"fail)"
+    first, *others = re.split(several, written(JobSpec, key).replace(" (least, most)", ""))
+
+    for value in (first.partition(" = ")[2], *(one.removeprefix("slots = ") for one in others)):
+        table = tomllib.loads(JOB) | tomllib.loads(f"{key} = {value}")
+        assert key in msgspec.to_builtins(convert(JobSpec, table, Path("job.toml")))
+
+
+def test_a_spec_from_python_may_have_lists_and_paths(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    spec = job_spec(workdir=tmp_path, slots=[1, 4], args=["--width", "64"])
+
+    assert checked(spec, tmp_path) == job_spec(
+        workdir=str(tmp_path), slots=(1, 4), args=("--width", "64")
+    )
+
+
+def test_a_spec_from_python_with_a_value_of_the_wrong_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFieldError) as refused:
+        checked(job_spec(batch_size="64"), tmp_path)
+
+    assert str(refused.value) == "batch_size: Expected `int`, got `str`; write batch_size = 64"
+    assert refused.value.field == "batch_size"

@@ -75,7 +75,8 @@ def test_an_option_of_the_script_is_replaced_where_it_stands_or_added(
         ("batchsize=1", "batchsize", "did you mean batch_size?"),
         ("lr.x=1", "lr.x", "write KEY=VALUE"),
         ("env.=1", "env.", "write KEY=VALUE"),
-        ("stop.epoch=1", "stop", "one of epochs"),
+        ("stop.epoch=1", "stop", "did you mean epochs?"),
+        ("stop.zebra=1", "stop", "one of at_least, consecutive, epochs"),
     ],
 )
 def test_an_assignment_that_names_nothing_is_refused_with_what_there_is(

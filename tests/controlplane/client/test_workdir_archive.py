@@ -185,7 +185,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     ("content", "what"),
     [
         (os.urandom(3 << 20), "workdir {folder} packs to more than 2 MiB"),
-        (bytes(9 << 20), "the files of workdir {folder} are larger than 8 MiB together"),
+        (bytes(9 << 20), "workdir {folder} has 10 MiB of files, more than 8 MiB"),
     ],
     ids=["packed", "unpacked"],
 )
@@ -194,15 +194,29 @@ def test_a_folder_that_is_too_large_is_refused_with_the_limit_and_a_remedy(
 ) -> None:
     monkeypatch.setattr(workdir_archive, "MAX_BYTES", 2 << 20)
     monkeypatch.setattr(workdir_archive, "BOUNDS", ArchiveBounds(size=8 << 20))
-    folder = tree(tmp_path, {"train.py": "", "data.bin": content})
+    files = {"train.py": "", "data/a": content, "data/b": bytes(1 << 20), "model.pt": b"0"}
+    folder = tree(tmp_path, files)
 
     with pytest.raises(TooLargeError) as refused:
         pack(folder)
 
-    assert refused.value.message == what.format(folder=folder)
+    largest = f"data/ {(len(content) >> 20) + 1} MiB, model.pt 0 MiB, train.py 0 MiB"
+    assert refused.value.message == f"{what.format(folder=folder)} (largest: {largest})"
     assert refused.value.hint == (
         f"name large data in {folder}/.onesignore and read it from its own place"
     )
+
+
+def test_a_folder_that_is_too_large_is_refused_before_a_file_of_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workdir_archive, "BOUNDS", ArchiveBounds(size=8))
+    monkeypatch.setattr(workdir_archive, "_add", None)
+    folder = tree(tmp_path, {"train.py": "", "data.bin": "123456789"})
+
+    for look in (pack, survey):
+        with pytest.raises(TooLargeError):
+            look(folder)
 
 
 def test_a_file_that_shrinks_while_it_is_packed_is_named_with_the_reason(

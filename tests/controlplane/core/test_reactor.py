@@ -487,6 +487,19 @@ def test_a_retry_says_how_long_it_waits_and_how_many_are_left() -> None:
     ]
 
 
+def test_what_the_library_refuses_is_not_tried_again() -> None:
+    controller = running(retries=2)
+    refusal = raised(A, index=3, error="UsageError: no", where="train.py:7", refused=True)
+    controller.tell(N1, refusal)
+
+    commands = controller.tell(N1, exited(A, code=1))
+
+    assert controller.job(A).phase is Phase.FAILED
+    assert reasons(commands) == [
+        "UsageError: no (train.py:7): exit code 1; not tried again: it would be refused again"
+    ]
+
+
 def test_a_back_off_has_a_longest() -> None:
     controller = running(retries=100)
     version = 1

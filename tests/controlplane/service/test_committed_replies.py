@@ -14,6 +14,7 @@ from controlplane.policy.api import EpochSeen
 from schemas.errors import BadFieldError, UnavailableError
 from schemas.messages.client import (
     CancelJob,
+    CheckJob,
     ExplainJob,
     GetJob,
     JobAccepted,
@@ -96,6 +97,27 @@ def test_a_refusal_is_not_told_before_its_reason_is_durable(tmp_path: Path) -> N
         with pytest.raises(BadFieldError, match="a-1 has succeeded"):
             await service.ask(ResizeJob(job=A, slots=1))
         assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
+
+    run(tmp_path, work)
+
+
+def test_a_job_larger_than_the_cluster_is_told_so_when_it_is_checked_and_submitted(
+    tmp_path: Path,
+) -> None:
+    note = (
+        "it needs 8 slots, the cluster has 1: it waits until nodes join; "
+        "`slots` in the job file may ask for fewer"
+    )
+
+    async def work(service: LiveService) -> None:
+        service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+        spec = job_spec("b", slots=8)
+
+        service.take(builders.submission("b", key="k2", slots=8))
+        checked = await service.ask(CheckJob(spec=spec))
+        accepted = await service.ask(SubmitJob(spec=spec, snapshot=SNAPSHOT, key="k2"))
+
+        assert (checked.notes, accepted.notes) == ((note,), (note,))
 
     run(tmp_path, work)
 

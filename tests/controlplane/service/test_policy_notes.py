@@ -1,4 +1,4 @@
-"""What a job lacks for the policy of its cluster, as long as that matters."""
+"""What a job lacks for the policy of its cluster, as long as that matters; slots that it lacks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from controlplane.service.client_api.policy_notes import PolicyNotes
-from tests.support.builders import N1, A, epoch_end, exited, job_spec
-from tests.support.controller import running, starting
+from controlplane.core.inputs import DrainRequested
+from controlplane.service.client_api.policy_notes import PolicyNotes, size_notes
+from tests.support.builders import N1, N2, A, epoch_end, exited, job_spec
+from tests.support.controller import cluster_of, running, starting
 
 UNTIL = "slaq shares slots by training losses: it has at least a fair share until it reports some"
 
@@ -45,3 +46,18 @@ def test_a_job_that_has_ended_lacks_nothing() -> None:
 
     assert controller.job(A).ended
     assert PolicyNotes("slaq").of(controller.job(A)) == ()
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_a_job_that_the_cluster_can_hold_gets_no_note_about_its_slots(least: int) -> None:
+    assert size_notes(cluster_of(n1=2, n2=1).state, job_spec(slots=(least, 8))) == ()
+
+
+def test_slots_of_nodes_that_are_lost_or_drained_do_not_count() -> None:
+    controller = cluster_of(n1=2, n2=4, n3=1)
+    controller.lose(N2)
+    controller.take(DrainRequested(node=N1, user="ann", reason="new kernel", within_s=None))
+
+    (note,) = size_notes(controller.state, job_spec(slots=3))
+
+    assert note.startswith("it needs 3 slots, the cluster has 1: it waits until nodes join")
