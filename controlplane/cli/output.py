@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -70,6 +70,20 @@ def print_line(value: Any) -> None:
     """One JSON document on one line, at once."""
     sys.stdout.write(json.dumps(plain(value)) + "\n")
     sys.stdout.flush()
+
+
+def print_rows(rows: Iterable[Any], output: str) -> None:
+    """Print rows as they come as JSON lines, or as one document when there are no more.
+
+    Args:
+        rows: what `plain` takes; they may come for as long as the command runs.
+        output: json or jsonl.
+    """
+    if output == "json":
+        print_json([*rows])
+        return
+    for row in rows:
+        print_line(row)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
