@@ -111,6 +111,10 @@ def main() -> None:
     except OverflowError:
         print_error(UsageError("a number is too large", "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
+    except UnicodeEncodeError as error:  # of bytes that the locale has no characters for
+        what = f"{error.object!r} is not text that can be sent in {error.encoding}"
+        print_error(UsageError(what, "use a UTF-8 locale, such as LC_ALL=C.UTF-8"), output)
+        sys.exit(Exit.USAGE)
     except KeyboardInterrupt:
         os._exit(130)
     sys.exit(code or Exit.OK)
