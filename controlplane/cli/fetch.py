@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import byte_count, print_json, print_line
+from controlplane.cli.output import byte_count, print_data, print_json, print_line
 from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
 from controlplane.client.job_files import Fetch, Fetched, JobFiles, matches
@@ -79,7 +79,7 @@ def export(
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
     if common.output in {"json", "jsonl"}:
-        print_line(row)
+        print_data(row, common.output)
     elif common.output == "table":
         sys.stdout.write(f"{made.path}  {byte_count(made.size)}\n")
     return Exit.OK

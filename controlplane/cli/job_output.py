@@ -14,7 +14,7 @@ from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_commands import say_if_absent
 from controlplane.cli.job_lines import cut
-from controlplane.cli.output import moment, print_rows, seconds_of
+from controlplane.cli.output import moment, print_data, seconds_of
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.stream_pages import OutputLine
@@ -65,7 +65,7 @@ def logs(
             raw=raw,
         )
         if common.output in {"json", "jsonl"}:
-            print_rows(
+            print_data(
                 (
                     {"time": line.time, "node": line.node, "rank": line.rank, "text": line.text}
                     for page in pages

@@ -22,7 +22,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json
+from controlplane.cli.output import print_data
 from controlplane.client import BlockingClient, find_home
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
@@ -107,8 +107,8 @@ def up(
             "agents": [pid for name, pid in pids.items() if name != "controller"],
         },
     }
-    if common.output == "json":
-        print_json(summary)
+    if common.output in {"json", "jsonl"}:
+        print_data(summary, common.output)
     else:
         sys.stdout.write(f"cluster in {home} is up at {endpoint}\n")
         sys.stdout.write(f"export ONES_HOME={home}\n")
@@ -169,8 +169,8 @@ def down(
             subprocess.run(  # noqa: S603 - our own interpreter and module
                 [*command, "--end-workers"], check=True, stdout=subprocess.DEVNULL, cwd="/"
             )
-    if common.output == "json":
-        print_json({"dir": str(home), "state": "down"})
+    if common.output in {"json", "jsonl"}:
+        print_data({"dir": str(home), "state": "down"}, common.output)
     else:
         sys.stdout.write(f"cluster in {home} is down\n")
     return Exit.OK

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json, print_line, print_table
+from controlplane.cli.output import print_data, print_table
 from controlplane.client import BlockingClient
 from schemas.messages.client import NodeInfo
 
@@ -18,11 +18,8 @@ def node_list(*, common: Common = COMMON) -> int:
     """List the nodes that ever joined, with their slots."""
     with BlockingClient(common.home) as client:
         nodes = client.nodes()
-    if common.output == "json":
-        print_json(nodes)
-    elif common.output == "jsonl":
-        for node in nodes:
-            print_line(node)
+    if common.output in {"json", "jsonl"}:
+        print_data(nodes, common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{node.node}\n" for node in nodes)
     else:
@@ -56,10 +53,8 @@ def undrain(node: str, /, *, common: Common = COMMON) -> int:
 
 
 def _say(node: NodeInfo, common: Common) -> int:
-    if common.output == "json":
-        print_json(node)
-    elif common.output == "jsonl":
-        print_line(node)
+    if common.output in {"json", "jsonl"}:
+        print_data(node, common.output)
     elif common.output == "quiet":
         sys.stdout.write(f"{node.node}\n")
     else:

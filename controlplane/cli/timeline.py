@@ -19,7 +19,7 @@ from rich.text import Text
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut
-from controlplane.cli.output import print_json, print_line, seconds_of
+from controlplane.cli.output import print_data, seconds_of
 from controlplane.cli.terminal import terminal_console
 from controlplane.cli.timeline_allocations import (
     Allocation,
@@ -211,11 +211,8 @@ def timeline(
     window = shown_window(events, from_, time.time(), length)
     allocations = clipped(allocations_from(events, window.end), window)
     slots = all_slots(events)
-    if common.output == "json":
-        print_json(allocations)
-    elif common.output == "jsonl":
-        for allocation in allocations:
-            print_line(allocation)
+    if common.output in {"json", "jsonl"}:
+        print_data(allocations, common.output)
     elif common.output == "table":
         _print(allocations, slots, window)
     if png_ is not None:
@@ -231,7 +228,7 @@ def _losses(job: str, path: Path | None, common: Common) -> int:
     with BlockingClient(common.home) as client:
         curve = loss_curve(client.job(job))
     if common.output in {"json", "jsonl"}:
-        (print_json if common.output == "json" else print_line)(curve)
+        print_data(curve, common.output)
     elif common.output == "table":
         console = _console()
         console.print(loss_terminal(curve, console.width))

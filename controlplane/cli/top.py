@@ -15,7 +15,7 @@ from rich.text import Text
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import STYLES, print_json, print_line
+from controlplane.cli.output import STYLES, print_data
 from controlplane.cli.terminal import terminal_console
 from controlplane.cli.timeline_allocations import job_colour
 from controlplane.cli.top_table import FREE, job_table
@@ -104,9 +104,9 @@ def top(
     try:
         with BlockingClient(common.home, PATIENCE_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
-                show = print_json if common.output == "json" else print_line
                 status = StatusReader(client, ended=all_).read()
-                show({"jobs": status.jobs, "nodes": status.nodes, "search": status.search})
+                row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
+                print_data(row, common.output)
             elif live:
                 follow(StatusReader(client, ended=all_), terminal_console(), time.sleep)
             else:

@@ -40,7 +40,7 @@ def wait(
             except TimedOutError:
                 raise TimedOutError(f"{name} had not ended after {timeout:g} s", LATER) from None
             states.append(found.state)
-            row = {"job": name, "state": found.state, "reason": found.reason}
+            row = _row(name, found.state, found.reason)
             return row, f"{name} {found.state}: {found.reason}"
 
         refused = _for_each((job, *more), end_of, common)
@@ -53,11 +53,17 @@ def cancel(job: str, /, *more: str, common: Common = COMMON) -> int:
     with BlockingClient(common.home) as client:
 
         def end(name: str) -> tuple[Row, str]:
-            state = client.cancel(name).summary.state
-            note = "" if state == "cancelled" else ", had ended before"
-            return {"job": name, "state": state}, f"{name} {state}{note}"
+            found = client.cancel(name).summary
+            note = "" if found.state == "cancelled" else ", had ended before"
+            return _row(name, found.state, found.reason), f"{name} {found.state}{note}"
 
         return _for_each((job, *more), end, common)
+
+
+def _row(
+    job: str, state: str | None = None, reason: str | None = None, *, error: Row | None = None
+) -> Row:
+    return {"job": job, "state": state, "reason": reason, "error": error}
 
 
 def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common: Common) -> int:
@@ -80,7 +86,7 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
             if len(jobs) == 1 or isinstance(error, UnreachableError):
                 raise
             code = code or exit_code(error)
-            row, line = {"job": job, "error": error_body(error)}, ""
+            row, line = _row(job, error=error_body(error)), ""
             print_error(error, "table")
         rows.append(row)
         if common.output == "jsonl":

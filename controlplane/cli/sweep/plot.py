@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json
+from controlplane.cli.output import print_data
 from controlplane.cli.timeline_png import new_figure, save
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import short
@@ -45,7 +45,7 @@ def plot(
         detail = client.sweep(job)
     draw(detail, png, metric or detail.spec.search.metric, over_time=time_)
     if common.output in {"json", "jsonl"}:
-        print_json({"job": job, "file": str(png)})
+        print_data({"job": job, "file": str(png)}, common.output)
     elif common.output == "table":
         sys.stdout.write(f"{png}\n")
     return Exit.OK
