@@ -20,6 +20,7 @@ from controlplane.client import BlockingClient
 from controlplane.client.stream_pages import OutputLine
 from schemas.errors import BadFieldError
 
+WAITING: Final = frozenset({"queued", "starting", "paused"})  # states in which nothing is written
 CLEAR: Final = "\r\x1b[K"  # the line of the cursor
 
 
@@ -54,6 +55,9 @@ def logs(
     with BlockingClient(common.home) as client:
         if follow:
             say_if_absent(client)
+        now = client.state(job)
+        if now.state in WAITING:
+            sys.stderr.write(f"ones: {job} is {now.state} and waits: {now.reason}\n")
         pages = client.output_pages(
             job,
             rank,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,7 +14,7 @@ from controlplane.cli.output import print_json, print_line
 from controlplane.client import BlockingClient
 from controlplane.client.spec_overrides import toml_value
 from controlplane.client.sweeps.requests import Change
-from schemas.errors import BadFieldError
+from schemas.errors import BadFieldError, suggestion
 from schemas.messages.client import SweepChanged
 from schemas.sweeps import Space, Value
 
@@ -81,8 +80,7 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
             what = f"--set {assignment!r} is no assignment"
             raise BadFieldError(what, "write NAME=VALUE, such as lr=0.1", "set")
         if name not in space:
-            near = difflib.get_close_matches(name, space, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(space)}"
+            hint = suggestion(name, space, f"one of {', '.join(space)}")
             raise BadFieldError(f"--set {name}: the space has no such value", hint, name)
         found[name] = typed(text, name, space)
     return found

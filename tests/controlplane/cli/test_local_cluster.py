@@ -12,7 +12,7 @@ import pytest
 
 from controlplane.cli import local_cluster
 from controlplane.cli.exit_codes import Exit, exit_code
-from schemas.errors import SettingsError
+from schemas.errors import OnesError, SettingsError
 from tests.support.commands import ones
 
 MIB = 1 << 20
@@ -89,3 +89,28 @@ def test_agents_are_told_in_order_of_their_numbers_and_then_those_that_somebody_
     found = [part.name for part in local_cluster._parts(tmp_path)]
 
     assert found == ["controller", "agent-2", "agent-10", "agent-left"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ((2, 1, None), "slots = 4, not 2; edit agent-N.toml and restart, or give another --dir"),
+        ((4, 3, None), "agents = 2, not 3; edit agent-N.toml and restart, or give another --dir"),
+        ((None, 1, "fifo"), "policy = ones, not fifo; edit controller.toml and restart, or give another --dir"),
+    ],
+)  # fmt: skip
+def test_a_cluster_of_other_settings_is_refused_and_not_started(
+    asked: tuple[int | None, int, str | None],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots, agents, policy = asked
+    local_cluster._create(tmp_path, slots=4, agents=2, policy="ones")
+    monkeypatch.setattr(local_cluster._Part, "start", lambda _: pytest.fail("started"))
+
+    with pytest.raises(OnesError) as error:
+        local_cluster.up(dir_=tmp_path, slots=slots, agents=agents, policy=policy)
+
+    assert str(error.value) == f"the cluster in {tmp_path} has {said}"
+    assert exit_code(error.value) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from controlplane.cli import main, output
 from controlplane.cli.output import even, print_data, print_json, print_table, second
 from schemas.errors import BadFieldError
+from schemas.ids import JobId
+from schemas.messages.client import JobState
 from tests.controlplane.cli.test_terminal import HostileClient
 
 
@@ -92,7 +95,9 @@ def printed(
 
     monkeypatch.setattr("controlplane.client.blocking_client._make", make)
     main.build()(command.split(), exit_on_error=False, result_action="return_value")
-    return capsys.readouterr().out
+    said = capsys.readouterr()
+    sys.stderr.write(said.err)
+    return said.out
 
 
 @pytest.mark.parametrize("command", [*ONE, *MANY])
@@ -128,3 +133,20 @@ def test_a_line_is_printed_as_soon_as_its_item_is_there(capsys: pytest.CaptureFi
 
 def test_rows_of_one_table_have_the_same_keys() -> None:
     assert even([{"a": 1}, {"b": 2}]) == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("queued", "ones: J is queued and waits: no slot is free\n"), ("running", "")],
+)
+def test_output_of_a_job_that_waits_begins_with_the_reason(
+    state: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def now(*_: object) -> JobState:
+        return JobState(job=JobId("J"), state=state, reason="no slot is free")
+
+    monkeypatch.setattr(HostileClient, "state", now)
+
+    printed("logs J", monkeypatch, capsys)
+
+    assert capsys.readouterr().err == said
