@@ -39,13 +39,14 @@ def explain(
     """Say why JOB has its slots and its batch: every decision and its reason."""
     with BlockingClient(common.home) as client:
         explanation = client.explain(job)
+        search = client.search()
     if common.output == "json":
-        print_json(explanation)
+        print_json({**plain(explanation), "search": search})
     elif common.output == "jsonl":
         for decision in explanation.decisions:
             print_line(decision)
     else:
-        print_decisions(explanation, numbers=numbers)
+        print_decisions(explanation, search, numbers=numbers)
     return Exit.OK
 
 
