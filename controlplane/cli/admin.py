@@ -28,7 +28,7 @@ from schemas.ids import Seconds
 JOURNAL: Final = "journal.sqlite"
 WHERE: Final = "controller.toml, the state folder or the journal; default: the cluster of --home"
 Where = Annotated[Path | None, Parameter(name="--of", help=WHERE)]
-Force = Annotated[bool, Parameter(help="also where something is already", negative="")]
+Force = Annotated[bool, Parameter(help="also where something is already")]
 
 admin = App(name="admin", help="The controller's journal: copies, checks, and what is in it.")
 

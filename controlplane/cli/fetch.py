@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import byte_count, print_data, print_json, print_line
 from controlplane.cli.terminal import terminal_console
@@ -26,14 +26,12 @@ PYTHON_HELP: Final = "interpreter that has torch; default: this one, else the jo
 
 
 def fetch(
-    job: str,
+    job: JobName,
     pattern: str = "*",
     /,
     *,
     to: Annotated[Path | None, Parameter(help="a folder; default: ./JOB")] = None,
-    list_: Annotated[
-        bool, Parameter(name="--list", negative="", help="only say what there is")
-    ] = False,
+    list_: Annotated[bool, Parameter(name="--list", help="only say what there is")] = False,
     most_gb: Annotated[float, Parameter(help="fetch nothing if it is more than this")] = 10.0,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
@@ -67,7 +65,7 @@ def _with_model(
 
 
 def export(
-    job: str,
+    job: JobName,
     file: Path,
     /,
     *,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import moment, plain, print_data, print_json, print_line
 from controlplane.cli.show_and_explain import print_decisions, print_job
@@ -18,7 +18,7 @@ from schemas.messages.client import JobDetail
 from schemas.messages.feed import FeedEvent
 
 
-def show(job: str, *, common: Common = COMMON) -> int:
+def show(job: JobName, *, common: Common = COMMON) -> int:
     """Show everything about JOB: what it asked for, its workers, its history and its epochs."""
     with BlockingClient(common.home) as client:
         detail = client.job(job)
@@ -31,7 +31,7 @@ def show(job: str, *, common: Common = COMMON) -> int:
 
 
 def explain(
-    job: str,
+    job: JobName,
     *,
     numbers: Annotated[bool, Parameter(help="those behind each decision, too")] = False,
     common: Common = COMMON,
@@ -51,7 +51,7 @@ def explain(
 
 
 def resize(
-    job: str,
+    job: JobName,
     *,
     slots: Annotated[int | None, Parameter(help="how many; 0 pauses it")] = None,
     batch: Annotated[int | None, Parameter(help="global, samples per step")] = None,
@@ -68,21 +68,21 @@ def resize(
     return _moved(detail, common)
 
 
-def pause(job: str, *, common: Common = COMMON) -> int:
+def pause(job: JobName, *, common: Common = COMMON) -> int:
     """Take the slots of JOB away; it goes on from the same step when it is resumed."""
     with BlockingClient(common.home) as client:
         detail = client.pause(job)
     return _moved(detail, common)
 
 
-def resume(job: str, *, auto: bool = False, common: Common = COMMON) -> int:
+def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
     """End a pause of JOB; with --auto, give it back to the policy."""
     with BlockingClient(common.home) as client:
         detail = client.resume(job, auto=auto)
     return _moved(detail, common)
 
 
-def samples(job: str, *, common: Common = COMMON) -> int:
+def samples(job: JobName, *, common: Common = COMMON) -> int:
     """Print which samples each committed step of JOB took (needs record_samples in its file)."""
     with BlockingClient(common.home) as client:
         print_data(client.samples(job), "json" if common.output == "json" else "jsonl")

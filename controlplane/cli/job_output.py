@@ -10,7 +10,7 @@ from typing import Annotated, Final, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_commands import say_if_absent
 from controlplane.cli.job_lines import cut
@@ -25,7 +25,7 @@ CLEAR: Final = "\r\x1b[K"  # the line of the cursor
 
 
 def logs(
-    job: str,
+    job: JobName,
     *,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="until the job ends")] = False,
     rank: Annotated[int | None, Parameter(help="only of this worker")] = None,
@@ -37,7 +37,10 @@ def logs(
         str | None, Parameter(help="only lines with a match of this regular expression")
     ] = None,
     prefix: Annotated[
-        bool | None, Parameter(help="[RANK] before each line; default: if several ranks speak")
+        bool | None,
+        Parameter(
+            help="[RANK] before each line; default: if several ranks speak", negative="--no-prefix"
+        ),
     ] = None,
     timestamps: Annotated[
         bool, Parameter(name=["--timestamps", "-t"], help="before each line when it came, UTC")

@@ -35,7 +35,7 @@ def add(
     *,
     role: Role,
     project: Annotated[
-        tuple[str, ...], Parameter(help="whose jobs it is for; may be repeated", negative="")
+        tuple[str, ...], Parameter(help="whose jobs it is for; may be repeated")
     ] = (),
     expires: Annotated[str | None, Parameter(help=WHEN)] = None,
     out: Annotated[Path | None, Parameter(help="folder for NAME; default: ./NAME")] = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, NodeName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_data, print_table
 from controlplane.client import BlockingClient
@@ -32,7 +32,7 @@ def node_list(*, common: Common = COMMON) -> int:
 
 
 def drain(
-    node: str,
+    node: NodeName,
     /,
     *,
     deadline: Annotated[
@@ -46,7 +46,7 @@ def drain(
         return _say(client.drain(node, deadline, reason), common)
 
 
-def undrain(node: str, /, *, common: Common = COMMON) -> int:
+def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
     """Give NODE back: jobs may come again."""
     with BlockingClient(common.home) as client:
         return _say(client.undrain(node), common)

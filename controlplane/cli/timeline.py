@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut
 from controlplane.cli.output import print_data, seconds_of
@@ -196,7 +196,7 @@ def timeline(
     ] = None,
     from_: Annotated[int, Parameter(name="--from", help="begin at this event")] = 1,
     last: Annotated[str | None, Parameter(help="only the last 90s, 10m, 2h or 1d")] = None,
-    loss: Annotated[str | None, Parameter(help=LOSS_HELP)] = None,
+    loss: Annotated[JobName | None, Parameter(help=LOSS_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
     """Draw which job had which slot, from the journal; with --loss, how one job converges."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit, exit_code
 from controlplane.cli.job_commands import say_if_absent
 from controlplane.cli.output import error_body, print_error, print_json, print_line
@@ -21,9 +21,9 @@ Row = dict[str, Any]  # what became of one job
 
 
 def wait(
-    job: str,
+    job: JobName,
     /,
-    *more: str,
+    *more: JobName,
     timeout: Annotated[float | None, Parameter(help="seconds, for all of them")] = None,
     common: Common = COMMON,
 ) -> int:
@@ -48,7 +48,7 @@ def wait(
     return refused or (Exit.JOB_FAILED if failed else Exit.OK)
 
 
-def cancel(job: str, /, *more: str, common: Common = COMMON) -> int:
+def cancel(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
     """End each JOB: TERM to its workers, KILL to those that do not go."""
     with BlockingClient(common.home) as client:
 

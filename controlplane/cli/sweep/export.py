@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_data
 from controlplane.cli.terminal import drawn
@@ -25,7 +25,7 @@ MODEL_HELP = "the model as a plain state_dict: torch.load(FILE, weights_only=Tru
 
 
 def export(
-    job: str,
+    job: JobName,
     /,
     *,
     csv_: Annotated[

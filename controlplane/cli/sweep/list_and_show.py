@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import one_line
 from controlplane.cli.output import (
@@ -71,7 +71,7 @@ def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
 
 
 def show(
-    job: str,
+    job: JobName,
     *,
     by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
     trial: Annotated[int | None, Parameter(help="only this one, with all its epochs")] = None,
@@ -102,7 +102,7 @@ def show(
     return Exit.OK
 
 
-def best(job: str, *, common: Common = COMMON) -> int:
+def best(job: JobName, *, common: Common = COMMON) -> int:
     """Say which trial of sweep JOB is best, with which values and which metrics."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)

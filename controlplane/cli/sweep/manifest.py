@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_data
 from controlplane.client import BlockingClient
@@ -30,7 +30,7 @@ REPLAY_S: Final = 24 * 3600.0
 PYTHON_HELP = "interpreter that has torch; default: the sweep's, else this one"
 
 
-def manifest(job: str, file: Path | None = None, /, *, common: Common = COMMON) -> int:
+def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> int:
     """Write what sweep JOB was into FILE (JSON): its spec, its snapshot's digest and its ledger."""
     with BlockingClient(common.home) as client:
         found = client.sweep_run(job).manifest()

@@ -33,10 +33,10 @@ def preview(
     file: Path,
     /,
     *,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", help=SET_HELP)] = None,
     unit_s: Annotated[float | None, Parameter(help=UNIT_HELP)] = None,
     state_mb: Annotated[float | None, Parameter(help=STATE_HELP)] = None,
-    measure: Annotated[bool, Parameter(help=MEASURE_HELP)] = True,
+    measure: Annotated[bool, Parameter(help=MEASURE_HELP, negative="--no-measure")] = True,
     python: Annotated[str | None, Parameter(help="for the unit that is trained here")] = None,
     common: Common = COMMON,
 ) -> int:

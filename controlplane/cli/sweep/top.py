@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import STYLES, byte_count, even, print_data
 from controlplane.cli.sweep.trial_columns import TRAINING, summary_lines
@@ -34,7 +34,7 @@ EDGE: Final = 4  # lines of the table that are no trials
 
 
 def top(
-    job: str,
+    job: JobName,
     *,
     once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
     common: Common = COMMON,
