@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -60,9 +61,10 @@ def build() -> App:
     app.command(here)
     app.command("controlplane.cli.init:init", name="init", help=INIT, group=start, sort_key=1)
     job = App(name="job", help="Everything about jobs.", show=False)
-    for place, command in enumerate((submit.submit, job_list.ps, job_output.logs), start=2):
-        app.command(command, group=start, sort_key=place)
-        job.command(command)
+    first: list[Callable[..., int]] = [submit.submit, job_list.ps, job_output.logs]
+    for place, begin in enumerate(first, start=2):
+        app.command(begin, group=start, sort_key=place)
+        job.command(begin)
     for command in (
         job_commands.show,
         job_commands.explain,
