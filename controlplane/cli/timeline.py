@@ -30,6 +30,7 @@ from controlplane.cli.timeline_allocations import (
     colour_indices,
     full_window,
     job_colour,
+    pasts_from,
 )
 from controlplane.cli.timeline_png import png
 from controlplane.client import BlockingClient
@@ -52,6 +53,7 @@ ROUND_S: Final = tuple(
 )  # fmt: skip
 UNITS: Final = (("d", DAY_S), ("h", 3600.0), ("min", 60.0))
 GAP: Final = "   "  # between names of jobs
+TITLE: Final = "which job had which slot"
 LOSS_HELP: Final = "instead: the losses of this job, their fit and where it goes"
 # --- in a terminal
 
@@ -216,7 +218,8 @@ def timeline(
     elif common.output == "table":
         _print(allocations, slots, window)
     if png_ is not None:
-        png(allocations, slots, png_, "slots over time", window=window)
+        pasts = pasts_from(events, window.end)
+        png(allocations, slots, png_, TITLE, window=window, pasts=pasts)
     return Exit.OK
 
 
