@@ -134,7 +134,8 @@ def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast
             states.setdefault(event.job, []).append((event.time, STATES.get(name, name)))
         batch = detail.get("global_batch" if name == "epoch" else "batch")
         if name in {"epoch", "running"} and batch:
-            begin, known = event.time, batches[event.job]
+            begin: float = event.time
+            known = batches[event.job]
             if name == "epoch" and not known:  # the first group's batch is told by its first epoch
                 begin = next((at for at, s in states.get(event.job, ()) if s == "running"), begin)
             if not known or known[-1][1] != batch:

@@ -269,12 +269,13 @@ def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Windo
 
 def _look(state: str, colour: str) -> dict[str, Any]:
     """How a state is drawn behind the lines of a job."""
-    return {
+    looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
         "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},
         "running": {"facecolor": colour, "alpha": 0.35},
         "paused": {"facecolor": "#d0d0d0"},
-    }[state]
+    }
+    return looks[state]
 
 
 def _draw_states_legend(figure: Figure) -> None:

@@ -205,13 +205,14 @@ def test_a_drawn_loss_has_whole_epochs_batch_sizes_and_plain_words(
     figures: list[Any] = []
     monkeypatch.setattr(loss_drawing, "save", lambda figure, _: figures.append(figure))
 
-    loss_png(loss_curve(job({1: 3.0, 2: 2.0, 3: 1.5})), Path("unused.png"))
+    curve = loss_curve(job({1: 3.0, 2: 2.0, 3: 1.5}, stop=StopRule(epochs=4)))
+    loss_png(curve, Path("unused.png"))
 
     (figure,) = figures
     losses, batch = figure.axes
     assert {tick % 1.0 for tick in losses.get_xticks()} == {0.0}
     assert batch.get_ylabel() == "global batch size"
-    assert [*batch.get_yticks()] == sorted({size for _, size in loss_curve(job({1: 3.0})).batches})
+    assert [*batch.get_yticks()] == sorted({size for _, size in curve.batches})
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {
         "loss of each epoch",
         "curve through them",

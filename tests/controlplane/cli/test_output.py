@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.cli import main, output
+from controlplane.cli import job_commands, main, output
+from controlplane.cli.common_options import Common
 from controlplane.cli.output import even, print_data, print_json, print_table, second
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
@@ -111,11 +112,11 @@ def test_json_is_one_document_and_jsonl_has_its_items_as_lines(
     assert [json.loads(line) for line in lines] == ([document] if command in ONE else document)
 
 
-def test_events_without_an_end_are_no_document(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_events_without_an_end_are_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_commands, "BlockingClient", lambda _: pytest.fail("asked"))
+
     with pytest.raises(BadFieldError, match="use -o jsonl"):
-        printed("events --follow -o json", monkeypatch, capsys)
+        job_commands.events(follow=True, common=Common(output="json"))
 
 
 def test_a_line_is_printed_as_soon_as_its_item_is_there(capsys: pytest.CaptureFixture[str]) -> None:
