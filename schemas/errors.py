@@ -43,7 +43,7 @@ def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
     """
     names = list(known)
     numbered = [one for one in names if one.rpartition("-")[0] == name]
-    near = numbered[-1:] or difflib.get_close_matches(name, names, n=1)
+    near = numbered[-1:] or difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     return f"did you mean {near[0]}? {otherwise}" if near else otherwise
 
 

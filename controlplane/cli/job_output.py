@@ -17,7 +17,7 @@ from controlplane.cli.job_lines import cut
 from controlplane.cli.output import moment, print_data, seconds_of
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
-from controlplane.client.stream_pages import OutputLine
+from controlplane.client.stream_pages import OutputLine, line_pattern
 from schemas.errors import BadFieldError
 
 WAITING: Final = frozenset({"queued", "starting", "paused"})  # states in which nothing is written
@@ -54,6 +54,7 @@ def logs(
     """Print the output of JOB from its start, across restarts of anything."""
     if tail is not None and tail < 0:
         raise BadFieldError(f"--tail {tail} is below 0", "give a number of lines", "tail")
+    line_pattern(grep or "")  # refused before anything is asked
     first_s = time.time() - seconds_of(since, "since") if since else 0.0
     with BlockingClient(common.home) as client:
         if follow:

@@ -128,7 +128,7 @@ class StreamPages(JoinedPages):
             UnknownJobError: if there is no such job.
             BadFieldError: if `matching` is no regular expression.
         """
-        found = _pattern(matching)
+        found = line_pattern(matching)
         held = None if last is None else deque[OutputLine](maxlen=last)
         source = self.line_pages(
             job, LOG, rank, follow=follow, since=since, unfinished=unfinished, raw=raw
@@ -261,7 +261,15 @@ def _output_line(data: bytes, piece: LogPiece, whole: bool, *, raw: bool) -> Out
     )
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def line_pattern(text: str) -> re.Pattern[str]:
+    """Compile a regular expression for lines.
+
+    Args:
+        text: as a user wrote it.
+
+    Raises:
+        BadFieldError: if it is none.
+    """
     try:
         return re.compile(text)
     except re.error as error:

@@ -22,7 +22,7 @@ A_JOB = next(one for one in EXAMPLES.values() if isinstance(one, JobSummary))
         ("digts-1", "did you mean digits-1? look"),
         ("digits", "did you mean digits-12? look"),
         ("a", "did you mean a-1? look"),
-        ("nothing-like-it", "look"),
+        ("nobody-1", "look"),
     ],
 )
 def test_a_hint_names_what_is_most_like_it_and_the_last_of_a_numbered_row(
