@@ -8,6 +8,7 @@ somebody else deletes is a marked gap.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -36,7 +37,7 @@ GROWING_LOOK_S: Final = 0.02  # while some grow
 GROWING_S: Final = 1.0  # as long after the last chunk
 RETRY_S: Final = 2.0  # without an answer, ask again
 FULL_S: Final = 30.0  # while no more of it is kept: whether that is still so
-HOLD_S: Final = 0.5  # how long half a line waits for its other half
+HOLD_S: Final = 0.5  # how long half a line waits for its other half, though it grows: a bar does
 STREAMS: Final = (LOG, SAMPLES)
 
 
@@ -50,8 +51,7 @@ class _Stream:
     credit: int = 0
     full: bool = False  # the relay keeps no more of it
     asked_at: float = -1e9
-    grown_at: float = 0.0
-    size: int = 0
+    held_at: float = math.inf  # since when half a line waits for its other half
     ended: bool = False  # the process has exited, the file is final
     done: bool = False  # the relay has it all
     fault: str = ""  # why it cannot be read now
@@ -198,8 +198,6 @@ class LogShipper:
         if stream.sent < 0:
             return False
         size = stream.file.size(stream.sent, self.max_bytes)
-        if size != stream.size:
-            stream.size, stream.grown_at = size, now
         if stream.ended and (stream.full or stream.sent >= size):
             if (stream.full or stream.stored >= size) and now - stream.asked_at > LOOK_S:
                 stream.asked_at = now
@@ -208,22 +206,19 @@ class LogShipper:
         ahead = stream.sent - stream.stored
         if stream.full or size <= stream.sent or ahead >= stream.credit:
             return False
-        patient = now - stream.grown_at < HOLD_S and not stream.ended
-        data = _read(stream, min(CHUNK, size - stream.sent), patient=patient)
-        if not data:
+        data = stream.file.read(stream.sent, min(CHUNK, size - stream.sent))
+        whole = data.rfind(b"\n") + 1
+        held = not whole and len(data) < CHUNK and not stream.ended
+        if held:
+            stream.held_at = min(stream.held_at, now)
+        if not data or (held and now - stream.held_at < HOLD_S):
             return False
+        data = data[: whole or len(data)]
         chunk = LogChunk(offset=stream.sent, data=data, **stream.key)  # type: ignore[arg-type]
         if not socket.send(encode(chunk)):
             return False
         if stream.sent == stream.stored:
             stream.asked_at = now
         stream.sent += len(data)
+        stream.held_at = math.inf
         return True
-
-
-def _read(stream: _Stream, count: int, *, patient: bool) -> bytes:
-    data = stream.file.read(stream.sent, count)
-    newline = data.rfind(b"\n") + 1
-    if newline:
-        return data[:newline]
-    return b"" if patient and len(data) < CHUNK else data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
 FEW_FILES: Final = "Too many open files"  # in the system's words, and ZeroMQ's
@@ -62,6 +64,20 @@ def in_one_line(error: BaseException) -> str:
     return "".join(c if c.isprintable() else " " for c in line)
 
 
+def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a hint for a name that is not known: the one that is most like it, if any is.
+
+    Args:
+        name: as it was written.
+        known: names that there are, oldest first; `digits` means the last `digits-N` of them.
+        otherwise: a hint of where to look; always the last part.
+    """
+    names = list(known)
+    numbered = [one for one in names if one.rpartition("-")[0] == name]
+    near = numbered[-1:] or difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    return f"did you mean {near[0]}? {otherwise}" if near else otherwise
+
+
 class MalformedMessageError(OnesError):
     """Bytes that are no message of this conversation."""
 
@@ -85,13 +101,15 @@ class UnknownJobError(OnesError):
 
     code = "unknown_job"
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, known: Iterable[str] = ()) -> None:
         """Say which.
 
         Args:
             job: the name that was asked for.
+            known: names of jobs, of which one may have been meant.
         """
-        super().__init__(f"no job {job!r}", "`ones ps --all` lists every job", "job")
+        hint = suggestion(job, known, "`ones ps --all` lists every job")
+        super().__init__(f"no job {job!r}", hint, "job")
         self.job = job
 
 

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import moment, print_json, print_line
+from controlplane.cli.output import moment, print_data
 from controlplane.client.cluster_home import CONTROLLER, DEFAULT
 from controlplane.journal.backup import back_up, compact, restore
 from controlplane.journal.check import problems
@@ -28,7 +28,7 @@ from schemas.ids import Seconds
 JOURNAL: Final = "journal.sqlite"
 WHERE: Final = "controller.toml, the state folder or the journal; default: the cluster of --home"
 Where = Annotated[Path | None, Parameter(name="--of", help=WHERE)]
-Force = Annotated[bool, Parameter(help="also where something is already", negative="")]
+Force = Annotated[bool, Parameter(help="also where something is already")]
 
 admin = App(name="admin", help="The controller's journal: copies, checks, and what is in it.")
 
@@ -68,7 +68,7 @@ def check(*, of: Where = None, common: Common = COMMON) -> int:
         "problems": found,
     }
     if common.output in {"json", "jsonl"}:
-        print_json(said)
+        print_data(said, common.output)
     else:
         sys.stdout.write(f"{journal}: inputs {first} to {last}, events from {first_event} on, ")
         sys.stdout.write(f"snapshots after {', '.join(map(str, snapshots)) or 'none'}\n")
@@ -101,14 +101,16 @@ def decode(
     job: Annotated[str | None, Parameter(help="only inputs that name it")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Print inputs of the journal as JSON, one a line."""
+    """Print inputs of the journal as JSON, one a line; with `-o json` as one document."""
     journal, _ = _journal(of, common)
     with contextlib.closing(Reader(journal)) as reader:
         first = max(from_, reader.first_and_last()[0])
-        for number, at, event in reader.numbered_inputs(first - 1, to):
-            said = msgspec.to_builtins(event)
-            if job is None or job in _names(said):
-                print_line({"input": number, "at": at, "time": moment(at), **said})
+        inputs = (
+            {"input": number, "at": at, "time": moment(at), **said}
+            for number, at, event in reader.numbered_inputs(first - 1, to)
+            if (said := msgspec.to_builtins(event)) and (job is None or job in _names(said))
+        )
+        print_data(inputs, "json" if common.output == "json" else "jsonl")
     return Exit.OK
 
 
@@ -144,6 +146,6 @@ def _journal(
 
 def _say(common: Common, said: dict[str, Any]) -> None:
     if common.output in {"json", "jsonl"}:
-        print_json(said)
+        print_data(said, common.output)
     elif common.output == "table":
         sys.stdout.write(", ".join(f"{key} {value}" for key, value in said.items()) + "\n")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
+
+from controlplane.cli.terminal import harmless
+from controlplane.client import BlockingClient
+from schemas.errors import OnesError
+
+COMPLETE_S: Final = 2.0  # a shell waits no longer for names
 
 Format = Literal["table", "json", "jsonl", "quiet"]
 
@@ -23,3 +30,33 @@ class Common:
 
 
 COMMON: Final = Common()  # as the default of a command's argument
+
+
+def _job_names(context: Any) -> Sequence[str]:
+    """Return the names of jobs that begin as the word does: of live ones, else of ended ones."""
+    try:
+        with BlockingClient(_home(context), COMPLETE_S) as client:
+            for ended in (False, True):
+                names = [harmless(job.job) for job in client.jobs(ended=ended)]
+                if found := [name for name in names if name.startswith(context.incomplete)]:
+                    return found
+    except OnesError:  # a shell has no place for it
+        pass
+    return ()
+
+
+def _node_names(context: Any) -> Sequence[str]:
+    try:
+        with BlockingClient(_home(context), COMPLETE_S) as client:
+            return [harmless(node.node) for node in client.nodes()]
+    except OnesError:
+        return ()
+
+
+def _home(context: Any) -> Path | None:
+    given = context.get("--home")
+    return given.value if given is not None and given.provided else None
+
+
+JobName = Annotated[str, Parameter(completer=_job_names)]
+NodeName = Annotated[str, Parameter(completer=_node_names)]

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json
+from controlplane.cli.output import print_data
 from controlplane.service import settings_check as of_controller
 from controlplane.service.controller_settings import ControllerSettings
 from nodeagent import settings_check as of_agent
@@ -42,7 +42,7 @@ def check(
     problems = CHECKS[whose][1](path)
     if common.output in {"json", "jsonl"}:
         rows = [{"field": p.field, "problem": p.message, "remedy": p.hint} for p in problems]
-        print_json({"file": str(path), "kind": whose, "problems": rows})
+        print_data({"file": str(path), "kind": whose, "problems": rows}, common.output)
     else:
         for problem in problems:
             what = str(problem).removeprefix(f"{path}: ")

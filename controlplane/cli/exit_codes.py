@@ -21,6 +21,7 @@ class Exit(enum.IntEnum):
 
 
 BY_CODE: Final = {
+    "other_cluster": Exit.JOB_FAILED,
     "unknown_job": Exit.NOT_FOUND,
     "unknown_node": Exit.NOT_FOUND,
     "unreachable": Exit.UNREACHABLE,

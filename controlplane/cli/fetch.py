@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import byte_count, print_json, print_line
+from controlplane.cli.output import byte_count, print_data, print_json, print_line
 from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
 from controlplane.client.job_files import Fetch, Fetched, JobFiles, matches
@@ -26,14 +26,12 @@ PYTHON_HELP: Final = "interpreter that has torch; default: this one, else the jo
 
 
 def fetch(
-    job: str,
+    job: JobName,
     pattern: str = "*",
     /,
     *,
     to: Annotated[Path | None, Parameter(help="a folder; default: ./JOB")] = None,
-    list_: Annotated[
-        bool, Parameter(name="--list", negative="", help="only say what there is")
-    ] = False,
+    list_: Annotated[bool, Parameter(name="--list", help="only say what there is")] = False,
     most_gb: Annotated[float, Parameter(help="fetch nothing if it is more than this")] = 10.0,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
@@ -67,7 +65,7 @@ def _with_model(
 
 
 def export(
-    job: str,
+    job: JobName,
     file: Path,
     /,
     *,
@@ -79,7 +77,7 @@ def export(
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
     if common.output in {"json", "jsonl"}:
-        print_line(row)
+        print_data(row, common.output)
     elif common.output == "table":
         sys.stdout.write(f"{made.path}  {byte_count(made.size)}\n")
     return Exit.OK

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import moment, plain, print_json, print_line
+from controlplane.cli.output import moment, plain, print_data, print_json, print_line
 from controlplane.cli.show_and_explain import print_decisions, print_job
 from controlplane.client import BlockingClient
-from schemas.errors import UnreachableError
+from schemas.errors import BadFieldError, UnreachableError
 from schemas.messages.client import JobDetail
 from schemas.messages.feed import FeedEvent
 
 
-def show(job: str, *, common: Common = COMMON) -> int:
+def show(job: JobName, *, common: Common = COMMON) -> int:
     """Show everything about JOB: what it asked for, its workers, its history and its epochs."""
     with BlockingClient(common.home) as client:
         detail = client.job(job)
     if common.output in {"json", "jsonl"}:
         flat = plain(detail)
-        print_json({**flat.pop("summary"), **flat})
+        print_data({**flat.pop("summary"), **flat}, common.output)
     else:
         print_job(detail)
     return Exit.OK
 
 
 def explain(
-    job: str,
+    job: JobName,
     *,
     numbers: Annotated[bool, Parameter(help="those behind each decision, too")] = False,
     common: Common = COMMON,
@@ -39,18 +39,19 @@ def explain(
     """Say why JOB has its slots and its batch: every decision and its reason."""
     with BlockingClient(common.home) as client:
         explanation = client.explain(job)
+        search = client.search()
     if common.output == "json":
-        print_json(explanation)
+        print_json({**plain(explanation), "search": search})
     elif common.output == "jsonl":
         for decision in explanation.decisions:
             print_line(decision)
     else:
-        print_decisions(explanation, numbers=numbers)
+        print_decisions(explanation, search, numbers=numbers)
     return Exit.OK
 
 
 def resize(
-    job: str,
+    job: JobName,
     *,
     slots: Annotated[int | None, Parameter(help="how many; 0 pauses it")] = None,
     batch: Annotated[int | None, Parameter(help="global, samples per step")] = None,
@@ -67,25 +68,24 @@ def resize(
     return _moved(detail, common)
 
 
-def pause(job: str, *, common: Common = COMMON) -> int:
+def pause(job: JobName, *, common: Common = COMMON) -> int:
     """Take the slots of JOB away; it goes on from the same step when it is resumed."""
     with BlockingClient(common.home) as client:
         detail = client.pause(job)
     return _moved(detail, common)
 
 
-def resume(job: str, *, auto: bool = False, common: Common = COMMON) -> int:
+def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
     """End a pause of JOB; with --auto, give it back to the policy."""
     with BlockingClient(common.home) as client:
         detail = client.resume(job, auto=auto)
     return _moved(detail, common)
 
 
-def samples(job: str, *, common: Common = COMMON) -> int:
+def samples(job: JobName, *, common: Common = COMMON) -> int:
     """Print which samples each committed step of JOB took (needs record_samples in its file)."""
     with BlockingClient(common.home) as client:
-        for record in client.samples(job):
-            print_line(record)
+        print_data(client.samples(job), "json" if common.output == "json" else "jsonl")
     return Exit.OK
 
 
@@ -96,29 +96,35 @@ def events(
     common: Common = COMMON,
 ) -> int:
     """Print what happened in the cluster, from the journal, without gaps."""
+    if follow and common.output == "json":
+        what = "-o json is one document, and events that are followed have no end"
+        raise BadFieldError(what, "use -o jsonl: a document on each line", "output")
     with BlockingClient(common.home) as client:
         if follow:
             say_if_absent(client)
-        for event in told_of_gaps(client.events(from_, follow=follow), from_):
-            if common.output == "table":
-                detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
-                who = event.job or event.node or "cluster"
-                sys.stdout.write(
-                    f"{event.seq:6d} {moment(event.time)} {event.event:16s} {who} {detail}\n"
-                )
-                sys.stdout.flush()
-                continue
-            print_line(
-                {
-                    **event.detail,
-                    "seq": event.seq,
-                    "time": event.time,
-                    "type": event.event,
-                    "job": event.job,
-                    "node": event.node,
-                }
+        found = told_of_gaps(client.events(from_, follow=follow), from_)
+        if common.output in {"json", "jsonl"}:
+            print_data(map(_event_row, found), common.output)
+            return Exit.OK
+        for event in found:
+            detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
+            who = event.job or event.node or "cluster"
+            sys.stdout.write(
+                f"{event.seq:6d} {moment(event.time)} {event.event:16s} {who} {detail}\n"
             )
+            sys.stdout.flush()
     return Exit.OK
+
+
+def _event_row(event: FeedEvent) -> dict[str, Any]:
+    return {
+        **event.detail,
+        "seq": event.seq,
+        "time": event.time,
+        "type": event.event,
+        "job": event.job,
+        "node": event.node,
+    }
 
 
 def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
@@ -153,8 +159,9 @@ def say_if_absent(client: BlockingClient) -> None:
 
 def _moved(detail: JobDetail, common: Common) -> int:
     job = detail.summary
-    if common.output == "json":
-        print_json({"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots})
+    if common.output in {"json", "jsonl"}:
+        row = {"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots}
+        print_data(row, common.output)
     elif common.output == "table":
         sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
     return Exit.OK

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut, job_lines
-from controlplane.cli.output import COLOURS, print_json, print_line
+from controlplane.cli.output import COLOURS, print_data
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, UnavailableError, UnreachableError
@@ -65,11 +65,8 @@ def ps(
                 redraw(lambda: choice.ask(client), drawn(sys.stdout), time.sleep)
             return Exit.OK
         found = choice.ask(client)
-    if common.output == "json":
-        print_json(found.jobs)
-    elif common.output == "jsonl":
-        for job in found.jobs:
-            print_line(job)
+    if common.output in {"json", "jsonl"}:
+        print_data(found.jobs, common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{job.job}\n" for job in found.jobs)
     else:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Final, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_commands import say_if_absent
-from controlplane.cli.output import print_line, seconds_of
-from controlplane.cli.terminal import drawn, harmless_output
+from controlplane.cli.job_lines import cut
+from controlplane.cli.output import moment, print_data, seconds_of
+from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
-from controlplane.client.stream_pages import OutputLine
+from controlplane.client.stream_pages import OutputLine, line_pattern
 from schemas.errors import BadFieldError
+
+WAITING: Final = frozenset({"queued", "starting", "paused"})  # states in which nothing is written
+CLEAR: Final = "\r\x1b[K"  # the line of the cursor
 
 
 def logs(
-    job: str,
+    job: JobName,
     *,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="until the job ends")] = False,
     rank: Annotated[int | None, Parameter(help="only of this worker")] = None,
@@ -32,37 +37,120 @@ def logs(
         str | None, Parameter(help="only lines with a match of this regular expression")
     ] = None,
     prefix: Annotated[
-        bool | None, Parameter(help="[RANK] before each line; default: if several ranks speak")
+        bool | None,
+        Parameter(
+            help="[RANK] before each line; default: if several ranks speak", negative="--no-prefix"
+        ),
     ] = None,
+    timestamps: Annotated[
+        bool, Parameter(name=["--timestamps", "-t"], help="before each line when it came, UTC")
+    ] = False,
     raw: Annotated[
-        bool, Parameter(help="byte for byte on a terminal, too; else only colours get there")
+        bool,
+        Parameter(help="byte for byte: every state of progress bars, what steers a terminal"),
     ] = False,
     common: Common = COMMON,
 ) -> int:
     """Print the output of JOB from its start, across restarts of anything."""
     if tail is not None and tail < 0:
         raise BadFieldError(f"--tail {tail} is below 0", "give a number of lines", "tail")
+    line_pattern(grep or "")  # refused before anything is asked
     first_s = time.time() - seconds_of(since, "since") if since else 0.0
     with BlockingClient(common.home) as client:
         if follow:
             say_if_absent(client)
+        now = client.state(job)
+        if now.state in WAITING:
+            sys.stderr.write(f"ones: {job} is {now.state} and waits: {now.reason}\n")
         pages = client.output_pages(
-            job, rank, follow=follow, since=first_s, last=tail, matching=grep or ""
+            job,
+            rank,
+            follow=follow,
+            since=first_s,
+            last=tail,
+            matching=grep or "",
+            unfinished=follow and common.output == "table" and not grep,
+            raw=raw,
         )
         if common.output in {"json", "jsonl"}:
-            for line in (line for page in pages for line in page):
-                print_line(line._asdict())
+            print_data(
+                (
+                    {"time": line.time, "node": line.node, "rank": line.rank, "text": line.text}
+                    for page in pages
+                    for line in page
+                ),
+                common.output,
+            )
             return Exit.OK
+        pages = prefixed(pages, prefix=prefix)
+        if timestamps:
+            pages = map(timed, pages)
         out = drawn(sys.stdout)
-        shown = str if raw or not out.isatty() else harmless_output
-        for text in prefixed(pages, prefix=prefix):
-            out.write(f"{shown(text)}\n")
-            if follow:
+        if raw:
+            for line in (line for page in pages for line in page):
+                out.write(line.text + line.end)
                 out.flush()
+        else:
+            draw = draw_lines if out.isatty() else write_lines
+            draw(pages, out)
     return Exit.OK
 
 
-def prefixed(pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None) -> Iterator[str]:
+def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
+    """Draw lines on a terminal; below them the line that goes on, as far as it is there.
+
+    Args:
+        pages: of output.
+        out: the terminal.
+    """
+    going: dict[int | None, str] = {}  # by rank
+    for page in filter(None, pages):
+        text = CLEAR if going else ""
+        for line in page:
+            going.pop(line.rank, None)
+            if line.end == "\n":
+                text += f"{harmless_output(line.text)}\n"
+            elif line.text.strip():
+                going[line.rank] = harmless(COLOUR.sub("", line.text))
+        if going:
+            text += cut([*going.values()][-1], shutil.get_terminal_size().columns - 1)
+        out.write(text)
+        out.flush()
+
+
+def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
+    """Write lines into a pipe or a file, and of each progress bar one state a page.
+
+    Args:
+        pages: of output.
+        out: no terminal.
+    """
+    bars: dict[int | None, str] = {}  # by rank: the state that was written last
+    for page in pages:
+        for line in page:
+            if line.end == "\n" and bars.pop(line.rank, None) != line.text:
+                out.write(f"{line.text}\n")
+            elif line.end == "\r" and line.text.strip() and bars.get(line.rank) != line.text:
+                bars[line.rank] = line.text
+                out.write(f"{line.text}\n")
+        out.flush()
+
+
+def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
+    """The same lines, each behind the time at which the controller got it.
+
+    Args:
+        page: of output.
+    """
+    return [
+        line._replace(text=f"{moment(line.time)} {line.text}") if line.time else line
+        for line in page
+    ]
+
+
+def prefixed(
+    pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None
+) -> Iterator[list[OutputLine]]:
     """Lines with the rank that wrote each of them, from the page on in which a second one speaks.
 
     Args:
@@ -73,5 +161,9 @@ def prefixed(pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None) -> I
     for page in pages:
         ranks.update(line.rank for line in page if line.rank is not None)
         several = len(ranks) > 1 if prefix is None else prefix
-        for line in page:
-            yield f"[{line.rank}] {line.text}" if several and line.rank is not None else line.text
+        yield [
+            line._replace(text=f"[{line.rank}] {line.text}")
+            if several and line.rank is not None
+            else line
+            for line in page
+        ]

@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json, print_line, print_table, second
+from controlplane.cli.output import print_data, print_table, second
 from controlplane.client import BlockingClient
 from controlplane.client.cluster_home import FILE, Home, find_home
 from schemas.errors import BadFieldError, OnesError, SettingsError
@@ -35,7 +35,7 @@ def add(
     *,
     role: Role,
     project: Annotated[
-        tuple[str, ...], Parameter(help="whose jobs it is for; may be repeated", negative="")
+        tuple[str, ...], Parameter(help="whose jobs it is for; may be repeated")
     ] = (),
     expires: Annotated[str | None, Parameter(help=WHEN)] = None,
     out: Annotated[Path | None, Parameter(help="folder for NAME; default: ./NAME")] = None,
@@ -54,7 +54,7 @@ def add(
         files.delete()
         raise
     if common.output in {"json", "jsonl"}:
-        print_json({"folder": str(folder), "key": added})
+        print_data({"folder": str(folder), "key": added}, common.output)
     else:
         use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
         sys.stdout.write(f"{name} may connect with {files.secret}{use}\n")
@@ -116,11 +116,8 @@ class _Files:
 
 
 def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
-    if common.output == "json":
-        print_json(keys)
-    elif common.output == "jsonl":
-        for one in keys:
-            print_line(one)
+    if common.output in {"json", "jsonl"}:
+        print_data(keys, common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{one.public}\n" for one in keys)
     else:

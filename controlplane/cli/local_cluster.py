@@ -22,7 +22,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json
+from controlplane.cli.output import print_data
 from controlplane.client import BlockingClient, find_home
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
@@ -39,6 +39,12 @@ NO_ROOM: Final = "free space there, or choose another --dir"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
 LOOK_S: Final = 0.05
+
+
+class OtherClusterError(OnesError):
+    """The cluster that is there was made with other settings than those that are asked for."""
+
+    code = "other_cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,8 @@ def up(
             "agents": [pid for name, pid in pids.items() if name != "controller"],
         },
     }
-    if common.output == "json":
-        print_json(summary)
+    if common.output in {"json", "jsonl"}:
+        print_data(summary, common.output)
     else:
         sys.stdout.write(f"cluster in {home} is up at {endpoint}\n")
         sys.stdout.write(f"export ONES_HOME={home}\n")
@@ -127,8 +133,7 @@ def _bring_up(
         if not (home / "client.toml").exists():
             _create(home, slots, agents, policy or DEFAULT_POLICY)
         else:
-            _say_what_stays(home, slots, agents)
-            _say_which_policy_stays(home, policy)
+            _require_the_same(home, slots, agents, policy)
         parts = _parts(home)
         _refuse_shared_pid_files(parts)
         started = {part.name: part.start() for part in parts if part.pid() is None}
@@ -178,8 +183,8 @@ def down(
     if any(left):
         what = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
         raise SettingsError(what, "correct that, and run `ones local down` again")
-    if common.output == "json":
-        print_json({"dir": str(home), "state": "down"})
+    if common.output in {"json", "jsonl"}:
+        print_data({"dir": str(home), "state": "down"}, common.output)
     else:
         sys.stdout.write(f"cluster in {home} is down\n")
     return Exit.OK
@@ -240,26 +245,20 @@ def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
     _write(home / "client.toml", f'endpoint = "tcp://127.0.0.1:{ports["clients"]}"\n')
 
 
-def _say_what_stays(home: Path, slots: int | None, agents: int) -> None:
-    """A cluster keeps what it was made with; say so when something else is asked for."""
+def _require_the_same(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
+    """Refuse what the cluster was not made with: it keeps its agents, slots and policy."""
     made = sorted(home.glob("agent-*.toml"))
-    own = read_toml(made[0]).get("slots") if made else None
-    if agents not in {1, len(made)} or (slots is not None and slots != own):
-        sys.stderr.write(
-            f"ones: the cluster in {home} keeps its {len(made)} agents with {own or 'auto'} slots; "
-            "edit agent-N.toml, or make another\n"
-        )
-
-
-def _say_which_policy_stays(home: Path, policy: str | None) -> None:
-    """The same about who decides."""
+    own_slots = read_toml(made[0]).get("slots", "auto") if made else "auto"
     section = read_toml(home / "controller.toml").get("policy", {})
-    own = section.get("name", DEFAULT_POLICY) if isinstance(section, dict) else DEFAULT_POLICY
-    if policy not in {None, own}:
-        sys.stderr.write(
-            f"ones: the cluster in {home} keeps its policy {own}; "
-            "edit controller.toml and restart the controller\n"
-        )
+    own_policy = section.get("name", DEFAULT_POLICY) if isinstance(section, dict) else policy
+    for name, asked, own, file in (
+        ("slots", slots, own_slots, "agent-N.toml"),
+        ("agents", None if agents == 1 else agents, len(made), "agent-N.toml"),
+        ("policy", policy, own_policy, "controller.toml"),
+    ):
+        if asked not in {None, own}:
+            what = f"the cluster in {home} has {name} = {own}, not {asked}"
+            raise OtherClusterError(what, f"edit {file} and restart, or give another --dir", name)
 
 
 def _write(path: Path, text: str) -> None:

@@ -17,6 +17,10 @@ from schemas.messages.client import EpochInfo, JobDetail
 LEAST_AHEAD: Final = 10  # epochs
 FIT_POINTS: Final = 200
 FORMS: Final = {Form.SUBLINEAR: "sublinear", Form.EXPONENTIAL: "exponential"}
+SHAPES: Final = {  # the same in plain words
+    "sublinear": "falls ever more slowly",
+    "exponential": "falls by the same share in each epoch",
+}
 
 
 class LossPoint(msgspec.Struct, frozen=True):
@@ -34,6 +38,7 @@ class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
     reported: tuple[LossPoint, ...]  # at the ends of epochs; those that are numbers
     left_out: int  # losses that are none
     running: LossPoint | None  # mean of the epoch that runs, in the middle of what is done of it
+    batches: tuple[tuple[int, int], ...] = ()  # epoch and global batch at its end
     form: str = ""  # sublinear or exponential; empty: there is no curve
     why: str = ""  # there is none
     error: float | None = None  # root mean square of weighted residuals, a loss
@@ -62,6 +67,7 @@ def loss_curve(detail: JobDetail) -> LossCurve:
         reported=reported,
         left_out=len(known) - len(reported),
         running=_running(detail),
+        batches=tuple((e.epoch, e.global_batch) for e in detail.epochs),
     )
     return msgspec.structs.replace(curve, **_fit(reported, _epochs_to_come(detail)))
 
@@ -86,11 +92,11 @@ def in_words(curve: LossCurve) -> list[str]:
         many = none if curve.left_out == 1 else f"{curve.left_out} losses that are no numbers"
         lines.append(f"  left out   {many}")
     if not curve.form:
-        return [*lines, f"  fit        none: {curve.why}"]
+        return [*lines, f"  curve      none: {curve.why}"]
     used = min(len(curve.reported), KEPT_REPORTS)
     lines.append(
-        f"  fit        {curve.form}, over the last {used} losses, off by {curve.error:.2g} "
-        f"(root mean square); it never goes below {curve.limit:.4g}"
+        f"  curve      {SHAPES[curve.form]}, never below {curve.limit:.4g}; fitted to the last "
+        f"{used} losses, off by {curve.error:.2g} (root mean square)"
     )
     if curve.predicted:
         next_one, far = curve.predicted[0], curve.predicted[-1]

@@ -23,11 +23,12 @@ MARKS: Final = (  # what is drawn later is above
     ("running", "◇", "green"),
 )
 LABELS: Final = {
-    "reported": "reported",
+    "reported": "loss of each epoch",
     "running": "the epoch that runs, so far",
-    "fitted": "fit",
-    "predicted": "predicted",
+    "fitted": "curve through them",
+    "predicted": "where the curve goes",
 }
+BATCH: Final[dict[str, Any]] = {"color": "#8cab68", "linewidth": 1.4, "label": "batch size"}
 DOTS: Final[dict[str, Any]] = {"color": "#333333", "linestyle": "", "marker": "o", "markersize": 4}
 STYLES: Final[dict[str, dict[str, Any]]] = {
     "predicted": {"color": "#4e79a7", "linestyle": "--"},
@@ -84,23 +85,38 @@ def loss_png(curve: LossCurve, path: Path) -> None:
         what = f"{curve.job} has reported no loss that could be drawn"
         raise BadFieldError(what, "try again when it has finished an epoch", "loss")
     figure = new_figure(9.0, 4.5)
+    from matplotlib.ticker import FixedLocator, MaxNLocator  # noqa: PLC0415 - it is there: the figure is
+
     axes = figure.add_subplot()
     points = _points(curve)
     if curve.predicted:
         points["predicted"] = (*curve.fitted[-1:], *curve.predicted)  # one line
     for name, style in STYLES.items():
-        drawn, label = points[name], f"{curve.form} fit" if name == "fitted" else LABELS[name]
-        if drawn:
+        if drawn := points[name]:
+            label = LABELS[name]
             axes.plot([p.epoch for p in drawn], [p.loss for p in drawn], label=label, **style)
     if curve.limit is not None:
-        axes.axhline(curve.limit, color="#999999", linewidth=0.8, linestyle=":", label="its limit")
+        label = "the curve falls no lower"
+        axes.axhline(curve.limit, color="#999999", linewidth=0.8, linestyle=":", label=label)
     axes.set_xlabel("epochs")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("training loss")
     if _steep(everything):
         axes.set_yscale("log")
-    axes.set_title(f"losses of {curve.job} ({curve.state})", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_title(f"training loss of {curve.job} ({curve.state}) and its batch size", loc="left")
+    batch = axes.twinx()
+    batch.set_ylim(0.0, 1.15 * max(size for _, size in curve.batches))
+    batch.step(*zip(*curve.batches, strict=True), where="pre", **BATCH)
+    batch.set_ylabel("global batch size", color=BATCH["color"])
+    sizes = sorted({size for _, size in curve.batches})
+    batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # those that it had
+    batch.tick_params(axis="y", colors=BATCH["color"])
+    for drawn_on in (axes, batch):
+        drawn_on.spines[["top", "right"]].set_visible(False)
+    axes.set_zorder(batch.get_zorder() + 1)  # the losses are above
+    axes.patch.set_visible(False)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
     save(figure, path)
 
 

@@ -6,8 +6,10 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import Literal
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from controlplane.cli import (
     fetch,
@@ -25,14 +27,10 @@ from controlplane.cli.terminal import harmless_stream
 from schemas import __version__
 from schemas.errors import OnesError
 
-DRAWN = {  # modules that draw, which takes long to import; loaded when they are asked for
-    "top": "Show jobs and slots, every second until Ctrl-C.",
-    "timeline": "Draw which job had which slot, from the journal.",
-}
-
-
 LONG_LISTS = 100_000  # objects that are made before garbage is looked for: rows are none
 
+TOP = "Show jobs and slots, every second until Ctrl-C."
+TIMELINE = "Draw which job had which slot, from the journal."
 INIT = "Write a job file for SCRIPT, and say which lines of it to change for the library."
 CHECK = "Name everything that is wrong with a settings file on this host."
 KEY = "Who may connect, and what they may do; for admins."
@@ -48,18 +46,28 @@ class UsageError(OnesError):
 
 
 def build() -> App:
-    """The command tree; job commands have short aliases at the top."""
+    """The command tree; job commands are also below `job`."""
     app = App(name="ones", help="Submit training jobs to a cluster and follow them.")
     app.version = __version__
-    job = App(name="job", help="Everything about jobs.")
-    node = App(name="node", help="Everything about nodes.")
-    here = App(name="local", help="A cluster in one folder of this host.")
+    app.default_parameter = Parameter(negative=())  # no --no-FLAG beside what is off anyway
+    start, jobs, cluster, simulate = (
+        Group(title, sort_key=place)
+        for place, title in enumerate(("Start here", "Jobs", "Cluster", "Simulate"))
+    )
+    app.group_commands = Group("More", sort_key=9)  # what has no group: --help, --version
+    here = App(name="local", help="A cluster in one folder of this host.", group=start, sort_key=0)
+    here.command(local_cluster.up)
+    here.command(local_cluster.down)
+    app.command(here)
+    app.command("controlplane.cli.init:init", name="init", help=INIT, group=start, sort_key=1)
+    job = App(name="job", help="Everything about jobs.", show=False)
+    first: list[Callable[..., int]] = [submit.submit, job_list.ps, job_output.logs]
+    for place, begin in enumerate(first, start=2):
+        app.command(begin, group=start, sort_key=place)
+        job.command(begin)
     for command in (
-        submit.submit,
-        job_list.ps,
         job_commands.show,
         job_commands.explain,
-        job_output.logs,
         wait_and_cancel.wait,
         wait_and_cancel.cancel,
         job_commands.resize,
@@ -70,27 +78,36 @@ def build() -> App:
         job_commands.samples,
         job_commands.events,
     ):
-        app.command(command)
+        app.command(command, group=cluster if command is job_commands.events else jobs)
         job.command(command)
-    app.command("controlplane.cli.init:init", name="init", help=INIT)
-    for name, help_text in DRAWN.items():
-        app.command(f"controlplane.cli.{name}:{name}", name=name, help=help_text)
+    app.command(job)
+    app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP, group=jobs)
+    # What draws or computes takes long to import, and is loaded when it is asked for.
+    app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
+    app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
+    node = App(name="node", help="Everything about nodes.", group=cluster)
     node.command(node_commands.node_list, name="list")
     node.command(node_commands.template)
     node.command(node_commands.drain)
     node.command(node_commands.undrain)
-    here.command(local_cluster.up)
-    here.command(local_cluster.down)
-    for group in (job, node, here):
-        app.command(group)
-    settings = App(name="config", help="Everything about settings files.")
+    settings = App(name="config", help="Everything about settings files.", group=cluster)
     settings.command("controlplane.cli.config_check:check", name="check", help=CHECK)
-    app.command(settings)
-    app.command("controlplane.cli.key_commands:key", name="key", help=KEY)
-    app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP)
-    app.command("controlplane.cli.simulate:sim", name="sim", help=SIM)
-    app.command("controlplane.cli.admin:admin", name="admin", help=ADMIN)
+    for part in (node, settings):
+        app.command(part)
+    app.command("controlplane.cli.key_commands:key", name="key", help=KEY, group=cluster)
+    app.command("controlplane.cli.admin:admin", name="admin", help=ADMIN, group=cluster)
+    app.command("controlplane.cli.simulate:sim", name="sim", help=SIM, group=simulate)
+    app.command(completion)
     return app
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+    """Print a script that completes commands, options and names of jobs in SHELL.
+
+    bash: ones completion bash > ~/.local/share/bash-completion/completions/ones
+    """
+    sys.stdout.write(build().generate_completion(prog_name="ones", shell=shell))
+    return Exit.OK
 
 
 def main() -> None:
@@ -100,7 +117,8 @@ def main() -> None:
     # Matrices are small here, and threads that wait for each other burn a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     output = _asked_output(sys.argv[1:])
-    sys.stdout, sys.stderr = harmless_stream(sys.stdout), harmless_stream(sys.stderr)
+    if sys.argv[1:2] != ["__complete"]:  # which a shell reads, records with marks of their own
+        sys.stdout, sys.stderr = harmless_stream(sys.stdout), harmless_stream(sys.stderr)
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
@@ -111,6 +129,10 @@ def main() -> None:
         sys.exit(exit_code(error))
     except OverflowError:
         print_error(UsageError("a number is too large", "see `ones --help`"), output)
+        sys.exit(Exit.USAGE)
+    except UnicodeEncodeError as error:  # of bytes that the locale has no characters for
+        what = f"{error.object!r} is not text that can be sent in {error.encoding}"
+        print_error(UsageError(what, "use a UTF-8 locale, such as LC_ALL=C.UTF-8"), output)
         sys.exit(Exit.USAGE)
     except KeyboardInterrupt:
         os._exit(130)

@@ -8,9 +8,9 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, NodeName
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json, print_line, print_table
+from controlplane.cli.output import print_data, print_table
 from controlplane.client import BlockingClient, find_home
 from nodeagent.agent_settings import AgentSettings, Controller
 from schemas.messages.client import NodeInfo
@@ -44,11 +44,8 @@ def node_list(*, common: Common = COMMON) -> int:
     """List the nodes that ever joined, with their slots."""
     with BlockingClient(common.home) as client:
         nodes = client.nodes()
-    if common.output == "json":
-        print_json(nodes)
-    elif common.output == "jsonl":
-        for node in nodes:
-            print_line(node)
+    if common.output in {"json", "jsonl"}:
+        print_data(nodes, common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{node.node}\n" for node in nodes)
     else:
@@ -71,14 +68,14 @@ def template(
     host = home.host.strip("[]")
     text = TEMPLATE.format(node=name, host=host, agents=port or DEFAULTS.agents)
     if common.output in {"json", "jsonl"}:
-        print_json({"node": name, "settings": text})
+        print_data({"node": name, "settings": text}, common.output)
     else:
         sys.stdout.write(text)
     return Exit.OK
 
 
 def drain(
-    node: str,
+    node: NodeName,
     /,
     *,
     deadline: Annotated[
@@ -92,17 +89,15 @@ def drain(
         return _say(client.drain(node, deadline, reason), common)
 
 
-def undrain(node: str, /, *, common: Common = COMMON) -> int:
+def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
     """Give NODE back: jobs may come again."""
     with BlockingClient(common.home) as client:
         return _say(client.undrain(node), common)
 
 
 def _say(node: NodeInfo, common: Common) -> int:
-    if common.output == "json":
-        print_json(node)
-    elif common.output == "jsonl":
-        print_line(node)
+    if common.output in {"json", "jsonl"}:
+        print_data(node, common.output)
     elif common.output == "quiet":
         sys.stdout.write(f"{node.node}\n")
     else:

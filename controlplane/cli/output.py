@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,14 +27,14 @@ def print_error(error: OnesError, output: str) -> None:
         sys.stderr.write(f"ones: {' '.join(str(error).split())}\n")
 
 
-def error_body(error: OnesError) -> dict[str, str]:
+def error_body(error: OnesError) -> dict[str, str | None]:
     """An error as JSON has it.
 
     Args:
         error: to be told.
     """
     body = {"code": error.code, "message": error.message, "hint": error.hint}
-    return {**body, "field": error.field} if error.field else body
+    return {**body, "field": error.field or None}
 
 
 def plain(value: Any) -> Any:
@@ -70,6 +70,31 @@ def print_line(value: Any) -> None:
     """One JSON document on one line, at once."""
     sys.stdout.write(json.dumps(plain(value)) + "\n")
     sys.stdout.flush()
+
+
+def print_data(value: Any, output: str) -> None:
+    """Print a value for programs: one document (json), or a line for each item of it (jsonl).
+
+    Args:
+        value: what `plain` takes. Of an iterator the lines are printed as its items come, the
+            document behind the last one.
+        output: json or jsonl.
+    """
+    if output == "jsonl":
+        for row in value if isinstance(value, list | tuple | Iterator) else (value,):
+            print_line(row)
+    else:
+        print_json([*value] if isinstance(value, Iterator) else value)
+
+
+def even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same rows with the keys of all of them; a value that one lacks is null.
+
+    Args:
+        rows: of one table.
+    """
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [{**keys, **row} for row in rows]
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from controlplane.cli.output import moment, print_table, second, span
 from controlplane.cli.promised_ends import promise_in_words
-from schemas.messages.client import Explanation, JobDetail, Size
+from schemas.messages.client import Explanation, JobDetail, SearchInfo, Size
 
 LAST_GROUPS: Final = 20
 LAST_EPOCHS: Final = 10
@@ -44,11 +44,12 @@ def print_job(detail: JobDetail) -> None:
                 out(f"epoch {epoch.epoch}: {of} (the script left its loop)\n")
 
 
-def print_decisions(explanation: Explanation, *, numbers: bool) -> None:
-    """Every decision about a job and its reason.
+def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
+    """Print every decision about a job and its reason, and how good the scheduler's numbers are.
 
     Args:
         explanation: the controller's answer.
+        search: of all jobs.
         numbers: whether those behind each decision are printed too.
     """
     rows = [
@@ -69,6 +70,36 @@ def print_decisions(explanation: Explanation, *, numbers: bool) -> None:
     sys.stdout.write("\n")
     columns = ["time", "from", "to", "by", "outcome", "why"]
     print_table([*columns, "numbers"] if numbers else columns, rows)
+    if facts := search_facts(search):
+        sys.stdout.write("\nthe scheduler, over all jobs\n")
+        sys.stdout.writelines(f"  {name:12s} {fact}\n" for name, fact in facts.items())
+
+
+def search_facts(search: SearchInfo) -> dict[str, str]:
+    """What the scheduler did so far, and how far off its predictions were.
+
+    Args:
+        search: of all jobs.
+    """
+    found = {"changes": f"{search.rescales} of slots, {search.batch_changes} of the batch alone"}
+    if search.predicted_gain is not None and search.realised_gain is not None:
+        found["speed-up"] = (
+            f"{search.realised_gain:.2f} x, of {search.predicted_gain:.2f} x expected"
+        )
+        if search.gain_error is not None:
+            found["speed-up"] += f"; off by {search.gain_error:.2f} x each"
+    if search.length_error is not None and search.length_coverage_80 is not None:
+        found["work left"] = (
+            f"off by {search.length_error:.0%}; {search.length_coverage_80:.0%} within "
+            "the interval that is meant for 80%"
+        )
+    if search.generations:
+        found["search"] = (
+            f"{search.generations} generations, fitness {search.best_fitness:.3g} "
+            f"(mean {search.mean_fitness:.3g}), diversity {search.diversity:.2f}, "
+            f"{search.decision_ms:.1f} ms a decision"
+        )
+    return found
 
 
 def _size(size: Size) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json, print_table
+from controlplane.cli.output import print_data, print_table
 from controlplane.cli.scenario_options import Setup
 from controlplane.cli.simulation_arguments import (
     check_run,
@@ -45,7 +45,7 @@ sim.command(
 )
 
 DEFAULT = Setup()
-Output = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
+Output = Annotated[Literal["table", "json", "jsonl"], Parameter(name=["--output", "-o"])]
 Option = Annotated[list[str] | None, Parameter(name="--option", negative=())]
 
 
@@ -83,8 +83,8 @@ def run(
         result = simulate(policy, scenario, seed, options, trace=trace, record=record)
     if plots is not None:
         figures.draw([result], plots)
-    if output == "json":
-        print_json(summary(result))
+    if output in {"json", "jsonl"}:
+        print_data(summary(result), output)
     else:
         report_tables.print_result(result)
     return Exit.OK
@@ -143,8 +143,8 @@ def compare(
         simulated = experiment.run(cells, simulate_cell, results, processes, progress)
     if plots is not None:
         figures.draw(simulated, plots, mine)
-    if output == "json":
-        print_json(comparison_json(simulated, mine))
+    if output in {"json", "jsonl"}:
+        print_data(comparison_json(simulated, mine), output)
     else:
         report_tables.print_comparison(simulated, mine)
     return Exit.OK

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import re
 import sys
 from collections.abc import Iterable
@@ -18,6 +20,8 @@ STEERING: Final = (
 HARMFUL: Final = re.compile(f"[{STEERING}]")
 COLOUR: Final = re.compile(r"\x1b\[[0-9;:]{0,40}m")  # SGR: colours, bold; moves nothing
 PLAIN_AGAIN: Final = "\x1b[0m"
+LIKE: Final = dict(zip("─━═╌│┃║▁▂▃▄▅▆▇█▒░●○◇·…", "----|||_.-=+*%#:.*ox..", strict=True))
+FIRST_OF_BOX, LAST_OF_BOX = "\u2500", "\u257f"  # corners and crossings, but for what is above
 
 
 def harmless(text: str) -> str:
@@ -50,6 +54,19 @@ def _visible(found: re.Match[str]) -> str:
     if number == ord("\r"):
         return "\\r"
     return f"\\x{number:02x}" if number <= 0xFF else f"\\u{number:04x}"  # noqa: PLR2004
+
+
+def _like(error: UnicodeError) -> tuple[str, int]:
+    """Replace what the stream's encoding lacks by ASCII of the same width, for `codecs`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(
+        LIKE.get(char, "+" if FIRST_OF_BOX <= char <= LAST_OF_BOX else "?") for char in lacking
+    ), error.end
+
+
+codecs.register_error("ones-like", _like)
 
 
 class HarmlessStream:
@@ -98,10 +115,15 @@ def drawn(stream: TextIO) -> TextIO:
 def harmless_stream(stream: TextIO) -> TextIO:
     """A stream for people before `stream`; everything that has none of its own writes to it.
 
+    From now on `stream` also takes what its encoding lacks, as ASCII that is like it, or "?".
+
     Args:
         stream: such as sys.stdout.
     """
-    return cast("TextIO", HarmlessStream(drawn(stream)))
+    behind = drawn(stream)
+    if isinstance(behind, io.TextIOWrapper):
+        behind.reconfigure(errors="ones-like")
+    return cast("TextIO", HarmlessStream(behind))
 
 
 def terminal_console(width: int | None = None, *, on_stderr: bool = False) -> Console:

@@ -16,10 +16,10 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut
-from controlplane.cli.output import print_json, print_line, seconds_of
+from controlplane.cli.output import print_data, seconds_of
 from controlplane.cli.terminal import terminal_console
 from controlplane.cli.timeline_allocations import (
     Allocation,
@@ -30,6 +30,7 @@ from controlplane.cli.timeline_allocations import (
     colour_indices,
     full_window,
     job_colour,
+    pasts_from,
 )
 from controlplane.cli.timeline_png import png
 from controlplane.client import BlockingClient
@@ -52,6 +53,7 @@ ROUND_S: Final = tuple(
 )  # fmt: skip
 UNITS: Final = (("d", DAY_S), ("h", 3600.0), ("min", 60.0))
 GAP: Final = "   "  # between names of jobs
+TITLE: Final = "which job had which slot"
 LOSS_HELP: Final = "instead: the losses of this job, their fit and where it goes"
 # --- in a terminal
 
@@ -196,7 +198,7 @@ def timeline(
     ] = None,
     from_: Annotated[int, Parameter(name="--from", help="begin at this event")] = 1,
     last: Annotated[str | None, Parameter(help="only the last 90s, 10m, 2h or 1d")] = None,
-    loss: Annotated[str | None, Parameter(help=LOSS_HELP)] = None,
+    loss: Annotated[JobName | None, Parameter(help=LOSS_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
     """Draw which job had which slot, from the journal; with --loss, how one job converges."""
@@ -211,15 +213,13 @@ def timeline(
     window = shown_window(events, from_, time.time(), length)
     allocations = clipped(allocations_from(events, window.end), window)
     slots = all_slots(events)
-    if common.output == "json":
-        print_json(allocations)
-    elif common.output == "jsonl":
-        for allocation in allocations:
-            print_line(allocation)
+    if common.output in {"json", "jsonl"}:
+        print_data(allocations, common.output)
     elif common.output == "table":
         _print(allocations, slots, window)
     if png_ is not None:
-        png(allocations, slots, png_, "slots over time", window=window)
+        pasts = pasts_from(events, window.end)
+        png(allocations, slots, png_, TITLE, window=window, pasts=pasts)
     return Exit.OK
 
 
@@ -231,7 +231,7 @@ def _losses(job: str, path: Path | None, common: Common) -> int:
     with BlockingClient(common.home) as client:
         curve = loss_curve(client.job(job))
     if common.output in {"json", "jsonl"}:
-        (print_json if common.output == "json" else print_line)(curve)
+        print_data(curve, common.output)
     elif common.output == "table":
         console = _console()
         console.print(loss_terminal(curve, console.width))

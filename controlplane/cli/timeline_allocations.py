@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -23,6 +24,10 @@ from schemas.ids import (
 from schemas.jobs import ENDED
 from schemas.messages.feed import FeedEvent
 
+STATES: Final = {  # what follows upon an event of a job; a rescaling job trains on
+    "submitted": "queued", "queued": "queued", "starting": "starting", "running": "running",
+    "rescaling": "running", "paused": "paused",
+}  # fmt: skip
 PALETTE: Final = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#edc948", "#b07aa1",
     "#76b7b2", "#ff9da7", "#9c755f", "#8cd17d", "#17becf", "#6a5acd",
@@ -37,6 +42,22 @@ class Allocation:
     job: JobId
     begin: Seconds  # since the epoch
     end: Seconds
+
+
+class Span(NamedTuple):
+    """A job's state for a while."""
+
+    state: str  # queued, starting, running or paused
+    begin: float  # seconds since the epoch
+    end: float
+
+
+class JobPast(NamedTuple):
+    """A job over time."""
+
+    spans: tuple[Span, ...]  # one behind the other, from its submission to its end
+    batches: tuple[tuple[float, int], ...]  # (time, global batch), where it changed
+    rates: tuple[tuple[float, float], ...]  # (end of an epoch, samples/s in it)
 
 
 class Window(NamedTuple):
@@ -54,9 +75,9 @@ class Window(NamedTuple):
 def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocation, ...]:
     """Who owned which slot through time `until`, in order of beginning.
 
-    A worker has its slot from `worker.started` to `worker.exited`. One that was prepared beside
-    the slot's owner begins where the owner ends. One whose exit nobody saw is counted until its
-    job ended, and until `until` if that goes on.
+    A worker has its slot from `worker.started` to `worker.exited`; the first ones of a job from
+    the order to start. One that was prepared beside the slot's owner begins where the owner ends.
+    One whose exit nobody saw is counted until its job ended, and until `until` if that goes on.
 
     Args:
         events: of the cluster's feed, from the first on, in order.
@@ -65,12 +86,17 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
     places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
     exits: dict[WorkerId, float] = {}
     ends: dict[JobId, float] = {}
+    ordered: dict[tuple[JobId, SlotId], float] = {}  # starts of which no worker was heard yet
     for event in events:
         if event.job is None or event.time > until:
             continue
-        if event.event == "worker.started":
+        if event.event == "job.starting":
+            slots = str(event.detail.get("slots") or "").split(", ")
+            ordered |= {(event.job, SlotId(slot)): event.time for slot in slots if "/" in slot}
+        elif event.event == "worker.started":
             slot = SlotId(str(event.detail["slot"]))
-            places.setdefault(_worker(event, event.job), (slot, event.job, event.time))
+            begin = ordered.pop((event.job, slot), event.time)
+            places.setdefault(_worker(event, event.job), (slot, event.job, begin))
         elif event.event == "worker.exited":
             exits.setdefault(_worker(event, event.job), event.time)
         elif event.event.removeprefix("job.") in ENDED:
@@ -88,6 +114,51 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
             allocations, key=lambda allocation: (allocation.begin, slot_sort_key(allocation.slot))
         )
     )
+
+
+def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast]:
+    """States, batches and rates of jobs through time `until`, in order of submission.
+
+    Args:
+        events: of the cluster's feed, from the first on, in order.
+        until: seconds since the epoch; later events are not looked at.
+    """
+    states: dict[JobId, list[tuple[float, str]]] = {}
+    batches: defaultdict[JobId, list[tuple[float, int]]] = defaultdict(list)
+    rates: defaultdict[JobId, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        if event.job is None or event.time > until:
+            continue
+        name, detail = event.event.removeprefix("job."), event.detail
+        if name == "submitted" or (event.job in states and name in {*STATES, *ENDED}):
+            states.setdefault(event.job, []).append((event.time, STATES.get(name, name)))
+        batch = detail.get("global_batch" if name == "epoch" else "batch")
+        if name in {"epoch", "running"} and batch:
+            begin: float = event.time
+            known = batches[event.job]
+            if name == "epoch" and not known:  # the first group's batch is told by its first epoch
+                begin = next((at for at, s in states.get(event.job, ()) if s == "running"), begin)
+            if not known or known[-1][1] != batch:
+                known.append((begin, int(batch)))
+        if name == "epoch" and detail.get("samples_per_s"):
+            rates[event.job].append((event.time, float(detail["samples_per_s"] or 0.0)))
+    return {
+        job: JobPast(_spans(found, until), tuple(batches[job]), tuple(rates[job]))
+        for job, found in states.items()
+    }
+
+
+def _spans(states: Sequence[tuple[float, str]], until: float) -> tuple[Span, ...]:
+    """The states between changes, those that are alike joined, up to the job's end."""
+    found: list[Span] = []
+    for (begin, state), (end, _) in zip(states, [*states[1:], (until, "")], strict=True):
+        if state in ENDED:
+            break
+        if found and found[-1].state == state:
+            found[-1] = found[-1]._replace(end=end)
+        else:
+            found.append(Span(state, begin, end))
+    return tuple(found)
 
 
 def all_slots(events: Iterable[FeedEvent]) -> tuple[SlotId, ...]:

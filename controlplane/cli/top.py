@@ -15,18 +15,20 @@ from rich.text import Text
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import STYLES, print_json, print_line
+from controlplane.cli.output import STYLES, print_data
 from controlplane.cli.terminal import terminal_console
 from controlplane.cli.timeline_allocations import job_colour
 from controlplane.cli.top_table import FREE, job_table
 from controlplane.client import BlockingClient
 from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
 from schemas.ids import JobId, SlotId, slot_id
+from schemas.jobs import ENDED
 from schemas.messages.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 
 EVERY_S: Final = 1.0
 PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
 PLAIN_WIDTH: Final = 200  # where no terminal says how wide it is
+NAMED_USERS: Final = 3  # more of them are counted
 TABLE_EDGE: Final = 3  # lines of the table that are no jobs
 AWAY: Final = "controller unreachable, trying again"
 
@@ -104,9 +106,9 @@ def top(
     try:
         with BlockingClient(common.home, PATIENCE_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
-                show = print_json if common.output == "json" else print_line
                 status = StatusReader(client, ended=all_).read()
-                show({"jobs": status.jobs, "nodes": status.nodes, "search": status.search})
+                row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
+                print_data(row, common.output)
             elif live:
                 follow(StatusReader(client, ended=all_), terminal_console(), time.sleep)
             else:
@@ -154,7 +156,7 @@ def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | Non
         note: behind the header, such as that the controller is away.
         most: lines of jobs; None: all.
     """
-    line = header(status.cluster, status.search)
+    line = header(status)
     if note:
         line.append(f"   {note}", style="bold red")
     return Group(line, job_table(status.jobs, status.colours, width, most), slot_strips(status))
@@ -167,43 +169,38 @@ def fitted(status: ClusterStatus, console: Console, note: str = "") -> Group:
     return dashboard(status, console.width, note, most)
 
 
-def header(cluster: Cluster, search: SearchInfo) -> Text:
-    """Who answers here, and how its scheduler stands."""
+def header(status: ClusterStatus) -> Text:
+    """Slots, jobs and users of the cluster, and what is wrong with it."""
+    there = [node for node in status.nodes if node.state != "lost"]
+    slots, free = sum(node.slots for node in there), sum(node.free for node in there)
+    now = [job for job in status.jobs if job.state not in ENDED]
+    running = sum(bool(job.slots) for job in now)
+    users = sorted({job.user for job in now if job.user})
     facts = {
-        "ones": cluster.release,
-        "policy": cluster.policy,
-        "term": cluster.term,
-        "user": f"{cluster.user} ({cluster.role})",
-        "re-scales": f"{search.rescales}, batches {search.batch_changes}",
+        "slots": f"{slots - free} of {slots}",
+        "jobs": f"{running} running, {len(now) - running} waiting",
+        "users": ", ".join(users) if len(users) <= NAMED_USERS else len(users),
+        "policy": status.cluster.policy,
     }
-    if search.generations:
-        facts |= {
-            "generations": search.generations,
-            "fitness": f"{search.best_fitness:.3g} (mean {search.mean_fitness:.3g})",
-            "diversity": f"{search.diversity:.2f}",
-            "decision": f"{search.decision_ms:.1f} ms",
-        }
-    if search.predicted_gain is not None and search.realised_gain is not None:
-        gains = f"{search.predicted_gain:.2f} x, realised {search.realised_gain:.2f} x"
-        if search.gain_error is not None:
-            gains += f", off by {search.gain_error:.2f} x"
-        facts["gain predicted"] = gains
-    if search.length_error is not None and search.length_coverage_80 is not None:
-        within = f"{search.length_coverage_80:.0%} within the interval of 80%"
-        facts["lengths off by"] = f"{search.length_error:.0%}, {within}"
-    parts = [Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items()]
-    if cluster.stalled:
-        parts.append(Text(f"nothing is accepted: {cluster.stalled}", style="red"))
-    if not search.running:
+    parts = [Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items() if fact]
+    if status.cluster.stalled:
+        parts.append(Text(f"nothing is accepted: {status.cluster.stalled}", style="red"))
+    if not status.search.running:
         parts.append(Text("search away, free slots are filled greedily", style="yellow"))
     return Text("   ").join(parts)
 
 
 def slot_strips(status: ClusterStatus) -> RenderableType:
-    """Every node with its slots, as many side by side as there is room for."""
-    return Columns(
-        [slot_strip(node, status.owners, status.colours) for node in status.nodes], padding=(0, 3)
+    """Every node with its slots, as many side by side as there is room for, and a legend."""
+    strips = [slot_strip(node, status.owners, status.colours) for node in status.nodes]
+    legend = Text.assemble(
+        "██ a job's, in the colour of its name   ",
+        ("▒▒", FREE),
+        " taken   ",
+        ("░░", FREE),
+        " free",
     )
+    return Group(Columns(strips, padding=(0, 3)), legend)
 
 
 def slot_strip(

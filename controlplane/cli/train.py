@@ -12,13 +12,13 @@ from typing import Annotated, Final, Literal
 from cyclopts import Parameter
 
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_error, print_json, print_table
+from controlplane.cli.output import print_data, print_error, print_table
 from controlplane.cli.terminal import drawn
 from controlplane.sim.learning.learning_curve import Row, draw_curve
 from controlplane.sim.learning.trainers import make_trainer
 from schemas.errors import BadFieldError
 
-Output = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
+Output = Annotated[Literal["table", "json", "jsonl"], Parameter(name=["--output", "-o"])]
 LEAST_CPU_S: Final = 1.0
 INTERRUPTED: Final = 130  # exit code, as of a program that Ctrl-C ended
 Report = Callable[[int, int, Row], None]
@@ -80,8 +80,8 @@ def train(
         "iterations": done.iteration,
         "cpu_s": round(done.cpu_s, 1),
     }
-    if output == "json":
-        print_json(made)
+    if output in {"json", "jsonl"}:
+        print_data(made, output)
     else:
         print_table(tuple(made), [tuple(made.values())])
     return Exit.OK

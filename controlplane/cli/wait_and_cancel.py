@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit, exit_code
 from controlplane.cli.job_commands import say_if_absent
 from controlplane.cli.output import error_body, print_error, print_json, print_line
@@ -21,9 +21,9 @@ Row = dict[str, Any]  # what became of one job
 
 
 def wait(
-    job: str,
+    job: JobName,
     /,
-    *more: str,
+    *more: JobName,
     timeout: Annotated[float | None, Parameter(help="seconds, for all of them")] = None,
     common: Common = COMMON,
 ) -> int:
@@ -40,7 +40,7 @@ def wait(
             except TimedOutError:
                 raise TimedOutError(f"{name} had not ended after {timeout:g} s", LATER) from None
             states.append(found.state)
-            row = {"job": name, "state": found.state, "reason": found.reason}
+            row = _row(name, found.state, found.reason)
             return row, f"{name} {found.state}: {found.reason}"
 
         refused = _for_each((job, *more), end_of, common)
@@ -48,16 +48,22 @@ def wait(
     return refused or (Exit.JOB_FAILED if failed else Exit.OK)
 
 
-def cancel(job: str, /, *more: str, common: Common = COMMON) -> int:
+def cancel(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
     """End each JOB: TERM to its workers, KILL to those that do not go."""
     with BlockingClient(common.home) as client:
 
         def end(name: str) -> tuple[Row, str]:
-            state = client.cancel(name).summary.state
-            note = "" if state == "cancelled" else ", had ended before"
-            return {"job": name, "state": state}, f"{name} {state}{note}"
+            found = client.cancel(name).summary
+            note = "" if found.state == "cancelled" else ", had ended before"
+            return _row(name, found.state, found.reason), f"{name} {found.state}{note}"
 
         return _for_each((job, *more), end, common)
+
+
+def _row(
+    job: str, state: str | None = None, reason: str | None = None, *, error: Row | None = None
+) -> Row:
+    return {"job": job, "state": state, "reason": reason, "error": error}
 
 
 def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common: Common) -> int:
@@ -80,7 +86,7 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
             if len(jobs) == 1 or isinstance(error, UnreachableError):
                 raise
             code = code or exit_code(error)
-            row, line = {"job": job, "error": error_body(error)}, ""
+            row, line = _row(job, error=error_body(error)), ""
             print_error(error, "table")
         rows.append(row)
         if common.output == "jsonl":

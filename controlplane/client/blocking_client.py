@@ -346,6 +346,8 @@ class BlockingClient(BlockingSweepRequests):
         since: float = 0.0,
         last: int | None = None,
         matching: str = "",
+        unfinished: bool = False,
+        raw: bool = False,
     ) -> Iterator[list[OutputLine]]:
         """See `Client.output_pages`.
 
@@ -356,9 +358,18 @@ class BlockingClient(BlockingSweepRequests):
             since: only what reached the controller then or later, seconds since the epoch.
             last: of what there is now, only so many lines; None: all.
             matching: a regular expression that a line has to have a match of.
+            unfinished: lines that go on, too, as far as they are there at the end of a page.
+            raw: every state of a progress bar, as a line that ends in a carriage return.
         """
         pages = self._client.output_pages(
-            job, rank, follow=follow, since=since, last=last, matching=matching
+            job,
+            rank,
+            follow=follow,
+            since=since,
+            last=last,
+            matching=matching,
+            unfinished=unfinished,
+            raw=raw,
         )
         return self._each(pages)
 

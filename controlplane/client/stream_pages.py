@@ -20,6 +20,7 @@ from schemas.messages.logs import LOG, SAMPLES, LogPiece, ReadLog, Stream
 POLL_S: Final = 3.0  # of one long poll; an answer that a crash took is asked for again after it
 LOOK_S: Final = 0.001  # of a poll for what is there now
 Who = tuple[Version, Rank]
+RAW_END: Final = re.compile(rb"(?<=[\r\n])")
 NOBODY: Final = (Version(0), Rank(0))  # no worker is of this version: a remark of our own
 
 
@@ -27,7 +28,18 @@ class OutputLine(NamedTuple):
     """A line that a worker wrote."""
 
     rank: int | None  # None: a remark of the client's own
-    text: str  # without its newline
+    text: str  # without its end; of a progress bar, which "\r" writes anew, the last state
+    time: float | None = None  # when the controller got its end, seconds since the epoch
+    node: str | None = None
+    end: str = "\n"  # else the line goes on: "\r" a progress bar, "" other text
+
+
+class WorkerLine(NamedTuple):
+    """A line as its worker wrote it, or the part of it that is there."""
+
+    data: bytes  # without its newline
+    piece: LogPiece  # the one that it ends in
+    whole: bool = True
 
 
 class StreamPages(JoinedPages):
@@ -76,10 +88,11 @@ class StreamPages(JoinedPages):
         seen: set[tuple[int, int, int]] = set()
         async for page in self.line_pages(job, SAMPLES, None, follow=False):
             fresh = []
-            for (born, _), line in page:
+            for line, piece, _ in page:
                 if line[-1:] != b"}":
                     continue
                 record = json.loads(line)
+                born = piece.version
                 taken_back = any(v > born and record["step"] > step for v, step in restarts)
                 key = (record["epoch"], record["step"], record["rank"])
                 if not taken_back and key not in seen:
@@ -96,6 +109,8 @@ class StreamPages(JoinedPages):
         since: float = 0.0,
         last: int | None = None,
         matching: str = "",
+        unfinished: bool = False,
+        raw: bool = False,
     ) -> AsyncIterator[list[OutputLine]]:
         """Lines of a job's output, as they come.
 
@@ -106,20 +121,25 @@ class StreamPages(JoinedPages):
             since: only what reached the controller then or later, seconds since the epoch.
             last: of what there is now, only so many lines; None: all.
             matching: a regular expression that a line has to have a match of.
+            unfinished: lines that go on, too, as far as they are there at the end of a page.
+            raw: every state of a progress bar, as a line that ends in a carriage return.
 
         Raises:
             UnknownJobError: if there is no such job.
             BadFieldError: if `matching` is no regular expression.
         """
-        found = _pattern(matching)
+        found = line_pattern(matching)
         held = None if last is None else deque[OutputLine](maxlen=last)
-        async for page in self.line_pages(job, LOG, rank, follow=follow, since=since):
-            lines = [_output_line(who, line) for who, line in page]
+        source = self.line_pages(
+            job, LOG, rank, follow=follow, since=since, unfinished=unfinished, raw=raw
+        )
+        async for page in source:
+            lines = [_output_line(*line, raw=raw) for line in page]
             lines = [line for line in lines if found.search(line.text)]
             if held is None:
                 yield lines
                 continue
-            held.extend(lines)
+            held.extend(line for line in lines if raw or line.end == "\n")
             if follow and not page:  # that is all there is so far
                 yield list(held)
                 held = None
@@ -127,9 +147,17 @@ class StreamPages(JoinedPages):
             yield list(held)
 
     async def line_pages(
-        self, job: str, stream: Stream, rank: int | None, *, follow: bool, since: float = 0.0
-    ) -> AsyncIterator[list[tuple[Who, bytes]]]:
-        """Whole lines with version and rank of their worker, as they come from the log relay.
+        self,
+        job: str,
+        stream: Stream,
+        rank: int | None,
+        *,
+        follow: bool,
+        since: float = 0.0,
+        unfinished: bool = False,
+        raw: bool = False,
+    ) -> AsyncIterator[list[WorkerLine]]:
+        """Whole lines of workers, as they come from the log relay.
 
         Args:
             job: its name.
@@ -137,20 +165,29 @@ class StreamPages(JoinedPages):
             rank: only of this worker; None: of all.
             follow: until the job has ended.
             since: only what was stored then or later, seconds since the epoch.
+            unfinished: behind them, the part of each line that a page began or went on with.
+            raw: carriage returns end lines, too, and stay where they are.
 
         Yields:
             An empty page, too: at the end of what there is so far.
         """
-        rest: dict[Who, bytes] = {}
+        rest: dict[Who, WorkerLine] = {}
         async for pieces in self.piece_pages(job, stream, rank, follow=follow, since=since):
-            page: list[tuple[Who, bytes]] = []
+            page: list[WorkerLine] = []
+            began: dict[Who, WorkerLine] = {}
             for piece in pieces:
                 who = (piece.version, piece.rank)
-                *lines, rest[who] = (rest.get(who, b"") + piece.data).split(b"\n")
-                page += [(who, line) for line in lines]
+                data = (rest[who].data if who in rest else b"") + piece.data
+                *lines, last = _split_raw(data) if raw else data.split(b"\n")
+                page += [WorkerLine(line, piece) for line in lines]
+                rest[who] = began[who] = WorkerLine(
+                    last if raw else _shown(last), piece, whole=False
+                )
+            if unfinished and not raw:
+                page += [line for line in began.values() if line.data]
             if page or not pieces:
                 yield page
-        if left := [(who, line) for who, line in rest.items() if line]:
+        if left := [WorkerLine(line.data, line.piece) for line in rest.values() if line.data]:
             yield left
 
     async def piece_pages(
@@ -199,11 +236,40 @@ def _note(worker: str) -> LogPiece:
     return LogPiece(version=NOBODY[0], rank=NOBODY[1], offset=0, data=said.encode())
 
 
-def _output_line(who: Who, line: bytes) -> OutputLine:
-    return OutputLine(None if who == NOBODY else who[1], line.decode("utf-8", "replace"))
+def _split_raw(data: bytes) -> list[bytes]:
+    """Split behind each newline, which is dropped, and each carriage return, which stays."""
+    *lines, last = RAW_END.split(data)
+    return [*(line.removesuffix(b"\n") for line in lines), last]
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _shown(line: bytes) -> bytes:
+    """Drop what a terminal shows no more: all before the last carriage return with text behind."""
+    return line[max(0, line.rstrip(b"\r").rfind(b"\r")) :] if b"\r" in line else line
+
+
+def _output_line(data: bytes, piece: LogPiece, whole: bool, *, raw: bool) -> OutputLine:
+    bar = b"\r" in (data[-1:] if raw else data)
+    end = "\r" if bar and (raw or not whole) else "\n" if whole else ""
+    text = data.removesuffix(b"\r") if raw else _shown(data).strip(b"\r") if bar else data
+    remark = (piece.version, piece.rank) == NOBODY
+    return OutputLine(
+        None if remark else piece.rank,
+        text.decode("utf-8", "replace"),
+        piece.time or None,
+        piece.node or None,
+        end,
+    )
+
+
+def line_pattern(text: str) -> re.Pattern[str]:
+    """Compile a regular expression for lines.
+
+    Args:
+        text: as a user wrote it.
+
+    Raises:
+        BadFieldError: if it is none.
+    """
     try:
         return re.compile(text)
     except re.error as error:

@@ -13,7 +13,7 @@ import msgspec
 from controlplane.policy.api import Oracle, Policy
 from controlplane.policy.planning.placers import LEARNING_PLACERS
 from controlplane.policy.restoring_policy import RestoringPolicy
-from schemas.errors import SettingsError
+from schemas.errors import SettingsError, suggestion
 
 Need = Literal["losses", "utility"]
 
@@ -142,7 +142,9 @@ def entry(name: str) -> Entry:
     except KeyError:
         known = ", ".join(sorted(POLICIES))
         raise SettingsError(
-            f"unknown policy {name!r}", f"choose one of {known}", "policy"
+            f"unknown policy {name!r}",
+            suggestion(name, POLICIES, f"choose one of {known}"),
+            "policy",
         ) from None
 
 

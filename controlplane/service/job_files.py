@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from controlplane.core.state import State
-from schemas.errors import UnavailableError, UnknownNodeError, raised
+from schemas.errors import UnavailableError, UnknownNodeError, raised, suggestion
 from schemas.ids import NodeId
 from schemas.link import Identity
 from schemas.messages.files import (
@@ -59,7 +59,8 @@ class JobFiles:
         """
         if request.node not in self._state().nodes:
             what = f"no node {request.node!r}"
-            raise UnknownNodeError(what, "`ones node list` has every one", "node")
+            hint = suggestion(request.node, self._state().nodes, "`ones node list` has every one")
+            raise UnknownNodeError(what, hint, "node")
         mine = sum(user == who.name for _, user, _ in self._waiting.values())
         if mine >= MAX_UNDER_WAY:
             raise UnavailableError("too many files at once", "fetch fewer at a time")

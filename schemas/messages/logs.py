@@ -78,6 +78,8 @@ class LogPiece(Message, tag="logs.piece.1"):
     rank: Rank
     offset: int  # in the worker's own file
     data: bytes
+    time: float = 0.0  # when it was stored, seconds since the epoch; 0: not known
+    node: str = ""  # where the worker ran; empty: not known
 
 
 class LogPage(Message, tag="logs.page.1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.cli.output import moment
 from controlplane.client import BlockingClient, Client, JobSpec, StopRule
 from controlplane.client.jobfile import load_job
 from tests.support.cluster import TOY, Cluster
@@ -73,7 +75,10 @@ def test_of_a_log_the_wanted_lines_are_printed_with_their_ranks(cluster: Cluster
     ]
     assert said("--rank", "0", "--tail", "2") == ["done", "no end"]
     assert said("--rank", "0", "--tail", "1", "-f", "--prefix") == ["[0] no end"]
-    assert said("--rank", "1", "--grep", "done", "-o", "jsonl") == ['{"rank": 1, "text": "done"}']
+    (line,) = map(json.loads, said("--rank", "1", "--grep", "done", "-o", "jsonl"))
+    assert line == {"time": line["time"], "node": "node-1", "rank": 1, "text": "done"}
+    (timed,) = said("--rank", "1", "--grep", "done", "--timestamps")
+    assert timed == f"{moment(line['time'])} done"
     assert said("--since", "1h") == said()
     assert said("--since", "0s") == []
 
@@ -108,9 +113,9 @@ def test_several_jobs_are_waited_for_and_cancelled_at_once(cluster: Cluster) -> 
     cancelled = cluster.ones("cancel", long, short)
 
     assert ended.code == 3
-    assert [(end["job"], end.get("state", "unknown")) for end in ended.json] == [
+    assert [(end["job"], end["state"]) for end in ended.json] == [
         (short, "succeeded"),
-        ("nobody-1", "unknown"),
+        ("nobody-1", None),
     ]
     assert ended.err == "ones: no job 'nobody-1'; `ones ps --all` lists every job\n"
     assert (late.code, late.out.split(":")[0]) == (6, f"{wrong} failed")

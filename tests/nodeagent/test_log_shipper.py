@@ -16,7 +16,7 @@ from controlplane.service.logs.log_rates import MOST_CREDIT
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
 from nodeagent import log_shipper
-from nodeagent.log_shipper import CHUNK, LogShipper
+from nodeagent.log_shipper import CHUNK, HOLD_S, LogShipper
 from nodeagent.worker_folders import WorkerFolder
 from schemas.codec import FROM_SHIPPER, TO_SHIPPER
 from schemas.groups import Group
@@ -195,3 +195,20 @@ async def test_a_file_without_end_is_bounded_before_any_controller_answers(tmp_p
 
     note = b"\n[ones: output beyond 1000 bytes of a worker is not kept]\n"
     assert site.stored(A) == lines(1008)[:1000] + note
+
+
+async def test_half_a_line_that_goes_on_growing_is_shipped_after_a_while(tmp_path: Path) -> None:
+    site = Site(tmp_path, LogStore(tmp_path / "logs", MUCH), float(MUCH))
+    log_file = site.worker(A, b"begin\n").stream(LOG)
+    stream = site.shipper._by_key[A, 1, 0, LOG]
+    stream.sent, stream.credit = 0, MUCH
+    shipped = []
+    for number in range(8):
+        before = len(site.wire.shipped)
+        site.shipper._push(stream, 100.0 + number * HOLD_S / 4)
+        shipped += [(number, chunk.data) for chunk in site.wire.shipped[before:]]
+        with log_file.open("ab") as file:
+            file.write(b"\r%d%%" % number)
+    site.shipper.close()
+
+    assert shipped == [(0, b"begin\n"), (5, b"\r0%\r1%\r2%\r3%\r4%")]

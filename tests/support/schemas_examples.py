@@ -333,7 +333,9 @@ _FEED_EVENT: Final = feed.FeedEvent(
     detail={"user": "ada", "batch_size": 64, "lr": 0.05, "resumed": False, "python": None},
 )
 _FILE: Final = files.FileInfo(area="work", path="out/plot.png", size=2048, stamp="7-1-2048")
-_PIECE: Final = logs.LogPiece(version=VERSION, rank=RANK, offset=512, data=b"epoch 12\n")
+_PIECE: Final = logs.LogPiece(
+    version=VERSION, rank=RANK, offset=512, data=b"epoch 12\n", time=1.75e9, node="n1"
+)
 
 _OF_WORKERS: Final = (
     _STARTED,

@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_json, print_line
 from controlplane.client import BlockingClient
 from controlplane.client.spec_overrides import toml_value
 from controlplane.client.sweeps.requests import Change
-from schemas.errors import BadFieldError
+from schemas.errors import BadFieldError, suggestion
 from schemas.messages.client import SweepChanged
 from schemas.sweeps import Space, Value
 
 VALUES_HELP = "NAME=VALUE of the configuration: lr=0.1"
-Values = Annotated[list[str] | None, Parameter(name="--set", negative="", help=VALUES_HELP)]
+Values = Annotated[list[str] | None, Parameter(name="--set", help=VALUES_HELP)]
 RESTS = "rests after its unit"
 
 
-def stop(job: str, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
     """End TRIAL of sweep JOB; what it reached counts."""
     return _each(job, "stop", (trial, *more), common)
 
 
-def pause(job: str, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def pause(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
     """Let TRIAL of sweep JOB rest after its unit, until it is resumed."""
     return _each(job, "pause", (trial, *more), common)
 
 
-def resume(job: str, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
     """Let TRIAL of sweep JOB train on."""
     return _each(job, "resume", (trial, *more), common)
 
 
-def delete(job: str, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
     """End TRIAL of sweep JOB and drop its states."""
     return _each(job, "delete", (trial, *more), common)
 
 
-def clone(job: str, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> int:
+def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> int:
     """Add a trial to sweep JOB that goes on from the state of TRIAL, with some values changed."""
     with BlockingClient(common.home) as client:
         space = client.sweep(job).spec.search.space
@@ -54,7 +53,7 @@ def clone(job: str, trial: int, /, *, set_: Values = None, common: Common = COMM
     return Exit.OK
 
 
-def add(job: str, /, *, set_: Values = None, common: Common = COMMON) -> int:
+def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int:
     """Add a configuration to sweep JOB, with all values of its space."""
     with BlockingClient(common.home) as client:
         space = client.sweep(job).spec.search.space
@@ -81,8 +80,7 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
             what = f"--set {assignment!r} is no assignment"
             raise BadFieldError(what, "write NAME=VALUE, such as lr=0.1", "set")
         if name not in space:
-            near = difflib.get_close_matches(name, space, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(space)}"
+            hint = suggestion(name, space, f"one of {', '.join(space)}")
             raise BadFieldError(f"--set {name}: the space has no such value", hint, name)
         found[name] = typed(text, name, space)
     return found

@@ -10,9 +10,9 @@ from typing import Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json
+from controlplane.cli.output import print_data
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.tables import epoch_rows
@@ -25,7 +25,7 @@ MODEL_HELP = "the model as a plain state_dict: torch.load(FILE, weights_only=Tru
 
 
 def export(
-    job: str,
+    job: JobName,
     /,
     *,
     csv_: Annotated[
@@ -43,7 +43,7 @@ def export(
         raise BadFieldError("nothing to export", hint, "csv")
     if trial is not None and model is None:
         raise BadFieldError("--trial goes with --model", "name a file for the model", "trial")
-    made: dict[str, Any] = {"job": job}
+    made: dict[str, Any] = {"job": job, "csv": None, "tensorboard": None, "model": None}
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
         if csv_ is not None:
@@ -56,7 +56,7 @@ def export(
             one = client.sweep_run(job).export(model, trial, python)
             made["model"] = {"file": str(one.path), "trial": one.trial, "epoch": one.epoch}
     if common.output in {"json", "jsonl"}:
-        print_json(made)
+        print_data(made, common.output)
     elif common.output == "table" and str(csv_) != "-":
         _say(made)
     return Exit.OK
@@ -134,13 +134,13 @@ def _into(path: Path, write: Callable[[TextIO], None]) -> None:
 
 
 def _say(made: dict[str, Any]) -> None:
-    if "csv" in made:
+    if made["csv"]:
         sys.stdout.write(f"{made['csv']['file']}: {made['csv']['epochs']} epochs\n")
-    if "tensorboard" in made:
+    if made["tensorboard"]:
         board = made["tensorboard"]
         sys.stdout.write(f"{board['folder']}: {board['scalars']} scalars; ")
         sys.stdout.write(f"tensorboard --logdir {board['folder']}\n")
-    if "model" in made:
+    if made["model"]:
         model = made["model"]
         which = f"trial {model['trial']} after {model['epoch']:g} epochs"
         sys.stdout.write(f"{model['file']}: {which}\n")

@@ -9,10 +9,18 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import one_line
-from controlplane.cli.output import byte_count, plain, print_json, print_line, print_table, span
+from controlplane.cli.output import (
+    byte_count,
+    even,
+    plain,
+    print_data,
+    print_json,
+    print_table,
+    span,
+)
 from controlplane.cli.sweep.trial_columns import summary_lines
 from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
@@ -36,11 +44,8 @@ def ls(
     with BlockingClient(common.home) as client:
         found = list(_sweeps(client, ended=all_))
     rows = [_line_of(detail) for detail in found]
-    if common.output == "json":
-        print_json(rows)
-    elif common.output == "jsonl":
-        for row in rows:
-            print_line(row)
+    if common.output in {"json", "jsonl"}:
+        print_data(rows, common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{row['job']}\n" for row in rows)
     elif rows:
@@ -66,7 +71,7 @@ def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
 
 
 def show(
-    job: str,
+    job: JobName,
     *,
     by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
     trial: Annotated[int | None, Parameter(help="only this one, with all its epochs")] = None,
@@ -85,8 +90,7 @@ def show(
         return Exit.OK
     trials = ranked(detail) if by == "best" else list(detail.trials)
     if common.output == "jsonl":
-        for one in trials:
-            print_line(trial_row(one))
+        print_data(even([trial_row(one) for one in trials]), common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{one.number}\n" for one in trials)
     else:
@@ -98,7 +102,7 @@ def show(
     return Exit.OK
 
 
-def best(job: str, *, common: Common = COMMON) -> int:
+def best(job: JobName, *, common: Common = COMMON) -> int:
     """Say which trial of sweep JOB is best, with which values and which metrics."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
@@ -110,17 +114,16 @@ def best(job: str, *, common: Common = COMMON) -> int:
     shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # of very many the latest are known
     metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
     if common.output in {"json", "jsonl"}:
-        print_line(
-            {
-                "job": job,
-                "trial": found.trial.number,
-                "metric": detail.spec.search.metric,
-                "score": found.score,
-                "epoch": found.epoch,
-                "values": found.trial.values,
-                "metrics": metrics,
-            }
-        )
+        row = {
+            "job": job,
+            "trial": found.trial.number,
+            "metric": detail.spec.search.metric,
+            "score": found.score,
+            "epoch": found.epoch,
+            "values": found.trial.values,
+            "metrics": metrics,
+        }
+        print_data(row, common.output)
     elif common.output == "quiet":
         sys.stdout.write(f"{found.trial.number}\n")
     else:
@@ -153,7 +156,7 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
         raise BadFieldError(f"{job} has no trial {number}", hint, "trial")
     trial = detail.trials[number]
     if common.output in {"json", "jsonl"}:
-        print_json(trial)
+        print_data(trial, common.output)
         return Exit.OK
     values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
     why = one_line(trial.why and f" ({trial.why})")

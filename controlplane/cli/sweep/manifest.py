@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json
+from controlplane.cli.output import print_data
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.manifest import Manifest, read_manifest, write_manifest
 from controlplane.client.sweeps.runs import NoTorchError
@@ -30,17 +30,18 @@ REPLAY_S: Final = 24 * 3600.0
 PYTHON_HELP = "interpreter that has torch; default: the sweep's, else this one"
 
 
-def manifest(job: str, file: Path | None = None, /, *, common: Common = COMMON) -> int:
+def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> int:
     """Write what sweep JOB was into FILE (JSON): its spec, its snapshot's digest and its ledger."""
     with BlockingClient(common.home) as client:
         found = client.sweep_run(job).manifest()
     if file is None:
-        print_json(msgspec.json.decode(msgspec.json.encode(found)))  # NaN is null
+        said = msgspec.json.decode(msgspec.json.encode(found))  # NaN is null
+        print_data(said, common.output)
         return Exit.OK
     write_manifest(found, file)
     row = {"job": job, "file": str(file), "trials": len(found.trials), "units": len(found.units)}
     if common.output in {"json", "jsonl"}:
-        print_json(row)
+        print_data(row, common.output)
     elif common.output == "table":
         sys.stdout.write(f"{file}: {len(found.trials)} trials, {len(found.units)} units\n")
     return Exit.OK
@@ -71,7 +72,7 @@ def replay(
     equal = result["equal"]
     row = {"job": found.job, "trial": trial, **result}
     if common.output in {"json", "jsonl"}:
-        print_json(row)
+        print_data(row, common.output)
     elif common.output == "table":
         if equal:
             sys.stdout.write(f"trial {trial}: all {len(visits)} units equal, bit by bit\n")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json
+from controlplane.cli.output import print_data
 from controlplane.cli.timeline_png import new_figure, save
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import short
@@ -30,14 +30,12 @@ OTHERS: Final = "#c8c8c8"
 
 
 def plot(
-    job: str,
+    job: JobName,
     /,
     *,
     png: Annotated[Path, Parameter(help="the file to write")],
     metric: Annotated[str | None, Parameter(help="default: the one that is searched for")] = None,
-    time_: Annotated[
-        bool, Parameter(name="--time", negative="", help="over time, not epochs")
-    ] = False,
+    time_: Annotated[bool, Parameter(name="--time", help="over time, not epochs")] = False,
     common: Common = COMMON,
 ) -> int:
     """Draw the learning curves of sweep JOB, and of how many trials trained how far."""
@@ -45,7 +43,7 @@ def plot(
         detail = client.sweep(job)
     draw(detail, png, metric or detail.spec.search.metric, over_time=time_)
     if common.output in {"json", "jsonl"}:
-        print_json({"job": job, "file": str(png)})
+        print_data({"job": job, "file": str(png)}, common.output)
     elif common.output == "table":
         sys.stdout.write(f"{png}\n")
     return Exit.OK

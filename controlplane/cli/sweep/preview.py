@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import byte_count, print_json, span
+from controlplane.cli.output import byte_count, print_data, span
 from controlplane.cli.sweep.manifest import functions_of, run_here
 from controlplane.client.jobfile import load_job
 from controlplane.client.sweeps.preview import Preview, Range
@@ -33,10 +33,10 @@ def preview(
     file: Path,
     /,
     *,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", help=SET_HELP)] = None,
     unit_s: Annotated[float | None, Parameter(help=UNIT_HELP)] = None,
     state_mb: Annotated[float | None, Parameter(help=STATE_HELP)] = None,
-    measure: Annotated[bool, Parameter(help=MEASURE_HELP)] = True,
+    measure: Annotated[bool, Parameter(help=MEASURE_HELP, negative="--no-measure")] = True,
     python: Annotated[str | None, Parameter(help="for the unit that is trained here")] = None,
     common: Common = COMMON,
 ) -> int:
@@ -63,7 +63,7 @@ def preview(
         state_bytes = measured["state_bytes"] if state_bytes is None else state_bytes
     found = previewed(sweep, spec.slots, unit_s, state_bytes)
     if common.output in {"json", "jsonl"}:
-        print_json({**msgspec.to_builtins(found), "measured": measured})
+        print_data({**msgspec.to_builtins(found), "measured": measured}, common.output)
         return Exit.OK
     for line in preview_lines(spec, found, measured):
         sys.stdout.write(f"{line}\n")

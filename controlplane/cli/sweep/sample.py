@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_json, print_line
 from controlplane.client import BlockingClient
@@ -21,7 +21,7 @@ PARALLEL_HELP = "that may train or wait for a slot at once; default: one more th
 
 
 def sample(
-    job: str,
+    job: JobName,
     /,
     *,
     trials: Annotated[int, Parameter(help="that the sweep shall have, those that it has too")],

@@ -27,7 +27,7 @@ def submit(
     file: Path | None = None,
     /,
     *,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", help=SET_HELP)] = None,
     manifest: Annotated[Path | None, Parameter(help=MANIFEST_HELP)] = None,
     workdir: Annotated[Path | None, Parameter(help=WORKDIR_HELP)] = None,
     changed: Annotated[bool, Parameter(negative="", help=CHANGED_HELP)] = False,

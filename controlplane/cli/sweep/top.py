@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import STYLES, byte_count, print_json, print_line
+from controlplane.cli.output import STYLES, byte_count, even, print_data
 from controlplane.cli.sweep.trial_columns import TRAINING, summary_lines
 from controlplane.cli.sweep.trial_table import GAP, trial_table
 from controlplane.cli.terminal import terminal_console
@@ -34,7 +34,7 @@ EDGE: Final = 4  # lines of the table that are no trials
 
 
 def top(
-    job: str,
+    job: JobName,
     *,
     once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
     common: Common = COMMON,
@@ -45,9 +45,8 @@ def top(
         with BlockingClient(common.home, PATIENCE_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
                 detail = client.sweep(job)
-                rows = [trial_row(one) for one in in_order(detail)]
-                show = print_json if common.output == "json" else print_line
-                show({"sweep": detail.summary, "trials": rows})
+                rows = even([trial_row(one) for one in in_order(detail)])
+                print_data({"sweep": detail.summary, "trials": rows}, common.output)
             elif live:
                 console = terminal_console()
                 follow(lambda: client.sweep(job), console, time.sleep, time.time)

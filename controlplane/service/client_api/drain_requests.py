@@ -7,7 +7,7 @@ from typing import Final
 
 from controlplane.core.inputs import DrainRequested, UndrainRequested
 from controlplane.core.state import State
-from schemas.errors import BadFieldError, UnknownNodeError
+from schemas.errors import BadFieldError, UnknownNodeError, suggestion
 from schemas.link import Identity
 from schemas.messages.client import DrainNode, UndrainNode
 
@@ -35,7 +35,8 @@ def drain_input(
     node = state.nodes.get(request.node)
     if node is None:
         what = f"no node {request.node[:64]!r} ever joined"
-        raise UnknownNodeError(what, "`ones node list` has every one", "node")
+        hint = suggestion(request.node, state.nodes, "`ones node list` has every one")
+        raise UnknownNodeError(what, hint, "node")
     if isinstance(request, UndrainNode):
         return None if node.drain is None else UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
+
+import msgspec
 
 from controlplane.core.history_records import Process
 from controlplane.core.model.job import Job
@@ -23,7 +25,7 @@ from controlplane.service.waiting_requests import WaitingRequests
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
-from schemas.ids import JobId, NodeId, Rank, Seconds, Version, node_of
+from schemas.ids import JobId, NodeId, Rank, Seconds, Version, WorkerId, node_of, worker_id
 from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages.files import FileList, FilePiece, FilesRefused, FromFollower
@@ -33,6 +35,7 @@ from schemas.messages.logs import (
     LogEnded,
     LogHello,
     LogPage,
+    LogPiece,
     LogStored,
     ReadLog,
     SnapshotPiece,
@@ -225,7 +228,14 @@ class LogRelay:
 
     def _page(self, request: ReadLog) -> LogPage:
         job = self._job(request.job)
-        missing, final = self._missing(job, request.stream, request.rank)
+        started = self._records.processes(job.job)
+        ordered = {
+            worker.worker: Process(node_of(worker.slot), heard=worker.pid is not None)
+            for worker in job.workers.values()
+            if worker.worker not in started
+        }
+        processes = started | ordered
+        missing, final = self._missing(job, request, processes, ordered.keys())
         pieces, cursor = self._store.read(
             request.job,
             request.stream,
@@ -236,34 +246,36 @@ class LogRelay:
         )
         return LogPage(
             job=request.job,
-            pieces=tuple(pieces),
+            pieces=tuple(_at_its_node(job.job, piece, processes) for piece in pieces),
             cursor=cursor,
             ended=final and not pieces,
             missing=missing if job.ended else (),
         )
 
-    def _missing(self, job: Job, stream: str, asked: Rank | None) -> tuple[tuple[str, ...], bool]:
+    def _missing(
+        self,
+        job: Job,
+        request: ReadLog,
+        processes: Mapping[WorkerId, Process],
+        ordered: Container[WorkerId],
+    ) -> tuple[tuple[str, ...], bool]:
         """Workers whose output is not complete yet, and whether nothing more can be expected.
 
         Those of all ranks are waited for; named are those of the rank that was asked for.
         """
         missing, final = [], job.ended
-        processes = self._records.processes(job.job)
         late = job.ended and self._now() - job.accounting.since > MISSING_S
-        late = late and self._rates.quiet_s((job.job, stream)) > MISSING_S  # it may wait for long
-        ordered = {
-            worker.worker: Process(node_of(worker.slot), heard=worker.pid is not None)
-            for worker in job.workers.values()
-            if worker.worker not in processes
-        }
-        for name, (node, heard) in (processes | ordered).items():
+        late = (
+            late and self._rates.quiet_s((job.job, request.stream)) > MISSING_S
+        )  # it may wait for long
+        for name, (node, heard) in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
-            if self._store.stored(job.job, stream, (int(version), int(rank)))[1]:
+            if self._store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
                 continue
             host = self._state().nodes.get(node)
             gone = host is None or host.phase is NodePhase.LOST
             lost = gone or late or not (heard or name in ordered)
-            if asked in (None, int(rank)) and (lost or heard):
+            if request.rank in (None, int(rank)) and (lost or heard):
                 what = ", which is lost" if gone else "" if heard else ", if it ran there"
                 missing.append(f"{name} on {node}{what}")
             final = final and lost
@@ -290,3 +302,8 @@ class LogRelay:
 
     def _refused(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("log message", str(error), peer=str(incoming.identity))
+
+
+def _at_its_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:
+    process = processes.get(worker_id(job, piece.version, piece.rank))
+    return piece if process is None else msgspec.structs.replace(piece, node=process.node)

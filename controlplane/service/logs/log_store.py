@@ -298,4 +298,4 @@ def _begins(found: _Stream, file: BinaryIO, cursor: int) -> bool:
 
 def _piece(head: Header, data: bytes) -> LogPiece:
     version, rank = Version(head.version), Rank(head.rank)
-    return LogPiece(version=version, rank=rank, offset=head.offset, data=data)
+    return LogPiece(version=version, rank=rank, offset=head.offset, data=data, time=head.time)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from controlplane.sim.analysis.plot_style import (
     GRID,
+    caption,
     grouped,
     new_figure,
     policy_legend,
@@ -77,7 +78,8 @@ def gantt(result: SimulationResult, path: Path) -> None:
     for row in _first_rows(list(rows))[1:]:
         axes.axhline(row - 0.5, color="#808080", linewidth=0.6)
     axes.set_xlabel(name)
-    axes.set_title(f"{result.policy}: {len(result.jobs)} jobs on {result.slots} slots", loc="left")
+    what = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: nobody"
+    axes.set_title(f"{result.policy}: {what}", loc="left", fontsize="medium")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
@@ -119,6 +121,7 @@ def utilisation(results: Sequence[SimulationResult], path: Path) -> None:
     axes.set_ylabel("slots held (%)")
     axes.set_xlabel(name)
     tidy(axes, along="both")
+    caption(figure, "share of the slots that jobs held, mean over short intervals")
     policy_legend(figure, axes, len(groups))
     save(figure, path)
 

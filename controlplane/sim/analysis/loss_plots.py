@@ -20,6 +20,7 @@ from controlplane.sim.analysis.loss_series import (
 from controlplane.sim.analysis.plot_style import (
     DASHES,
     HATCHES,
+    caption,
     grouped,
     new_figure,
     policy_legend,
@@ -68,6 +69,7 @@ def normalised_loss(results: Sequence[SimulationResult], path: Path) -> None:
     axes.set_ylabel("normalised loss, mean of active jobs")
     axes.set_ylim(bottom=0.0)
     tidy(axes)
+    caption(figure, "how far jobs are from their lowest loss: 1 at first, 0 at the end")
     policy_legend(figure, axes, min(len(groups), 2))
     save(figure, path)
 
@@ -103,6 +105,7 @@ def slots_by_loss(results: Sequence[SimulationResult], path: Path) -> None:
         axes.margins(x=0.0)
         tidy(axes)
     panels[0].set_ylabel("share of the slots in use (%)")
+    caption(figure, "slots of the jobs with high, medium and low losses; titles: their mean shares")
     policy_legend(figure, panels[0], len(GROUPS))
     save(figure, path)
 
@@ -140,6 +143,7 @@ def times_to_reductions(results: Sequence[SimulationResult], path: Path) -> None
     axes.set_ylabel("mean time since submission (s)")
     axes.margins(y=0.1)
     tidy(axes)
+    caption(figure, "how long jobs take to so much of the fall of their loss; lower is better")
     policy_legend(figure, axes, len(groups))
     save(figure, path)
 

@@ -172,6 +172,16 @@ def tidy(axes: Axes, *, along: str = "y") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def caption(figure: Figure, text: str) -> None:
+    """Say below a figure how it is read.
+
+    Args:
+        figure: to be read.
+        text: one line of plain words.
+    """
+    figure.supxlabel(text, x=0.01, ha="left", fontsize="small", color="#444444")
+
+
 def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
     """One legend above all panels, where it covers nothing.
 

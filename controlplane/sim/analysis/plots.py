@@ -11,6 +11,7 @@ import numpy as np
 from controlplane.sim.analysis.paired_comparison import mean_interval
 from controlplane.sim.analysis.plot_style import (
     Style,
+    caption,
     grouped,
     new_figure,
     policy_legend,
@@ -31,6 +32,10 @@ PANELS: Final[tuple[tuple[str, Measure], ...]] = (
     ("completion time", lambda job: job.jct_s or 0.0),
     ("execution time", lambda job: job.exec_s),
     ("queueing time", lambda job: job.queued_s),
+)
+BOXES: Final = (
+    "box: the middle half of the jobs, line: median, diamond: mean, whiskers: 5% to 95%; "
+    "lower is better"
 )
 LEAST_S: Final = 1.0  # times below it are drawn as it on a logarithmic axis
 OURS: Final = "ones"
@@ -63,6 +68,7 @@ def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
         axes.set_ylabel(f"{name} (s)")
         _name_places(axes, list(groups))
         tidy(axes)
+    caption(figure, BOXES)
     save(figure, path)
 
 
@@ -121,6 +127,7 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
         axes.set_ylim(0.0, 1.02)
         tidy(axes, along="both")
     panels[0].set_ylabel("share of jobs")
+    caption(figure, "how many of the jobs took at most so long; a curve further left is better")
     policy_legend(figure, panels[0], len(groups))
     save(figure, path)
 
@@ -157,6 +164,7 @@ def averages(results: Sequence[SimulationResult], path: Path) -> None:
         axes.set_ylim(0.0, max(1.0, axes.get_ylim()[1]))
         _name_places(axes, list(groups))
         tidy(axes)
+    caption(figure, "means over all jobs; black lines: 95% intervals over simulations")
     save(figure, path)
 
 
@@ -195,6 +203,7 @@ def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -
         axes.minorticks_off()
         axes.set_xlabel("GPUs of the cluster")
         tidy(axes)
+    caption(figure, "the same jobs on clusters of several sizes; bars: 95% intervals")
     policy_legend(figure, both[0], len(groups))
     save(figure, path)
 

@@ -85,8 +85,8 @@ def test_everything_that_is_wrong_with_a_controllers_file_is_named_at_once(
         f"pid_file: {home}/file is no folder; choose another one",
         f"listen.feed: port {taken} is that of listen.agents, too; give each its own",
     ]
-    assert [line[:31] for line in lines if "choose one of" in line] == [
-        "policy: unknown policy 'fif'; c"
+    assert [line[:46] for line in lines if "choose one of" in line] == [
+        "policy: unknown policy 'fif'; did you mean fif"
     ]
 
 

@@ -16,7 +16,7 @@ from controlplane.cli import local_cluster, node_commands
 from controlplane.cli.exit_codes import Exit, exit_code
 from nodeagent.__main__ import _end_workers as end_workers_of
 from nodeagent.agent_settings import AgentSettings, Controller
-from schemas.errors import SettingsError
+from schemas.errors import OnesError, SettingsError
 from tests.support.commands import ones
 
 MIB = 1 << 20
@@ -187,3 +187,28 @@ def test_the_settings_of_a_new_node_are_complete() -> None:
         pid_file="run/agent-gpu-7.pid",
         controller=Controller(host="::1", agents=7701),
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ((2, 1, None), "slots = 4, not 2; edit agent-N.toml and restart, or give another --dir"),
+        ((4, 3, None), "agents = 2, not 3; edit agent-N.toml and restart, or give another --dir"),
+        ((None, 1, "fifo"), "policy = ones, not fifo; edit controller.toml and restart, or give another --dir"),
+    ],
+)  # fmt: skip
+def test_a_cluster_of_other_settings_is_refused_and_not_started(
+    asked: tuple[int | None, int, str | None],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots, agents, policy = asked
+    local_cluster._create(tmp_path, slots=4, agents=2, policy="ones")
+    monkeypatch.setattr(local_cluster._Part, "start", lambda _: pytest.fail("started"))
+
+    with pytest.raises(OnesError) as error:
+        local_cluster.up(dir_=tmp_path, slots=slots, agents=agents, policy=policy)
+
+    assert str(error.value) == f"the cluster in {tmp_path} has {said}"
+    assert exit_code(error.value) == 1

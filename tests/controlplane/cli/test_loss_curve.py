@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controlplane.cli import loss_drawing
 from controlplane.cli.loss_curve import LossCurve, LossPoint, in_words, loss_curve
 from controlplane.cli.loss_drawing import loss_png, loss_terminal
 from schemas.errors import BadFieldError
@@ -86,13 +87,13 @@ def test_as_many_epochs_are_foretold_as_were_seen_and_none_that_will_not_be(
 @pytest.mark.parametrize(
     ("losses", "lines"),
     [
-        ({}, ["  fit        none: a curve needs 3 losses, it has reported none"]),
-        ({1: None, 2: None}, ["  fit        none: a curve needs 3 losses, it has reported none"]),
+        ({}, ["  curve      none: a curve needs 3 losses, it has reported none"]),
+        ({1: None, 2: None}, ["  curve      none: a curve needs 3 losses, it has reported none"]),
         (
             {1: 0.75},
             [
                 "  loss       0.75 after epoch 1, lowest 0.75",
-                "  fit        none: a curve needs 3 losses, it has reported 1",
+                "  curve      none: a curve needs 3 losses, it has reported 1",
             ],
         ),
         (
@@ -100,21 +101,21 @@ def test_as_many_epochs_are_foretold_as_were_seen_and_none_that_will_not_be(
             [
                 "  loss       0.5 after epoch 3, lowest 0.5",
                 "  left out   2 losses that are no numbers",
-                "  fit        none: a curve needs 3 losses, it has reported 2",
+                "  curve      none: a curve needs 3 losses, it has reported 2",
             ],
         ),
         (
             {1: math.nan},
             [
                 "  left out   1 loss that is no number",
-                "  fit        none: a curve needs 3 losses, it has reported none",
+                "  curve      none: a curve needs 3 losses, it has reported none",
             ],
         ),
         (
             dict.fromkeys(range(1, 9), 0.25),
             [
                 "  loss       0.25 after epoch 8, lowest 0.25",
-                "  fit        none: its losses do not fall",
+                "  curve      none: its losses do not fall",
             ],
         ),
     ],
@@ -133,7 +134,7 @@ def test_a_curve_in_words_has_the_fit_and_where_it_goes() -> None:
 
     assert name == "digits-7  running"
     assert loss == "  loss       0.6538 after epoch 12, lowest 0.6538"
-    assert fit.startswith("  fit        sublinear, over the last 12 losses, off by ")
+    assert fit.startswith("  curve      falls ever more slowly, never below ")
     assert predicted.startswith("  predicted  0.64")
     assert " after epoch 13, 0.5" in predicted
     assert predicted.endswith(" after epoch 22")
@@ -170,7 +171,7 @@ def test_a_picture_begins_at_the_top_left_and_ends_with_what_is_foretold() -> No
     assert bottom.endswith("○")
     assert axis == "       └" + "─" * 51
     assert epochs.split() == ["1", "epochs", "22"]
-    assert legend == "● reported   · fit   ○ predicted"
+    assert legend == "● loss of each epoch   · curve through them   ○ where the curve goes"
 
 
 def test_the_epoch_that_runs_is_in_the_picture() -> None:
@@ -179,7 +180,7 @@ def test_the_epoch_that_runs_is_in_the_picture() -> None:
 
     *_, legend = loss_terminal(curve, 60).plain.splitlines()
 
-    assert legend == "● reported   ◇ the epoch that runs, so far"
+    assert legend == "● loss of each epoch   ◇ the epoch that runs, so far"
 
 
 def test_a_job_without_losses_has_words_and_no_picture(tmp_path: Path) -> None:
@@ -196,6 +197,29 @@ def test_losses_are_drawn_into_a_file(tmp_path: Path, losses: dict[int, float | 
     loss_png(loss_curve(job(losses)), tmp_path / "loss.png")
 
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_drawn_loss_has_whole_epochs_batch_sizes_and_plain_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(loss_drawing, "save", lambda figure, _: figures.append(figure))
+
+    curve = loss_curve(job({1: 3.0, 2: 2.0, 3: 1.5}, stop=StopRule(epochs=4)))
+    loss_png(curve, Path("unused.png"))
+
+    (figure,) = figures
+    losses, batch = figure.axes
+    assert {tick % 1.0 for tick in losses.get_xticks()} == {0.0}
+    assert batch.get_ylabel() == "global batch size"
+    assert [*batch.get_yticks()] == sorted({size for _, size in curve.batches})
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
+        "loss of each epoch",
+        "curve through them",
+        "where the curve goes",
+        "the curve falls no lower",
+        "batch size",
+    }
 
 
 def test_what_belongs_to_slots_over_time_is_refused_beside_a_loss() -> None:

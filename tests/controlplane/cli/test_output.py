@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from controlplane.cli import output
-from controlplane.cli.output import print_json, print_table, second
+from controlplane.cli import job_commands, main, output
+from controlplane.cli.common_options import Common
+from controlplane.cli.output import even, print_data, print_json, print_table, second
+from schemas.errors import BadFieldError
+from schemas.ids import JobId
+from schemas.messages.client import JobState
+from tests.controlplane.cli.test_terminal import HostileClient
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,84 @@ def test_a_table_is_laid_out_the_same_whether_at_once_or_with_care(
 )
 def test_a_time_that_no_calendar_has_is_shown_as_the_nearest(time_s: float, shown: str) -> None:
     assert second(time_s) == shown
+
+
+# --- json is one document, jsonl is a document on each line
+
+ONE = (  # commands that print one thing
+    "top", "show J", "resize J --slots 1", "pause J", "resume J", "cancel J",
+    "node drain N", "node undrain N", "sweep show J --trial 0",
+    "sweep top J", "sweep stop J 0", "sweep manifest J",
+)  # fmt: skip
+MANY = (  # commands that print a list, or what comes
+    "ps -a", "logs J", "logs J -f", "samples J", "events", "node list", "timeline", "key list",
+    "cancel J K", "sweep ls", "sweep stop J 0 1",
+)  # fmt: skip
+
+
+def printed(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    client = type("Honest", (HostileClient,), {"texts": ["x"]})
+
+    async def make(*_: object) -> HostileClient:
+        made: HostileClient = client()
+        return made
+
+    monkeypatch.setattr("controlplane.client.blocking_client._make", make)
+    main.build()(command.split(), exit_on_error=False, result_action="return_value")
+    said = capsys.readouterr()
+    sys.stderr.write(said.err)
+    return said.out
+
+
+@pytest.mark.parametrize("command", [*ONE, *MANY])
+def test_json_is_one_document_and_jsonl_has_its_items_as_lines(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(printed(f"{command} -o json", monkeypatch, capsys))
+    lines = printed(f"{command} -o jsonl", monkeypatch, capsys).splitlines()
+
+    assert type(document) is (dict if command in ONE else list)
+    assert [json.loads(line) for line in lines] == ([document] if command in ONE else document)
+
+
+def test_events_without_an_end_are_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_commands, "BlockingClient", lambda _: pytest.fail("asked"))
+
+    with pytest.raises(BadFieldError, match="use -o jsonl"):
+        job_commands.events(follow=True, common=Common(output="json"))
+
+
+def test_a_line_is_printed_as_soon_as_its_item_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = []
+
+    def items() -> Iterator[int]:
+        for number in (1, 2, 3):
+            seen.append(capsys.readouterr().out)
+            yield number
+
+    print_data(items(), "jsonl")
+
+    assert seen == ["", "1\n", "2\n"]
+
+
+def test_rows_of_one_table_have_the_same_keys() -> None:
+    assert even([{"a": 1}, {"b": 2}]) == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("queued", "ones: J is queued and waits: no slot is free\n"), ("running", "")],
+)
+def test_output_of_a_job_that_waits_begins_with_the_reason(
+    state: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def now(*_: object) -> JobState:
+        return JobState(job=JobId("J"), state=state, reason="no slot is free")
+
+    monkeypatch.setattr(HostileClient, "state", now)
+
+    printed("logs J", monkeypatch, capsys)
+
+    assert capsys.readouterr().err == said

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from controlplane.cli.promised_ends import promise_in_words
-from controlplane.cli.show_and_explain import history_lines, print_job
+from controlplane.cli.show_and_explain import history_lines, print_decisions, print_job
 from schemas.ids import JobId
-from schemas.messages.client import JobDetail
+from schemas.messages.client import Explanation, JobDetail, SearchInfo
 from tests.support.schemas_examples import EXAMPLES
 from tests.support.summaries import summary
 
@@ -98,3 +98,24 @@ def test_a_promise_is_shown_and_so_is_what_was_said_of_it_later(
     shown = capsys.readouterr().out.splitlines()
     assert "  promised   2025-10-09T08:55:00Z, done 08:54:25Z: kept, 35.2s early" in shown
     assert sum("2025-10-09T08:55:05Z" in line for line in shown) == 1
+
+
+def test_decisions_end_with_how_far_off_the_scheduler_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    explanation = Explanation(job=JobId("a-1"), state="running", decisions=())
+    search = SearchInfo(
+        policy="ones", running=True, generations=120, best_fitness=1.5, mean_fitness=1.25,
+        diversity=0.348, decision_ms=2.54, rescales=7, batch_changes=2, predicted_gain=1.44,
+        realised_gain=1.5, gain_error=1.1, length_error=0.123, length_coverage_80=0.777,
+    )  # fmt: skip
+
+    print_decisions(explanation, search, numbers=False)
+
+    assert capsys.readouterr().out.splitlines()[-5:] == [
+        "the scheduler, over all jobs",
+        "  changes      7 of slots, 2 of the batch alone",
+        "  speed-up     1.50 x, of 1.44 x expected; off by 1.10 x each",
+        "  work left    off by 12%; 78% within the interval that is meant for 80%",
+        "  search       120 generations, fitness 1.5 (mean 1.25), diversity 0.35, 2.5 ms a decision",
+    ]

@@ -219,6 +219,51 @@ def test_the_program_speaks_to_terminals_in_no_other_way() -> None:
     assert "\\x1b[2Jsuch" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("utf-8", "gr\u00fcn \u640d \u2500\u252c\u2502\u2588\u2591 \u2026\n"),
+        ("latin-1", "gr\u00fcn ? -+|#. .\n"),
+        ("ascii", "gr?n ? -+|#. .\n"),
+    ],
+)
+def test_a_terminal_of_any_encoding_gets_what_is_like_it(encoding: str, shown: str) -> None:
+    behind = io.BytesIO()
+    stream = harmless_stream(io.TextIOWrapper(behind, encoding, write_through=True))
+
+    stream.write("gr\u00fcn \u640d \u2500\u252c\u2502\u2588\u2591 \u2026\n")
+    drawn(stream).write("\u2500\n")
+
+    assert behind.getvalue().decode(encoding).startswith(shown)
+
+
+def test_a_table_of_another_encoding_has_rules_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = io.BytesIO()
+    stream = harmless_stream(io.TextIOWrapper(behind, "ascii", write_through=True))
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    output.print_table(["job"], [["gr\u00fcn"]])
+
+    assert behind.getvalue().decode("ascii") == "job \n----\ngr?n\n"
+
+
+def test_a_name_that_is_no_text_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    for name in ("signal.signal", "gc.set_threshold"):
+        monkeypatch.setattr(f"controlplane.cli.main.{name}", lambda *_: None)
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(main, "build", lambda: lambda **_: "gr\udcff".encode())
+
+    with pytest.raises(SystemExit, match="2"):
+        main.main()
+
+    assert screen.getvalue() == (
+        "ones: 'gr\\udcff' is not text that can be sent in utf-8; "
+        "use a UTF-8 locale, such as LC_ALL=C.UTF-8\n"
+    )
+
+
 def test_nobody_draws_beside_the_one_place() -> None:
     own = {"terminal.py", "harmless_console.py"}
     beside = re.compile(r"[^_]Console\(|sys\.__std(out|err)__|std(out|err)\.buffer|os\.write\(")

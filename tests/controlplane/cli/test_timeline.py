@@ -11,15 +11,19 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from controlplane.cli import timeline_png
 from controlplane.cli.timeline import shown_window, terminal
 from controlplane.cli.timeline_allocations import (
     PALETTE,
     Allocation,
+    JobPast,
+    Span,
     Window,
     all_slots,
     allocations_from,
     clipped,
     job_colour,
+    pasts_from,
 )
 from controlplane.cli.timeline_png import is_dark, png
 from schemas.errors import SettingsError
@@ -70,6 +74,55 @@ def test_a_worker_has_its_slot_from_its_start_to_its_exit() -> None:
     events = [joined(N1, 2), started(A, S0, 1.0), told("job.running", A, 2.0), exited(A, S0, 5.0)]
 
     assert allocations_from(events, 9.0) == (allocation(S0, A, 1.0, 5.0),)
+
+
+def test_a_slot_is_a_jobs_from_the_order_to_start_on() -> None:
+    events = [
+        news("job.starting", A, at=1.0, slots=f"{S0}, {S1}").event,
+        started(A, S0, 3.0),
+        exited(A, S0, 5.0),
+        started(A, S0, 6.0, version=2),
+    ]
+
+    assert allocations_from(events, 9.0) == (
+        allocation(S0, A, 1.0, 5.0),
+        allocation(S0, A, 6.0, 9.0),
+    )
+
+
+LIFE = (  # of a job that grows, rests and goes on
+    told("job.submitted", A, 0.0),
+    news("job.starting", A, at=2.0, slots=S0).event,
+    started(A, S0, 3.0),
+    told("job.running", A, 4.0),
+    news("job.epoch", A, at=5.0, global_batch=32, samples_per_s=100.0).event,
+    told("job.rescaling", A, 6.0),
+    news("job.running", A, at=7.0, batch=64).event,
+    news("job.epoch", A, at=8.0, global_batch=64, samples_per_s=180.0).event,
+    told("job.paused", A, 9.0),
+    news("job.starting", A, at=11.0, slots=S0).event,
+    told("job.running", A, 12.0),
+    told("job.succeeded", A, 14.0),
+)
+
+
+def test_a_jobs_past_has_its_states_batches_and_rates() -> None:
+    assert pasts_from(LIFE, 20.0) == {
+        A: JobPast(
+            spans=(
+                Span("queued", 0.0, 2.0),
+                Span("starting", 2.0, 4.0),
+                Span("running", 4.0, 9.0),
+                Span("paused", 9.0, 11.0),
+                Span("starting", 11.0, 12.0),
+                Span("running", 12.0, 14.0),
+            ),
+            batches=((4.0, 32), (7.0, 64)),
+            rates=((5.0, 100.0), (8.0, 180.0)),
+        )
+    }
+    assert pasts_from(LIFE, 3.0)[A].spans[-1] == Span("starting", 2.0, 3.0)
+    assert pasts_from(LIFE[2:], 20.0) == {}  # its submission is not kept any more
 
 
 def test_a_worker_that_is_still_there_has_its_slot_until_now() -> None:
@@ -253,6 +306,33 @@ def test_a_png_is_drawn_however_many_slots_there_are(tmp_path: Path, nodes: int)
     png(allocations, slots, tmp_path / "t.png", "slots")
 
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_png_has_a_panel_of_each_job_with_its_states_batch_and_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib")
+    figures: list[Any] = []
+    monkeypatch.setattr(timeline_png, "save", lambda figure, _: figures.append(figure))
+
+    png(
+        allocations_from(LIFE, 14.0), (S0,), Path("unused.png"), "slots",
+        window=Window(0.0, 14.0), pasts=pasts_from(LIFE, 14.0),
+    )  # fmt: skip
+
+    (figure,) = figures
+    _, panel, rate = figure.axes
+    assert [text.get_text() for text in panel.texts] == [A]
+    assert [[*zip(*line.get_data(), strict=True)] for line in panel.lines] == [
+        [(4.0, 32), (7.0, 64), (9.0, 64)],
+        [(12.0, 64), (14.0, 64)],
+    ]
+    assert [[*line.get_ydata()] for line in rate.lines] == [[100.0, 180.0], []]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "queued", "starting", "running", "paused", "batch size (left)", "samples/s (right)",
+    ]  # fmt: skip
+    looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in panel.patches]
+    assert len(set(looks)) == 4
 
 
 def test_a_png_that_cannot_be_written_says_why(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ RUNNING = summary(
     rescales=2,
     batch_changes=1,
 )
+LEGEND = "██ a job's, in the colour of its name   ▒▒ taken   ░░ free"
 QUIET = SearchInfo(policy="ones", running=True)
 STATUS = ClusterStatus(
     CLUSTER,
@@ -130,12 +131,13 @@ def watched(client: Any) -> StatusReader:
 
 def test_the_picture_shows_the_cluster_its_jobs_and_its_slots() -> None:
     assert shown(dashboard(STATUS, 130)) == [
-        "ones 1.2   policy fifo   term 3   user ann (user)   re-scales 0, batches 0",
+        "slots 2 of 2   jobs 1 running, 1 waiting   users ann   policy fifo",
         "job  state    progress          %    slots  batch    lr  samples/s    loss  re-scales  why",
         "─" * 114,
         "a-1  running  ━━━━━━━━          50%      2     64  0.01       1088  0.5481          2  trains on 2 slots, batch 64",
         "b-2  queued                     0%                  0.1                             0  waits for 1 slot, 0 free",
         "n1 ██ ██   n2 lost ▒▒ ░░",
+        LEGEND,
     ]  # fmt: skip
 
 
@@ -203,42 +205,36 @@ def test_slots_have_the_colour_of_their_job_and_free_ones_are_grey() -> None:
     assert [str(span.style) for span in drawn.spans] == ["#4e79a7", "#f28e2b", "grey35"]
 
 
-def test_the_header_tells_how_the_search_stands() -> None:
-    search = SearchInfo(
-        policy="ones",
-        running=False,
-        generations=120,
-        best_fitness=1.5,
-        mean_fitness=1.25,
-        diversity=0.348,
-        decision_ms=2.54,
-        rescales=7,
-        batch_changes=2,
-        predicted_gain=1.44,
-        realised_gain=1.5,
-        gain_error=1.1,
-        length_error=0.123,
-        length_coverage_80=0.777,
+def test_the_header_counts_slots_jobs_and_users_and_says_what_is_wrong() -> None:
+    jobs = [summary(JobId(f"j-{n}"), user=f"u{n}", slots=n % 2) for n in range(4)]
+    ended = summary(C, user="gone", state="succeeded")
+    status = STATUS._replace(
+        cluster=msgspec.structs.replace(CLUSTER, stalled="the disk is full"),
+        search=SearchInfo(policy="ones", running=False),
+        jobs=(*jobs, ended),
+        nodes=(node(N1, 8, 2, A), node(N2, 4, 4, state="lost")),
     )
 
-    told = header(CLUSTER, search).plain.split("   ")
-
-    assert told[4:] == [
-        "re-scales 7, batches 2",
-        "generations 120",
-        "fitness 1.5 (mean 1.25)",
-        "diversity 0.35",
-        "decision 2.5 ms",
-        "gain predicted 1.44 x, realised 1.50 x, off by 1.10 x",
-        "lengths off by 12%, 78% within the interval of 80%",
+    assert header(status).plain.split("   ") == [
+        "slots 6 of 8",
+        "jobs 2 running, 2 waiting",
+        "users 4",
+        "policy fifo",
+        "nothing is accepted: the disk is full",
         "search away, free slots are filled greedily",
     ]
+
+
+def test_the_header_fits_into_80_columns() -> None:
+    status = STATUS._replace(nodes=(node(N1, 1024, 1000),))
+
+    assert len(header(status).plain) < 80
 
 
 def test_the_header_says_when_the_controller_is_away() -> None:
     told = shown(dashboard(STATUS, 130, AWAY))[0]
 
-    assert told == f"{header(CLUSTER, QUIET).plain}   {AWAY}"
+    assert told == f"{header(STATUS).plain}   {AWAY}"
 
 
 def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
@@ -249,7 +245,7 @@ def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
     assert chosen(jobs, 8) == jobs
     lines = shown(fitted(status, Console(width=130, height=9, color_system=None)))
     assert len(lines) <= 9
-    assert lines[-2:] == ["and 6 more", "n1 ██ ██   n2 lost ▒▒ ░░"]
+    assert lines[-3:] == ["and 7 more", "n1 ██ ██   n2 lost ▒▒ ░░", LEGEND]
 
 
 # --- whose slot it is

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from io import StringIO
 
 import pytest
 
-from controlplane.cli.job_output import prefixed
-from controlplane.client.stream_pages import NOBODY, OutputLine, StreamPages, Who
+from controlplane.cli.job_output import CLEAR, draw_lines, prefixed, timed, write_lines
+from controlplane.client.stream_pages import NOBODY, OutputLine, StreamPages
 from schemas.errors import BadFieldError
+from schemas.ids import Rank, Version
+from schemas.messages.logs import LogPiece
 
 R0, R1 = (1, 0), (1, 1)
-Page = list[tuple[Who, bytes]]
 
 
 class Job(StreamPages):
@@ -20,9 +22,14 @@ class Job(StreamPages):
     def __init__(self, *pages: Sequence[tuple[tuple[int, int], str]]) -> None:
         self._said = pages
 
-    async def line_pages(self, *_: object, **__: object) -> AsyncIterator[Page]:  # type: ignore[override]
+    async def piece_pages(  # type: ignore[override]
+        self, *_: object, **__: object
+    ) -> AsyncIterator[tuple[LogPiece, ...]]:
         for page in self._said:
-            yield [(who, line.encode()) for who, line in page]  # type: ignore[misc]
+            yield tuple(
+                LogPiece(version=Version(version), rank=Rank(rank), offset=0, data=text.encode())
+                for (version, rank), text in page
+            )
 
 
 async def followed(job: Job, last: int | None, matching: str = "") -> list[list[str]]:
@@ -30,7 +37,9 @@ async def followed(job: Job, last: int | None, matching: str = "") -> list[list[
     return [[line.text for line in page] async for page in pages]
 
 
-JOB = Job([(R0, "1"), (R0, "2")], [(R0, "3"), (R1, "4")], [], [(R0, "5")], [], [(R0, "6")])
+JOB = Job(
+    [(R0, "1\n2\n")], [(R0, "3\n"), (R1, "4\n")], [], [(R0, "5\n")], [], [(R0, "6\n")]
+)  # fmt: skip
 
 
 async def test_the_last_lines_of_now_come_first_and_then_all_that_follows() -> None:
@@ -51,7 +60,9 @@ async def test_a_pattern_that_is_none_says_where() -> None:
 
 
 async def test_a_remark_of_the_client_is_of_no_rank() -> None:
-    pages = Job([(NOBODY, "[ones] ends early"), (R1, "x")]).output_pages("a-1", follow=True)
+    job = Job([(NOBODY, "[ones] ends early\n"), (R1, "x\n")])
+
+    pages = job.output_pages("a-1", follow=True)
 
     assert [page async for page in pages] == [
         [OutputLine(None, "[ones] ends early"), OutputLine(1, "x")]
@@ -75,4 +86,80 @@ def test_ranks_are_named_from_the_page_on_in_which_a_second_one_speaks(
         [OutputLine(0, "d")],
     ]
 
-    assert list(prefixed(pages, prefix=prefix)) == lines
+    named = prefixed(pages, prefix=prefix)
+
+    assert [line.text for page in named for line in page] == lines
+
+
+def test_a_time_is_before_each_line_that_has_one() -> None:
+    page = [OutputLine(0, "a", 0.25, "n1"), OutputLine(None, "note")]
+
+    assert [line.text for line in timed(page)] == ["1970-01-01T00:00:00.250+00:00 a", "note"]
+
+
+# --- progress bars: a line that "\r" begins anew
+
+BAR = Job(
+    [(R0, "go\n\r1%")],
+    [(R0, "\r2%\r3%"), (R1, "loaded")],
+    [(R0, "\r4%\r"), (R1, " all\r\n")],
+    [(R0, "\n\r      \r"), (R0, "done\n")],
+    [(R1, "\r7%\r")],
+)
+
+
+async def test_of_a_bar_whose_line_has_ended_the_last_state_is_left() -> None:
+    assert await followed(BAR, None) == [["go"], ["loaded all"], ["4%", "done"], ["7%"]]
+
+
+async def test_a_bar_and_half_a_line_are_seen_while_they_go_on() -> None:
+    pages = BAR.output_pages("a-1", follow=True, unfinished=True)
+
+    assert [[(line.rank, line.text, line.end) for line in page] async for page in pages] == [
+        [(0, "go", "\n"), (0, "1%", "\r")],
+        [(0, "3%", "\r"), (1, "loaded", "")],
+        [(1, "loaded all", "\n"), (0, "4%", "\r")],
+        [(0, "4%", "\n"), (0, "done", "\n")],
+        [(1, "7%", "\r")],
+        [(1, "7%", "\n")],
+    ]
+
+
+async def test_raw_output_is_that_of_the_workers_byte_for_byte() -> None:
+    pages = BAR.output_pages("a-1", follow=True, raw=True)
+    lines = [line for page in [page async for page in pages] for line in page]
+
+    assert "".join(line.text + line.end for line in lines if line.rank == 0) == (
+        "go\n\r1%\r2%\r3%\r4%\r\n\r      \rdone\n"
+    )
+
+
+async def test_a_bar_of_many_states_takes_the_memory_of_one() -> None:
+    job = Job(*([(R0, "\r" + "#" * 100)] for _ in range(100)))
+    pages = [
+        page async for page in job.line_pages("a-1", "log", None, follow=True, unfinished=True)
+    ]
+
+    assert {len(line.data) for page in pages for line in page} == {101}
+
+
+async def test_a_terminal_has_the_bar_below_the_lines() -> None:
+    screen = StringIO()
+
+    draw_lines(
+        [page async for page in BAR.output_pages("a-1", follow=True, unfinished=True)], screen
+    )
+
+    assert screen.getvalue().split(CLEAR) == [
+        "go\n1%", "loaded", "loaded all\n4%", "4%\ndone\n7%", "7%\n",
+    ]  # fmt: skip
+
+
+async def test_a_pipe_has_each_state_that_it_is_told_of_as_a_line_and_none_twice() -> None:
+    pipe = StringIO()
+
+    write_lines(
+        [page async for page in BAR.output_pages("a-1", follow=True, unfinished=True)], pipe
+    )
+
+    assert pipe.getvalue() == "go\n1%\n3%\nloaded all\n4%\ndone\n7%\n"

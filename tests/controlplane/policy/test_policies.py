@@ -405,7 +405,8 @@ def test_only_a_policy_that_searches_is_given_a_process() -> None:
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        SettingsError, match=r"unknown policy 'lifo'; choose one of drl, fair, fifo, g"
+        SettingsError,
+        match=r"unknown policy 'lifo'; did you mean fifo\? choose one of drl, fair, fifo, g",
     ) as e:
         make("lifo")
     assert e.value.field == "policy"

@@ -92,11 +92,15 @@ def ended_unheard() -> Controller:
     return controller
 
 
+def nothing_stored() -> Any:
+    return SimpleNamespace(stored=lambda *_: (0, False), read=lambda *_, **__: ([], 0))
+
+
 def test_workers_of_which_nothing_was_heard_are_waited_for_and_not_named() -> None:
     made = relay(ended_unheard(), NONE)
-    made._store = SimpleNamespace(stored=lambda *_: (0, False))  # type: ignore[assignment]
+    made._store = nothing_stored()
 
-    assert made._missing(made._job(A), LOG, None) == ((), False)
+    assert made._page(ReadLog(job=A)) == LogPage(job=A, pieces=(), cursor=0, ended=False)
 
 
 def test_one_whose_node_lost_its_folders_meanwhile_is_named_and_not_waited_for() -> None:
@@ -104,10 +108,24 @@ def test_one_whose_node_lost_its_folders_meanwhile_is_named_and_not_waited_for()
     controller.lose(N2)
     controller.take(builders.greeting(N1, boot="boot-2", run_id="n1-run-2"))
     made = relay(controller, NONE)
-    made._store = SimpleNamespace(stored=lambda *_: (0, False))  # type: ignore[assignment]
+    made._store = nothing_stored()
 
     named = ("a-1.v1.r0 on n1, if it ran there", "a-1.v1.r1 on n2, which is lost")
-    assert made._missing(controller.job(A), LOG, None) == (named, True)
+    assert made._page(ReadLog(job=A)) == LogPage(
+        job=A, pieces=(), cursor=0, ended=True, missing=named
+    )
+
+
+def test_a_piece_says_when_it_came_and_from_which_node(tmp_path: Path) -> None:
+    controller, store = ended_on_two_nodes(), LogStore(tmp_path, 1 << 30, lambda: 7.5)
+    store.append(A, LOG, (1, 1), 0, b"said\n")
+    store.append(A, LOG, (9, 0), 0, b"said by nobody who is known\n")
+
+    page = relay(controller, store)._page(ReadLog(job=A))
+
+    assert [(piece.rank, piece.time, piece.node) for piece in page.pieces] == [
+        (1, 7.5, N2), (0, 7.5, ""),
+    ]  # fmt: skip
 
 
 async def test_a_follower_whose_key_is_taken_out_while_it_waits_gets_no_page(

@@ -26,9 +26,13 @@ R0, R1, V2 = (1, 0), (1, 1), (2, 0)  # (version, rank)
 MUCH = 1 << 30
 
 
-def piece(data: bytes, offset: int = 0, who: Who = R0) -> LogPiece:
+def midday() -> float:
+    return 12.0
+
+
+def piece(data: bytes, offset: int = 0, who: Who = R0, time: float = 12.0) -> LogPiece:
     version, rank = who
-    return LogPiece(version=Version(version), rank=Rank(rank), offset=offset, data=data)
+    return LogPiece(version=Version(version), rank=Rank(rank), offset=offset, data=data, time=time)
 
 
 def all_of(store: LogStore, rank: int | None = None) -> list[LogPiece]:
@@ -38,13 +42,13 @@ def all_of(store: LogStore, rank: int | None = None) -> list[LogPiece]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    return LogStore(tmp_path / "logs", MUCH)
+    return LogStore(tmp_path / "logs", MUCH, midday)
 
 
 @pytest.fixture
 def reopened(tmp_path: Path) -> LogStore:
     """The same folder, opened when the test asks for it first."""
-    return LogStore(tmp_path / "logs", MUCH)
+    return LogStore(tmp_path / "logs", MUCH, midday)
 
 
 @contextmanager
@@ -83,20 +87,23 @@ def test_what_was_stored_before_a_moment_is_passed_over(tmp_path: Path) -> None:
     store.append(A, LOG, R1, 0, b"then\n")
     store.append(A, LOG, R0, 6, b"late\n")
 
-    pieces, cursor = LogStore(tmp_path, MUCH).read(A, LOG, None, 0, MUCH, since=200.0)
+    pieces, cursor = LogStore(tmp_path, MUCH, midday).read(A, LOG, None, 0, MUCH, since=200.0)
 
-    assert pieces == [piece(b"then\n", who=R1), piece(b"late\n", offset=6)]
+    assert pieces == [
+        piece(b"then\n", who=R1, time=200.0),
+        piece(b"late\n", offset=6, time=300.0),
+    ]
     assert store.read(A, LOG, None, cursor, MUCH) == ([], cursor)
 
 
 def test_records_of_a_time_when_they_had_none_are_old(tmp_path: Path) -> None:
     header = msgspec.msgpack.encode((*R0, 0, 4, False))
     (tmp_path / f"{A}.{LOG}").write_bytes(LENGTH.pack(len(header)) + header + b"old\n")
-    store = LogStore(tmp_path, MUCH)
+    store = LogStore(tmp_path, MUCH, midday)
 
     store.append(A, LOG, R0, 4, b"new\n")
 
-    assert all_of(store) == [piece(b"old\n"), piece(b"new\n", offset=4)]
+    assert all_of(store) == [piece(b"old\n", time=0.0), piece(b"new\n", offset=4)]
     pieces, _ = store.read(A, LOG, None, 0, MUCH, since=1.0)
     assert pieces == [piece(b"new\n", offset=4)]
 
@@ -216,7 +223,7 @@ def flipped(folder: Path, place: int, bit: int = 0xC1) -> bytes:
 
 def damage(start: int, end: int) -> LogPiece:
     note = f"[ones: {end - start} bytes of stored output cannot be read]\n"
-    return piece(note.encode(), start, (0, 0))
+    return piece(note.encode(), start, (0, 0), time=0.0)
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 4, 5])
@@ -240,7 +247,7 @@ def test_a_bad_byte_hides_its_record_and_no_other(
     assert next((tmp_path / "logs").iterdir()).read_bytes() == data
     assert reopened.stored(A, LOG, R0) == (0, False)
     assert reopened.append(A, LOG, R0, 0, b"second\n") == 7
-    again = LogStore(tmp_path / "logs", MUCH)
+    again = LogStore(tmp_path / "logs", MUCH, midday)
     assert all_of(again) == [*before, damage(begins, ends), *behind, piece(b"second\n")]
     assert again.read(A, LOG, None, begins, 1) == ([damage(begins, ends)], ends)
     assert again.read(A, LOG, Rank(1), ends, 1)[0] == [behind[0]]
@@ -276,7 +283,7 @@ def test_damage_up_to_the_end_stays_where_it_is_and_output_goes_on(
     reopened.append(A, LOG, R0, 6, b"again\n")
     expected = [piece(b"first\n"), damage(begins, ends), piece(b"again\n", offset=6)]
     assert all_of(reopened) == expected
-    assert all_of(LogStore(tmp_path / "logs", MUCH)) == expected
+    assert all_of(LogStore(tmp_path / "logs", MUCH, midday)) == expected
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -289,14 +296,14 @@ def test_one_bad_byte_anywhere_takes_no_more_than_a_record_or_two_with_it(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], place: float, bit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("logs")
-    store, offset = LogStore(folder, MUCH), 0
+    store, offset = LogStore(folder, MUCH, midday), 0
     for number, size in enumerate(sizes):
         store.append(A, LOG, R0, offset, bytes([97 + number]) * size)
         offset += size
     whole = all_of(store)
     flipped(folder, int(inside(store) * place), bit)
 
-    found = all_of(LogStore(folder, MUCH))
+    found = all_of(LogStore(folder, MUCH, midday))
 
     assert len([one for one in whole if one not in found]) <= 2
 
@@ -342,7 +349,7 @@ def test_a_full_disk_takes_nothing_and_what_comes_again_is_whole(
 
 
 def test_output_beyond_the_bound_is_taken_and_not_kept_and_a_note_says_so(tmp_path: Path) -> None:
-    bounded = LogStore(tmp_path / "logs", 10)
+    bounded = LogStore(tmp_path / "logs", 10, midday)
     bounded.append(A, LOG, R0, 0, b"12345678")
     bounded.append(A, LOG, R0, 8, b"90ab")
 
@@ -356,8 +363,8 @@ def test_output_beyond_the_bound_is_taken_and_not_kept_and_a_note_says_so(tmp_pa
 
 
 def test_the_bound_holds_after_it_is_opened_again(tmp_path: Path) -> None:
-    LogStore(tmp_path / "logs", 4).append(A, LOG, R0, 0, b"abcdef")
-    again = LogStore(tmp_path / "logs", 4)
+    LogStore(tmp_path / "logs", 4, midday).append(A, LOG, R0, 0, b"abcdef")
+    again = LogStore(tmp_path / "logs", 4, midday)
     size = (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size
 
     again.append(A, LOG, R1, 0, b"more")
@@ -366,7 +373,7 @@ def test_the_bound_holds_after_it_is_opened_again(tmp_path: Path) -> None:
 
 
 def test_the_bound_is_of_each_stream(tmp_path: Path) -> None:
-    bounded = LogStore(tmp_path / "logs", 4)
+    bounded = LogStore(tmp_path / "logs", 4, midday)
     bounded.append(A, LOG, R0, 0, b"abcdef")
 
     bounded.append(B, LOG, R0, 0, b"gh")
@@ -425,7 +432,7 @@ def test_a_job_without_output_has_empty_pages(store: LogStore) -> None:
 
 
 def test_streams_that_nobody_uses_are_forgotten_and_go_on_where_they_were(tmp_path: Path) -> None:
-    store = LogStore(tmp_path, MUCH, known=2)
+    store = LogStore(tmp_path, MUCH, midday, known=2)
     jobs = [JobId(f"a-{number}") for number in range(5)]
     for offset, data in ((0, b"one\n"), (4, b"two\n")):
         for job in jobs:
@@ -516,10 +523,10 @@ def test_any_split_into_chunks_with_repetitions_reads_back_identical(
 ) -> None:
     written, chunks, reopened_at = delivery
     folder = tmp_path_factory.mktemp("logs")
-    store = LogStore(folder, MUCH)
+    store = LogStore(folder, MUCH, midday)
     for place, (who, offset, data) in enumerate(chunks):
         if place in reopened_at:
-            store = LogStore(folder, MUCH)
+            store = LogStore(folder, MUCH, midday)
         store.append(A, LOG, who, offset, data)
 
     read: defaultdict[Who, bytes] = defaultdict(bytes)

@@ -166,7 +166,7 @@ def test_a_gantt_chart_has_a_row_for_each_slot_in_natural_order(tmp_path: Path) 
     assert [word for word in said if "/" in word] == ["n2/0", "n10/1"]
     assert said.count("first") == 1
     assert said.count("second") == 1  # its bars are below each other
-    assert {"seconds", "ones: 2 jobs on 4 slots"} <= set(said)
+    assert {"seconds", "ones: which of 2 jobs had which of 4 slots; grey: nobody"} <= set(said)
 
 
 def test_many_slots_are_not_named(tmp_path: Path) -> None:

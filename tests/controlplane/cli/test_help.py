@@ -1,0 +1,123 @@
+"""What a newcomer reads first, and what a shell completes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Self, cast
+
+import pytest
+
+from controlplane.cli.main import build
+from schemas.errors import UnreachableError
+from schemas.ids import JobId
+from tests.support.summaries import summary
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    build()(words, exit_on_error=False, result_action="return_value")
+    return capsys.readouterr().out
+
+
+def test_help_is_in_groups_and_begins_with_what_comes_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = printed(["--help"], capsys)
+
+    groups: dict[str, list[str]] = {}
+    for title, command in re.findall(r"╭─ ([\w ]+) ─|^│ ([a-z]+) ", said, re.MULTILINE):
+        if title:
+            groups[title] = []
+        else:
+            groups[[*groups][-1]].append(command)
+    assert groups == {
+        "Start here": ["local", "init", "submit", "ps", "logs", "top"],
+        "Jobs": [
+            "cancel", "explain", "export", "fetch", "pause", "resize", "resume", "samples", "show",
+            "sweep", "timeline", "wait",
+        ],
+        "Cluster": ["admin", "config", "events", "key", "node"],
+        "Simulate": ["sim"],
+        "More": ["completion"],
+    }  # fmt: skip
+
+
+class Cluster:
+    """Stands for a client of a cluster with one live and two ended jobs."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def jobs(self, *, ended: bool) -> list[object]:
+        names = ["live-3", "ended-1", "ended-2"] if ended else ["live-3"]
+        return [summary(JobId(name)) for name in names]
+
+
+class Away(Cluster):
+    """A cluster that is not there."""
+
+    def jobs(self, *, ended: bool) -> list[object]:
+        raise UnreachableError(f"nobody says which, ended: {ended}")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("show ", ["live-3"]),
+        ("show end", ["ended-1", "ended-2"]),
+        ("cancel other-9 ", ["live-3"]),
+        ("logs -f li", ["live-3"]),
+        ("sweep show ", ["live-3"]),
+        ("timeline --loss ", ["live-3"]),
+        ("ps ", []),
+    ],
+)
+def test_names_of_jobs_are_completed_and_ended_ones_where_no_live_one_is_meant(
+    words: str,
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("controlplane.cli.common_options.BlockingClient", Cluster)
+
+    said = printed(["__complete", *words.split(" ")], capsys).split("\x1fbegin\n")[1]
+
+    assert [line.split("\t")[0] for line in said.splitlines()] == names
+
+
+def test_a_cluster_that_is_away_completes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("controlplane.cli.common_options.BlockingClient", Away)
+
+    assert printed(["__complete", "show", ""], capsys).split() == ["begin"]
+
+
+def script(shell: str) -> str:
+    return build().generate_completion(prog_name="ones", shell=cast("Any", shell))
+
+
+def test_only_flags_that_are_on_by_themselves_can_be_turned_off() -> None:
+    assert {*re.findall(r'"(--no-[a-z-]+|--empty-[a-z-]+)"', script("bash"))} == {
+        "--no-prefix",
+        "--no-measure",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_takes_the_script(shell: str, tmp_path: Path) -> None:
+    file = tmp_path / "script"
+    file.write_text(script(shell))
+
+    assert "__complete" in file.read_text()
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", file], check=True)
