@@ -16,6 +16,7 @@ import pytest
 from elastic import launch
 from elastic.worker import run_script
 from elastic.worker.run_script import _where
+from schemas.errors import in_one_line
 from tests.elastic.peers import FORKS
 from tests.support.cluster import TOY
 
@@ -114,7 +115,9 @@ def test_the_cluster_is_told_what_a_script_ended_of(
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     heard: list[tuple[str, str]] = []
-    failures: Any = SimpleNamespace(tell=lambda *said: heard.append(said))
+    failures: Any = SimpleNamespace(
+        tell=lambda error, where: heard.append((in_one_line(error), where))
+    )
 
     run_script._run_source(tmp_path / "train.py", script.encode(), [], failures)
 

@@ -39,6 +39,7 @@ def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_pid_file_names_its_owner_and_refuses_another(
     path: Path, owner: subprocess.Popen[str]
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_pid_file_names_its_owner_and_refuses_another(
     )
 
 
+@pytest.mark.slow
 def test_a_pid_file_whose_owner_was_killed_is_nobodys(
     path: Path, owner: subprocess.Popen[str]
 ) -> None:
