@@ -41,6 +41,7 @@ class GroupConcluded(Message, tag="history.group_concluded.1"):
     at: Seconds
     resumed_epoch: int | None = None  # where it went on from; None: as it was ordered
     resumed_step: int | None = None
+    numbers: dict[str, float] = {}  # that came of the decision, such as pause_ms
 
 
 class SpeedMeasured(Message, tag="history.speed_measured.1"):
