@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 
 class Pace:
@@ -52,9 +53,9 @@ class Pace:
             self._ends_at = None
 
 
-def pace_torch(pace: Pace) -> None:
-    """Have every pass of this process last as long as `pace` says."""
-    register_module_forward_pre_hook(pace.begin)
+def pace_torch(pace: Pace) -> RemovableHandle:
+    """Have every pass of this process last as long as `pace` says; return the hook on models."""
+    hook = register_module_forward_pre_hook(pace.begin)
     original = torch.autograd.backward
 
     def backward(*args: Any, **options: Any) -> None:
@@ -62,6 +63,7 @@ def pace_torch(pace: Pace) -> None:
         pace.end()
 
     torch.autograd.backward = backward  # the library wraps this one: gradients are summed after it
+    return hook
 
 
 def main() -> None:
