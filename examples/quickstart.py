@@ -106,24 +106,26 @@ class Arrivals:
     """When the next job comes: once those before it train on all slots, and at the latest then.
 
     Args:
+        slots: of the cluster.
         settled_s: for how long they do.
         latest_s: after the one before.
     """
 
+    slots: int
     settled_s: float
     latest_s: float
     _last: float | None = None
     _settled: float | None = None
 
-    def is_due(self, jobs: Iterable[JobSummary], free: int, now: float) -> bool:
+    def is_due(self, jobs: Sequence[JobSummary], now: float) -> bool:
         """Return whether a job comes now; the next question is about the one after it.
 
         Args:
             jobs: all so far.
-            free: slots of nobody.
             now: seconds, any origin.
         """
-        if free or any(job.state != "running" and job.state not in ENDED for job in jobs):
+        trains = all(job.state == "running" or job.state in ENDED for job in jobs)
+        if not trains or sum(job.slots for job in jobs) < self.slots:
             self._settled = None
         elif self._settled is None:
             self._settled = now
@@ -486,12 +488,13 @@ def run(chosen: argparse.Namespace, home: Path, console: Console, began: float) 
             for text in list(client.tail(job.job, follow=False))[-10:]:
                 say(console, f"  {text}")
     until = events[-1].time
+    window = Window(began, until)
     console.print()
-    console.print(gantt(events, Window(began, until), until, console))
+    console.print(gantt(events, window, until, console))
     console.print()
     file = chosen.picture or new_picture(chosen.dir)
-    caption = f"slots over time; {PACE}" if paced else "slots over time"
-    png(allocations_from(events, until), all_slots(events), file, caption)
+    caption = f"Slots over time. {PACE if paced else UNPACED}."
+    png(allocations_from(events, until), all_slots(events), file, caption, window=window)
     following = "bin/quickstart --keep leaves the cluster up, to look around"
     if chosen.keep:
         following = f"export ONES_HOME={home}; bin/ones ps --all; bin/ones local down --dir {home}"
@@ -508,7 +511,7 @@ def follow(
     """Submit one job after the other and show them until all have ended; return the events."""
     slots = sum(node.slots for node in client.nodes())
     coming = [spec(example, slots, paced=paced) for example in EXAMPLES]
-    arrivals, events = Arrivals(SETTLED_S, LATEST_S), list[FeedEvent]()
+    arrivals, events = Arrivals(slots, SETTLED_S, LATEST_S), list[FeedEvent]()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while (now := time.time()) < began + LIMIT_S:
             jobs = client.jobs(ended=True)
@@ -522,8 +525,7 @@ def follow(
                 return events
             if console.is_terminal:
                 live.update(screen(jobs, events, began, now, console), refresh=True)
-            free = sum(node.free for node in client.nodes())
-            if coming and arrivals.is_due(jobs, free, now):
+            if coming and arrivals.is_due(jobs, now):
                 client.submit(coming.pop(0))
             time.sleep(LOOK_S)
     sys.exit(f"not done after {LIMIT_S:.0f} s")

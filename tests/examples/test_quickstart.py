@@ -79,8 +79,10 @@ def happened(seconds: float, event: str, job: str = "a-1", **detail: Any) -> Fee
     return made
 
 
-def summary(job: str = "a-1", state: str = "running") -> JobSummary:
-    made: JobSummary = msgspec.structs.replace(SUMMARY, job=job, state=state, progress=0.5)
+def summary(job: str = "a-1", state: str = "running", slots: int = 1) -> JobSummary:
+    made: JobSummary = msgspec.structs.replace(
+        SUMMARY, job=job, state=state, slots=slots, progress=0.5
+    )
     return made
 
 
@@ -204,22 +206,24 @@ def test_the_figures_are_those_that_the_contract_names(quickstart: Any) -> None:
 def test_a_job_comes_when_all_before_it_have_trained_on_all_slots_for_a_while(
     quickstart: Any,
 ) -> None:
-    arrivals = quickstart.Arrivals(settled_s=1.5, latest_s=30.0)
-    trains, starts, over = [summary()], [summary(state="starting")], [summary(state="succeeded")]
+    arrivals = quickstart.Arrivals(slots=4, settled_s=1.5, latest_s=30.0)
+    starts = [summary(state="starting", slots=4)]
+    some, every = [summary(slots=2)], [summary(slots=4)]
+    beside = [summary(slots=4), summary("b-2", "succeeded", slots=0)]
 
-    assert arrivals.is_due([], free=4, now=0.0), "the first one comes at once"
-    asked = [(starts, 0, 4.0), (trains, 2, 5.0), (trains, 0, 6.0), (trains, 0, 7.0)]
-    assert [arrivals.is_due(*one) for one in asked] == [False] * 4
-    assert arrivals.is_due([*trains, *over], 0, 7.5)
-    assert not arrivals.is_due(trains, 0, 8.0), "another one needs a while of its own"
+    assert arrivals.is_due([], now=0.0), "the first one comes at once"
+    asked = [(starts, 4.0), (every, 5.0), (some, 6.0), (every, 6.5), (every, 7.5)]
+    assert [arrivals.is_due(*one) for one in asked] == [False] * 5
+    assert arrivals.is_due(beside, 8.0)
+    assert not arrivals.is_due(beside, 8.5), "another one needs a while of its own"
 
 
 def test_a_job_comes_at_the_latest_so_long_after_the_one_before(quickstart: Any) -> None:
-    arrivals = quickstart.Arrivals(settled_s=1.5, latest_s=30.0)
-    arrivals.is_due([], free=4, now=0.0)
+    arrivals = quickstart.Arrivals(slots=4, settled_s=1.5, latest_s=30.0)
+    arrivals.is_due([], now=0.0)
 
-    assert not arrivals.is_due([summary()], free=3, now=29.0)
-    assert arrivals.is_due([summary()], free=3, now=30.0)
+    assert not arrivals.is_due([summary(slots=1)], now=29.0)
+    assert arrivals.is_due([summary(slots=1)], now=30.0)
 
 
 @pytest.mark.parametrize("name", ["language", "digits", "embedding"])
@@ -345,10 +349,10 @@ def test_a_pass_lasts_as_long_as_its_samples_would_on_the_device(paced: Any) -> 
     device = Device(paced, samples_per_s=64.0)
 
     device.takes(32, computed_s=0.125)
-    device.takes(8, computed_s=0.125)
+    device.takes(16, computed_s=0.125)
     device.takes(8, computed_s=0.75)
 
-    assert device.slept == [0.375, 0.0, 0.0]
+    assert device.slept == [0.375, 0.125, 0.0]
 
 
 def test_a_pass_begins_with_the_model_and_not_with_the_modules_inside(paced: Any) -> None:
