@@ -1,4 +1,4 @@
-"""Starts a cluster on this host and trains the three examples on it, which arrive one by one.
+"""Start a cluster on this host and train the three examples on it, which arrive one by one.
 
 The first has all slots to itself and grows, makes room for the others, and grows back when they
 are done. What decides, trains and is measured is the real thing.
