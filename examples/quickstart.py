@@ -48,6 +48,7 @@ AXIS_S: Final = 60.0  # of the time line, to begin with
 LOOK_S: Final = 0.3
 SETTLED_S: Final = 1.5  # the next job comes when all have trained on all slots for so long
 LATEST_S: Final = 30.0  # after the one before, it comes anyway
+UNPACED_LATEST_S: Final = 10.0  # the same: where cores are few, no job takes all slots
 LIMIT_S: Final = 600.0
 
 
@@ -447,7 +448,8 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, help="folder of the cluster; default: a new one")
     parser.add_argument("--picture", type=Path, help="file to draw into; default: a new one")
     chosen = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in ends:
         signal.signal(number, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer letters
@@ -457,10 +459,12 @@ def main() -> int:
     try:
         return run(chosen, home, console, began)
     except KeyboardInterrupt:
-        console.print("interrupted")
+        up = f"; the cluster is up: bin/ones local down --dir {home}" if chosen.keep else ""
+        say(console, f"interrupted{up}")
         return 130
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends as it should, whatever is typed
+        for number in ends:
+            signal.signal(number, signal.SIG_IGN)  # it ends as it should, whatever is typed
         if not chosen.keep:
             if (home / "controller.toml").exists():
                 ones("local", "down", "--dir", str(home))
@@ -474,6 +478,7 @@ def run(chosen: argparse.Namespace, home: Path, console: Console, began: float) 
     for text in (WATCH, PACED if paced else UNPACED):
         say(console, f"\n{hanging('', text, console.width)}")
     console.print()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "torch"))  # else left in /tmp
     ones("local", "up", "--dir", str(home))
     with BlockingClient(home) as client:
         while not client.search().running:  # until then nobody thinks about who gets which slot
@@ -511,7 +516,8 @@ def follow(
     """Submit one job after the other and show them until all have ended; return the events."""
     slots = sum(node.slots for node in client.nodes())
     coming = [spec(example, slots, paced=paced) for example in EXAMPLES]
-    arrivals, events = Arrivals(slots, SETTLED_S, LATEST_S), list[FeedEvent]()
+    arrivals = Arrivals(slots, SETTLED_S, LATEST_S if paced else UNPACED_LATEST_S)
+    events: list[FeedEvent] = []
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while (now := time.time()) < began + LIMIT_S:
             jobs = client.jobs(ended=True)
