@@ -310,7 +310,7 @@ def _trains(event: FeedEvent, own: Sequence[FeedEvent]) -> str | None:
         return f"trains {now}; a cold start took {cold_s:.1f} s"
     steps = f", {detail['pause_steps']:.2f} steps" if "pause_steps" in detail else ""
     pause = f"stood still {detail.get('pause_ms', 0.0):.0f} ms{steps}"
-    return f"{now}; {pause} (a restart: {cold_s:.1f} s)"
+    return f"{now}; {pause} (restart: {cold_s:.1f} s)"
 
 
 def summary(found: Outcome, picture: Path, following: str) -> list[tuple[str, str]]:

@@ -265,7 +265,7 @@ def test_events_are_told_in_words(quickstart: Any) -> None:
         None,
         "trains on 1 slot; a cold start took 4.5 s",
         why,
-        "on 2 slots; stood still 6 ms, 0.02 steps (a restart: 4.5 s)",
+        "on 2 slots; stood still 6 ms, 0.02 steps (restart: 4.5 s)",
         None,
         "succeeded: all 2 epochs are done",
     ]
