@@ -1,264 +1,568 @@
-"""Brings up a cluster on this host and trains the three examples, which arrive one after another.
+"""Start a cluster on this host and train the three examples on it, which arrive one by one.
 
-The scheduler starts each on one slot, grows it, makes room for the next and fills what is left.
+The first has all slots to itself and grows, makes room for the others, and grows back when they
+are done. What decides, trains and is measured is the real thing.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
+import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.timeline import all_slots, allocations_from, png, terminal
+from controlplane.cli.timeline import Window, all_slots, allocations_from, png, terminal
+from controlplane.cli.timeline_allocations import colour_indices, job_colour
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
-from schemas.jobs import ENDED
-from schemas.messages.client import JobDetail, JobSummary, NodeInfo
+from schemas.ids import JobId
+from schemas.jobs import ENDED, JobSpec, StopRule
+from schemas.messages.client import Decision, EpochInfo, JobSummary
+from schemas.messages.feed import FeedEvent
 
-EXAMPLES = ("digits", "language", "embedding")
-COLOURS = ("cyan", "magenta", "yellow")
-PLAIN_EVERY_S = 5.0
-LIMIT_S = 900.0
-ARRIVALS_S = (0.0, 9.0, 15.0)
-WIDE = 110  # columns of a screen that has room for everything
-PAYS = 1.1  # times the speed on one slot, from which growth is called one that pays
-LOOK = (
-    "Three trainings on real data arrive at 0, 9 and 15 s. Look at `slots` and `batch`: who is "
-    "alone grows, who comes later is made room for, and whoever is left takes what is free. "
-    "Nobody stops for it: `loss` falls through every change."
+FOLDER: Final = Path(__file__).parent
+PLAIN_WIDTH: Final = 80  # columns of what is no terminal
+WIDE: Final = 110  # columns of a screen that has room for everything
+ASCII: Final = str.maketrans("─┬░█▒", "-+.##")
+AXIS_S: Final = 60.0  # of the time line, to begin with
+LOOK_S: Final = 0.3
+SETTLED_S: Final = 1.5  # the next job comes when all have trained on all slots for so long
+LATEST_S: Final = 30.0  # after the one before, it comes anyway
+UNPACED_LATEST_S: Final = 10.0  # the same: where cores are few, no job takes all slots
+LIMIT_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Example:
+    """One of the jobs, and the device that each of its slots is paced like."""
+
+    name: str
+    epochs: int
+    samples_per_s: int  # so slow that one core, which others use too, carries four slots
+    samples: str  # what they are
+    batch_size: int | None = None  # where the steps of the job file's would be too short
+
+
+EXAMPLES: Final = (
+    Example("language", 2, 100, "windows of text"),
+    Example("digits", 1, 150, "images"),
+    Example("embedding", 1, 20_000, "word pairs", batch_size=3072),
 )
+PACE: Final = "Each slot is paced like a device of {} or {} per second".format(
+    ", ".join(f"{one.samples_per_s:,} {one.samples}" for one in EXAMPLES[:-1]),
+    f"{EXAMPLES[-1].samples_per_s:,} {EXAMPLES[-1].samples}",
+)
+PACED: Final = f"{PACE}, so that growth pays on any host; --unpaced for the bare CPU"
+UNPACED: Final = "Steps are as fast as the CPU makes them, so growth pays where cores are idle"
+WATCH: Final = (
+    "Three trainings on real data share the slots of this host. Watch the first: it grows while "
+    "it is alone, makes room for those that come, and grows back. It never stops for that."
+)
+
+
+def spec(example: Example, slots: int, *, paced: bool) -> JobSpec:
+    """Return the example's job, with its samples on record and any number of slots.
+
+    Args:
+        example: which.
+        slots: of the cluster.
+        paced: `paced.py` runs its script, for fewer epochs.
+    """
+    job = load_job(FOLDER / example.name / "job.toml")
+    changes: dict[str, Any] = {"record_samples": True, "slots": (1, slots)}
+    if paced:
+        changes |= {
+            "workdir": str(FOLDER),
+            "script": "paced.py",
+            "args": (str(example.samples_per_s), f"{example.name}/train.py"),
+            "stop": StopRule(epochs=example.epochs),
+        }
+        if (batch := example.batch_size) is not None:
+            changes |= dict.fromkeys(("batch_size", "max_batch_size", "max_local_batch"), batch)
+    return msgspec.structs.replace(job, **changes)
+
+
+@dataclass
+class Arrivals:
+    """When the next job comes: once those before it train on all slots, and at the latest then.
+
+    Args:
+        slots: of the cluster.
+        settled_s: for how long they do.
+        latest_s: after the one before.
+    """
+
+    slots: int
+    settled_s: float
+    latest_s: float
+    _last: float | None = None
+    _settled: float | None = None
+
+    def is_due(self, jobs: Sequence[JobSummary], now: float) -> bool:
+        """Return whether a job comes now; the next question is about the one after it.
+
+        Args:
+            jobs: all so far.
+            now: seconds, any origin.
+        """
+        trains = all(job.state == "running" or job.state in ENDED for job in jobs)
+        if not trains or sum(job.slots for job in jobs) < self.slots:
+            self._settled = None
+        elif self._settled is None:
+            self._settled = now
+        due = (
+            self._last is None
+            or now - self._last >= self.latest_s
+            or (self._settled is not None and now - self._settled >= self.settled_s)
+        )
+        if due:
+            self._last, self._settled = now, None
+        return due
+
+
+# --- what happened
+
+
+@dataclass(frozen=True)
+class Change:
+    """A job went on with another number of slots."""
+
+    job: JobId
+    at: float  # seconds on the controller's clock, when all members trained in the new group
+    before: int
+    after: int
+    pause_ms: float | None = None
+    pause_steps: float | None = None
+
+
+def changes_of(job: JobId, decisions: Iterable[Decision]) -> list[Change]:
+    """Return the changes of a job that came to be, in order; starts and batches are none."""
+    return [
+        Change(
+            job,
+            one.time + one.took_s,
+            len(one.was.slots),
+            len(one.to.slots),
+            one.numbers.get("pause_ms"),
+            one.numbers.get("pause_steps"),
+        )
+        for one in decisions
+        if one.outcome == "formed"
+        and one.was.slots
+        and one.to.slots
+        and len(one.was.slots) != len(one.to.slots)
+    ]
+
+
+def tally(changes: Iterable[Change]) -> dict[str, int]:
+    """Count how often jobs grew, shrank, and grew again after they had shrunk."""
+    found = {"growths": 0, "shrinks": 0, "regrowths": 0}
+    shrunk: set[JobId] = set()
+    for one in changes:
+        if one.after < one.before:
+            found["shrinks"] += 1
+            shrunk.add(one.job)
+            continue
+        found["growths"] += 1
+        if one.job in shrunk:
+            found["regrowths"] += 1
+            shrunk.remove(one.job)
+    return found
+
+
+def is_exact(epochs: Iterable[EpochInfo], records: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether each sample of each finished epoch was trained on exactly once.
+
+    Args:
+        epochs: finished, with the size of the training set.
+        records: `ids` of the samples that committed steps took, with their `epoch`.
+    """
+    ids: defaultdict[int, list[int]] = defaultdict(list)
+    for record in records:
+        ids[record["epoch"]] += record["ids"]
+    sizes = {one.epoch: one.epoch_samples for one in epochs}
+    return bool(sizes) and all(
+        size > 0 and sorted(ids[epoch]) == list(range(size)) for epoch, size in sizes.items()
+    )
+
+
+def cold_starts(events: Iterable[FeedEvent]) -> dict[JobId, float]:
+    """Return the seconds from each job's first order to its first step.
+
+    Every restart costs that: a process, torch, the data, the model. State is not even read.
+    """
+    ordered: dict[JobId, float] = {}
+    found: dict[JobId, float] = {}
+    for event in events:
+        if event.job is None:
+            continue
+        if event.event == "job.starting":
+            ordered.setdefault(event.job, event.time)
+        elif event.event == "job.running" and event.job in ordered:
+            found.setdefault(event.job, event.time - ordered[event.job])
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it all; `changes` in order of time."""
+
+    began: float  # seconds on the controller's clock
+    jobs: tuple[JobSummary, ...]
+    changes: tuple[Change, ...]
+    cold_s: Mapping[JobId, float]
+    epochs: int  # finished, of all jobs
+    samples: int  # in these
+    exact: bool
+
+    def figures(self) -> dict[str, Any]:
+        """Return what --json writes."""
+        at = [one.at - self.began for one in self.changes]
+        return {
+            "jobs": len(self.jobs),
+            "first_change_s": at[0] if at else None,
+            "last_change_s": at[-1] if at else None,
+            **tally(self.changes),
+            "pause_ms": [one.pause_ms for one in self.changes if one.pause_ms is not None],
+            "pause_steps": [one.pause_steps for one in self.changes if one.pause_steps is not None],
+            "restart_s": self.restart_s,
+            "samples_exact": self.exact,
+        }
+
+    @property
+    def restart_s(self) -> float | None:
+        """The usual cold start of the jobs that changed; of all, if none did."""
+        jobs = {one.job for one in self.changes} or self.cold_s.keys()
+        known = [self.cold_s[job] for job in jobs if job in self.cold_s]
+        return median(known) if known else None
+
+
+def outcome(client: BlockingClient, events: Iterable[FeedEvent], began: float) -> Outcome:
+    """Ask the cluster for everything that is told at the end."""
+    jobs = client.jobs(ended=True)
+    details = [client.job(job.job) for job in jobs]
+    changes = [
+        one for job in jobs for one in changes_of(job.job, client.explain(job.job).decisions)
+    ]
+    epochs = [one for detail in details for one in detail.epochs]
+    return Outcome(
+        began=began,
+        jobs=jobs,
+        changes=tuple(sorted(changes, key=lambda one: one.at)),
+        cold_s=cold_starts(events),
+        epochs=len(epochs),
+        samples=sum(one.epoch_samples for one in epochs),
+        exact=all(is_exact(one.epochs, client.samples(one.summary.job)) for one in details),
+    )
+
+
+# --- in words
+
+
+def told(event: FeedEvent, before: Sequence[FeedEvent]) -> str | None:
+    """Put an event into words; None if it is not worth a line.
+
+    Args:
+        event: that just came.
+        before: all others of the cluster so far, in order.
+    """
+    match event.event:
+        case "job.submitted":
+            return "is submitted"
+        case "job.starting" | "job.rescaling":  # behind the reason come slots, named already
+            return str(event.detail["reason"]).rpartition(": ")[0]
+        case "job.running":
+            return _trains(event, [one for one in before if one.job == event.job])
+        case "job.succeeded" | "job.failed" | "job.cancelled":
+            return f"{event.event.removeprefix('job.')}: {event.detail['reason']}"
+    return None
+
+
+def _trains(event: FeedEvent, own: Sequence[FeedEvent]) -> str | None:
+    """A job trains in the group that was ordered; None if on as many slots as before."""
+    detail, cold_s = event.detail, cold_starts([*own, event]).get(event.job or JobId(""))
+    runs = [one.detail.get("slots") for one in own if one.event == "job.running"]
+    slots = detail.get("slots", 0)
+    if cold_s is None or slots in runs[-1:]:
+        return None
+    now = f"on {slots} slot{'s' * (slots != 1)}"
+    if not runs:
+        return f"trains {now}; a cold start took {cold_s:.1f} s"
+    steps = f", {detail['pause_steps']:.2f} steps" if "pause_steps" in detail else ""
+    pause = f"stood still {detail.get('pause_ms', 0.0):.0f} ms{steps}"
+    return f"{now}; {pause} (restart: {cold_s:.1f} s)"
+
+
+def summary(found: Outcome, picture: Path, following: str) -> list[tuple[str, str]]:
+    """Return what was seen, in six lines: a name and a sentence each."""
+    return [
+        ("changes", _changes(found)),
+        ("pauses", _pauses(found.changes)),
+        ("restarts", _restarts(found)),
+        ("samples", _samples(found)),
+        ("picture", str(picture)),
+        ("next", following),
+    ]
+
+
+def _changes(found: Outcome) -> str:
+    count, ways = tally(found.changes), []
+    for job in dict.fromkeys(one.job for one in found.changes):
+        own = [one for one in found.changes if one.job == job]
+        steps = (f"{one.after} at {one.at - found.began:.0f} s" for one in own)
+        ways.append(f"{job} on {own[0].before}, {', '.join(steps)}")
+    counted = (
+        f"{count['growths']} growths ({count['regrowths']} after a shrink), "
+        f"{count['shrinks']} shrinks"
+    )
+    return f"{counted}: {'; '.join(ways)}" if ways else counted
+
+
+def _pauses(changes: Sequence[Change]) -> str:
+    ms = [one.pause_ms for one in changes if one.pause_ms is not None]
+    steps = [one.pause_steps for one in changes if one.pause_steps is not None]
+    if not ms:
+        return "none: nothing changed"
+    in_steps = f"; {median(steps):.2f} steps, at most {max(steps):.2f}" if steps else ""
+    return f"{median(ms):.0f} ms in the median, at most {max(ms):.0f} ms{in_steps}"
+
+
+def _restarts(found: Outcome) -> str:
+    if not found.changes or found.restart_s is None:
+        return "none: nothing changed"
+    cost = sum(found.cold_s.get(one.job, 0.0) for one in found.changes)
+    paused = sum(one.pause_ms or 0.0 for one in found.changes) / 1e3
+    return (
+        f"{len(found.changes)} of them would have cost {cost:.1f} s ({found.restart_s:.1f} s each, "
+        f"cold starts of this run); the changes cost {paused:.2f} s"
+    )
+
+
+def _samples(found: Outcome) -> str:
+    if not found.exact:
+        return "NOT exact: some sample of an epoch was left out or trained on twice"
+    return (
+        f"exact: in all {found.epochs} epochs each sample was trained on exactly once "
+        f"({found.samples:,} samples, by the records of committed steps)"
+    )
+
+
+# --- on the screen
+
+
+def hanging(head: str, words: str, width: int) -> str:
+    """Wrap `words` behind `head`, in a column of their own."""
+    return textwrap.fill(words, width - 1, initial_indent=head, subsequent_indent=" " * len(head))
+
+
+def event_line(at: float, name: str, words: str, width: int) -> str:
+    """What happened after `at` seconds, to whom."""
+    return hanging(f"{at:3.0f} s  {name:<12} ", words, width)
+
+
+def gantt(events: Sequence[FeedEvent], window: Window, now: float, console: Console) -> Text:
+    """Draw who had which slot when; what is to come is left blank."""
+    width = min(console.width, WIDE) - 1
+    slots = all_slots(events)
+    few = console.no_color or console.color_system in {None, "standard"}  # to tell jobs apart
+    drawn = terminal(allocations_from(events, now), slots, width, window=window, colour=not few)
+    columns = width - max((len(slot) for slot in slots), default=0) - 1
+    to_come = int(columns * max(0.0, window.end - now) / window.length)
+    lines = drawn.split("\n")
+    for one in lines[: len(slots)] if to_come else ():
+        one.right_crop(to_come)
+    drawn = Text("\n").join(lines)
+    if console.options.ascii_only:
+        drawn.plain = drawn.plain.translate(ASCII)
+    return drawn
+
+
+def table(jobs: Iterable[JobSummary], colours: Mapping[JobId, str], width: int) -> Table:
+    """Show jobs and how they train; a narrow screen has fewer columns."""
+    wide = width >= WIDE
+    names = ["job", "state", "progress", "slots", "batch", "samples/s", "loss"]
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in [*names, *(["lr", "epoch"] if wide else [])]:
+        left = name in {"job", "state", "progress"}
+        grid.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for job in jobs:
+        cells: list[Text | ProgressBar | str] = [
+            Text(job.job, style=colours.get(job.job, "")),
+            job.state,
+            ProgressBar(total=1.0, completed=job.progress or 0.0, width=24 if wide else 12),
+            str(job.slots or ""),
+            str(job.global_batch or ""),
+            f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
+            f"{job.train_loss:.3f}" if job.train_loss is not None else "",
+        ]
+        if wide:
+            cells += [f"{job.lr:.3g}" if job.lr is not None else "", str(job.epoch)]
+        grid.add_row(*cells)
+    return grid
+
+
+def screen(
+    jobs: Iterable[JobSummary],
+    events: Sequence[FeedEvent],
+    began: float,
+    now: float,
+    console: Console,
+) -> Group:
+    """Show the live part below the lines: jobs, and slots over time."""
+    indices = colour_indices(allocations_from(events, now))
+    colours = {job: job_colour(index) for job, index in indices.items()}
+    window = Window(began, max(now, began + AXIS_S))
+    drawn = gantt(events, window, now, console)
+    return Group(Text(), table(jobs, colours, console.width), Text(), drawn)
+
+
+# --- the run
 
 
 def main() -> int:
     """Do what the README's first page promises; 0 when all three examples succeeded."""
     parser = argparse.ArgumentParser(prog="bin/quickstart", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
+    parser.add_argument("--unpaced", action="store_true", help="steps as fast as the CPU is")
+    parser.add_argument("--json", type=Path, help="file to write figures into")
     parser.add_argument("--dir", type=Path, help="folder of the cluster; default: a new one")
     parser.add_argument("--picture", type=Path, help="file to draw into; default: a new one")
     chosen = parser.parse_args()
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in ends:
+        signal.signal(number, signal.default_int_handler)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer letters
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    began = time.time()
     home = (chosen.dir or Path(tempfile.mkdtemp(prefix="ones-"))).resolve()
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    ones("local", "up", "--dir", str(home))
-    console.print(f"\n{LOOK}\n", highlight=False)
     try:
-        with BlockingClient(home) as client:
-            began = time.monotonic()
-            jobs = follow(client, console)
-            summarise(jobs, console, time.monotonic() - began)
-            explain(client, jobs, console)
-            draw(client, console, chosen.picture or new_picture(chosen.dir))
-            details = [client.job(job.job) for job in jobs]
-            for sentence in growth(details, os.cpu_count() or 1, kind(client)):
-                console.print(sentence, highlight=False, soft_wrap=True)
-            failed = [job for job in jobs if job.state != "succeeded"]
-            for job in failed:
-                console.print(f"[red]{job.job}[/] {job.state}: {job.reason}")
-                for line in list(client.tail(job.job, follow=False))[-10:]:
-                    console.print(f"  {line}", markup=False)
+        return run(chosen, home, console, began)
+    except KeyboardInterrupt:
+        up = f"; the cluster is up: bin/ones local down --dir {home}" if chosen.keep else ""
+        say(console, f"interrupted{up}")
+        return 130
     finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_IGN)  # it ends as it should, whatever is typed
         if not chosen.keep:
-            ones("local", "down", "--dir", str(home))
+            if (home / "controller.toml").exists():
+                ones("local", "down", "--dir", str(home))
             if chosen.dir is None:
                 shutil.rmtree(home)
+
+
+def run(chosen: argparse.Namespace, home: Path, console: Console, began: float) -> int:
+    """Bring the cluster up, show the jobs, and say what came of them; return the exit code."""
+    paced = not chosen.unpaced
+    for text in (WATCH, PACED if paced else UNPACED):
+        say(console, f"\n{hanging('', text, console.width)}")
+    console.print()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "torch"))  # else left in /tmp
+    ones("local", "up", "--dir", str(home))
+    with BlockingClient(home) as client:
+        while not client.search().running:  # until then nobody thinks about who gets which slot
+            time.sleep(LOOK_S)
+        slots = sum(node.slots for node in client.nodes())
+        words = f"is up with {slots} slots"
+        say(console, event_line(time.time() - began, "cluster", words, console.width))
+        events = follow(client, console, began, paced=paced)
+        found = outcome(client, events, began)
+        failed = [job for job in found.jobs if job.state != "succeeded"]
+        for job in failed:
+            for text in list(client.tail(job.job, follow=False))[-10:]:
+                say(console, f"  {text}")
+    until = events[-1].time
+    window = Window(began, until)
+    console.print()
+    console.print(gantt(events, window, until, console))
+    console.print()
+    file = chosen.picture or new_picture(chosen.dir)
+    caption = f"Slots over time. {PACE if paced else UNPACED}."
+    png(allocations_from(events, until), all_slots(events), file, caption, window=window)
+    following = "bin/quickstart --keep leaves the cluster up, to look around"
     if chosen.keep:
-        console.print(f"\nThe cluster is still up. Look around:\n  export ONES_HOME={home}")
-        console.print(f"  bin/ones ps --all; bin/ones show {jobs[0].job}; bin/ones events")
-        console.print(f"  bin/ones local down --dir {home}")
-    return 1 if failed else 0
+        following = f"export ONES_HOME={home}; bin/ones ps --all; bin/ones local down --dir {home}"
+    for name, text in summary(found, file, f"{following}; then README.md, to train your own"):
+        say(console, hanging(f"{name:<10}", text, console.width))
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(found.figures()) + "\n", encoding="utf-8")
+    return 1 if failed or not found.exact else 0
 
 
-def follow(client: BlockingClient, console: Console) -> list[JobSummary]:
-    """Show all jobs until the last one has ended."""
-    told = -PLAIN_EVERY_S
+def follow(
+    client: BlockingClient, console: Console, began: float, *, paced: bool
+) -> list[FeedEvent]:
+    """Submit one job after the other and show them until all have ended; return the events."""
+    slots = sum(node.slots for node in client.nodes())
+    coming = [spec(example, slots, paced=paced) for example in EXAMPLES]
+    arrivals = Arrivals(slots, SETTLED_S, LATEST_S if paced else UNPACED_LATEST_S)
+    events: list[FeedEvent] = []
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        for jobs, nodes, seconds in states(client):
+        while (now := time.time()) < began + LIMIT_S:
+            jobs = client.jobs(ended=True)
+            over = not coming and all(job.state in ENDED for job in jobs)
+            for event in client.events(from_seq=len(events) + 1):
+                if (words := told(event, events)) is not None:
+                    at = event.time - began
+                    say(console, event_line(at, event.job or "", words, console.width))
+                events.append(event)
+            if over:
+                return events
             if console.is_terminal:
-                live.update(picture(jobs, nodes, seconds, console.width), refresh=True)
-            elif seconds - told >= PLAIN_EVERY_S:
-                told = seconds
-                told_now = "  |  ".join(line(job) for job in jobs)
-                console.print(f"{seconds:5.0f} s  {told_now}", soft_wrap=True)
-    return jobs
+                live.update(screen(jobs, events, began, now, console), refresh=True)
+            if coming and arrivals.is_due(jobs, now):
+                client.submit(coming.pop(0))
+            time.sleep(LOOK_S)
+    sys.exit(f"not done after {LIMIT_S:.0f} s")
 
 
-def states(client: BlockingClient) -> Iterator[tuple[list[JobSummary], list[NodeInfo], float]]:
-    """The cluster, a few times a second, until every job has come and ended."""
-    began = time.monotonic()
-    coming = list(zip(ARRIVALS_S, EXAMPLES, strict=True))
-    while (seconds := time.monotonic() - began) < LIMIT_S:
-        while coming and coming[0][0] <= seconds:
-            _, name = coming.pop(0)
-            client.submit(load_job(Path(__file__).parent / name / "job.toml"))
-        jobs = list(client.jobs(ended=True))
-        yield jobs, list(client.nodes()), seconds
-        if not coming and all(job.state in ENDED for job in jobs):
-            return
-        time.sleep(0.3)
-    sys.exit(f"not done after {LIMIT_S:.0f} s; look at `ones ps` and `ones logs`")
-
-
-def picture(jobs: list[JobSummary], nodes: list[NodeInfo], seconds: float, width: int) -> Group:
-    """Jobs with their progress, and who is on which slot; a narrow screen has fewer columns."""
-    wide = width >= WIDE
-    table = Table(box=SIMPLE_HEAD, title=f"{seconds:.0f} s", title_justify="left")
-    for name in columns(wide=wide):
-        left = name in {"job", "state", "metrics"}
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "metrics")
-    for job, colour in zip(jobs, COLOURS, strict=False):
-        done = job.progress or 0.0
-        bar = ProgressBar(total=1.0, completed=done, width=20 if wide else 10, style="grey35")
-        cells: dict[str, Text | ProgressBar | str] = {
-            "job": Text(job.job, style=colour),
-            "state": job.state,
-            "progress": bar,
-            "epoch": str(job.epoch),
-            "slots": str(job.slots or ""),
-            "batch": str(job.global_batch or ""),
-            "lr": f"{job.lr:.3g}" if job.lr is not None else "",
-            "samples/s": f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
-            "loss": f"{job.train_loss:.3f}" if job.train_loss is not None else "",
-            "metrics": metrics(job, 1),
-        }
-        table.add_row(*(cells[name] for name in columns(wide=wide)))
-    strips = [slots(node, jobs) for node in nodes]
-    return Group(table, *strips)
-
-
-def columns(*, wide: bool) -> tuple[str, ...]:
-    """What is shown of a job while it trains."""
-    if not wide:
-        return ("job", "state", "progress", "slots", "batch", "samples/s", "loss")
-    first = ("job", "state", "progress", "epoch", "slots", "batch", "lr")
-    return (*first, "samples/s", "loss", "metrics")
-
-
-def slots(node: NodeInfo, jobs: list[JobSummary]) -> Text:
-    """The slots of a node, coloured by job."""
-    strip = Text(f" {node.node} ")
-    for job, colour in zip(jobs, COLOURS, strict=False):
-        if job.job in node.jobs:
-            strip.append("█" * job.slots * 2 + " ", style=colour)
-    strip.append("░" * node.free * 2, style="grey35")
-    return strip
-
-
-def summarise(jobs: list[JobSummary], console: Console, seconds: float) -> None:
-    """What was achieved."""
-    table = Table(box=SIMPLE_HEAD, title=f"all done in {seconds:.0f} s", title_justify="left")
-    for name in ("job", "state", "epochs", "re-scales", "ran", "loss", "metrics"):
-        table.add_column(name, no_wrap=name in {"job", "state"})
-    for job in jobs:
-        table.add_row(
-            job.job,
-            job.state,
-            str(job.epoch),
-            str(job.rescales),
-            f"{job.running_s:.0f} s",
-            f"{job.train_loss:.3f}" if job.train_loss is not None else "",
-            metrics(job, 9 if console.width >= WIDE else 1),
-        )
-    console.print(table)
-
-
-def explain(client: BlockingClient, jobs: list[JobSummary], console: Console) -> None:
-    """Every decision about every job: the start of `ones explain`."""
-    table = Table(box=SIMPLE_HEAD, title="why (`ones explain JOB`)", title_justify="left")
-    for name in ("s", "job", "slots", "batch", "decision"):
-        right = name in {"s", "slots", "batch"}
-        table.add_column(name, justify="right" if right else "left", no_wrap=name == "job")
-    told = [(d, job.job) for job in jobs for d in client.explain(job.job).decisions]
-    began = min(job.submitted_at for job in jobs)
-    for decision, job in sorted(told, key=lambda entry: entry[0].time):
-        table.add_row(
-            f"{decision.time - began:.0f}",
-            job,
-            str(len(decision.to.slots)),
-            str(decision.to.batch or ""),
-            decision.why,
-        )
-    console.print(table)
-
-
-def growth(details: list[JobDetail], cores: int, device: str) -> list[str]:
-    """Whether more slots made the jobs faster, as whole epochs were measured; and if not, why."""
-    found = []
-    for detail in details:
-        speeds = defaultdict(list)
-        for epoch in detail.epochs:
-            if epoch.whole and epoch.slots:
-                speeds[epoch.slots].append(epoch.samples_per_s)
-        medians = {slots: median(measured) for slots, measured in sorted(speeds.items())}
-        if len(medians) > 1:
-            least, best = min(medians), max(medians, key=lambda slots: medians[slots])
-            found.append((detail.summary.job, least, best, medians[least], medians[best]))
-    paid = [one for one in found if one[4] >= PAYS * one[3]]
-    lines = [
-        f"{job} was {after / before:.2f} x as fast on {best} slots as on {least}: "
-        f"{after:.0f} samples/s after {before:.0f}"
-        for job, least, best, before, after in paid
-    ]
-    if paid:
-        return lines
-    what = "no epoch was measured on two sizes" if not found else "no job was faster on more slots"
-    if device != "cpu":
-        return [f"{what}: these models are too small for several GPUs to pay"]
-    busy = f"its {cores} core{'s' * (cores != 1)} have to do the work of all slots"
-    return [f"{what} on this host: {busy}, and whatever else runs here; look again when it is idle"]
-
-
-def kind(client: BlockingClient) -> str:
-    """What the slots are."""
-    return next((node.kind for node in client.nodes()), "cpu")
+def say(console: Console, text: str) -> None:
+    """Print `text` as it is."""
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def new_picture(folder: Path | None) -> Path:
-    """A file that nobody else has."""
+    """Make a file that nobody else has."""
     descriptor, name = tempfile.mkstemp(prefix="slots-over-time-", suffix=".png", dir=folder)
     os.close(descriptor)
     return Path(name)
 
 
-def draw(client: BlockingClient, console: Console, picture: Path) -> None:
-    """Who had which slot when: on the terminal, and as a picture."""
-    events = list(client.events())
-    allocations, slots = allocations_from(events, until=events[-1].time), all_slots(events)
-    console.print(terminal(allocations, slots, min(console.width, 110)))
-    png(allocations, slots, picture, "slots over time")
-    console.print(f"\nthe same as a picture: {picture}", highlight=False, soft_wrap=True)
-
-
-def line(job: JobSummary) -> str:
-    """One job in a log."""
-    part = f"{job.progress:.0%}" if job.progress is not None else f"epoch {job.epoch}"
-    loss = f" loss {job.train_loss:.3f}" if job.train_loss is not None else ""
-    batch = f" slots {job.slots} batch {job.global_batch}" if job.global_batch else ""
-    return f"{job.job} {job.state} {part}{batch}{loss}"
-
-
-def metrics(job: JobSummary, most: int) -> str:
-    """What the script reported last; where not all has room, the last of it."""
-    told = [f"{name} {value:.3f}" for name, value in job.metrics.items()]
-    return ", ".join(told[-most:])
-
-
 def ones(*arguments: str) -> None:
-    """Run the command line of this environment."""
-    subprocess.run([Path(sys.executable).with_name("ones"), *arguments], check=True)  # noqa: S603
+    """Run the command line of this environment, to its end even if that is interrupted."""
+    process = subprocess.Popen(  # noqa: S603 - our own
+        [Path(sys.executable).with_name("ones"), *arguments],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
+    if code:
+        sys.exit(f"ones {' '.join(arguments)}: exit code {code}")
 
 
 if __name__ == "__main__":

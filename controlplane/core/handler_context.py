@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from controlplane.core.commands import Announce, Command, SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired
@@ -182,13 +182,20 @@ class HandlerContext:
         reason = f"it {what}, but the worker is {worker.phase.value} and its job {job.phase.value}"
         self.announce("worker.report_ignored", job, {**place(worker), "reason": reason})
 
-    def conclude(self, job: Job, outcome: str, formed: GroupFormed | None = None) -> None:
+    def conclude(
+        self,
+        job: Job,
+        outcome: str,
+        formed: GroupFormed | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
         """Record what became of the group that was ordered last; the first word counts.
 
         Args:
             job: whose group it was; nothing is recorded if it never had one.
             outcome: formed, abandoned, broken, suspended, or how the job lost it.
             formed: the report of its last member, for where it goes on from.
+            numbers: that came of its decision.
         """
         if job.version:
             concluded = GroupConcluded(
@@ -197,6 +204,7 @@ class HandlerContext:
                 at=self.now,
                 resumed_epoch=formed.epoch if formed else None,
                 resumed_step=formed.step if formed else None,
+                numbers=dict(numbers or {}),
             )
             self.records.append(concluded)
 

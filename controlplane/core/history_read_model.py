@@ -169,6 +169,8 @@ def followed(story: GroupStory, record: GroupConcluded | SpeedMeasured) -> Group
     if record.resumed_epoch is not None and record.resumed_step is not None:
         resumed = {"resumed_epoch": record.resumed_epoch, "resumed_step": record.resumed_step}
         version = msgspec.structs.replace(version, **resumed)
+    numbers = {**decision.numbers, **record.numbers}
     return GroupStory(
-        msgspec.structs.replace(decision, **said), msgspec.structs.replace(version, **said)
+        msgspec.structs.replace(decision, numbers=numbers, **said),
+        msgspec.structs.replace(version, **said),
     )

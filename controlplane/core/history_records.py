@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+import msgspec
+
 from controlplane.core.model.job import Job, SpeedPromise
 from controlplane.core.sweep_read_model import SweepHistory
 from schemas.ids import JobId, NodeId, Seconds, WorkerId
@@ -41,6 +43,7 @@ class GroupConcluded(Message, tag="history.group_concluded.1"):
     at: Seconds
     resumed_epoch: int | None = None  # where it went on from; None: as it was ordered
     resumed_step: int | None = None
+    numbers: dict[str, float] = msgspec.field(default_factory=dict)  # that came of it: pause_ms
 
 
 class SpeedMeasured(Message, tag="history.speed_measured.1"):

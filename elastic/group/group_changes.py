@@ -45,6 +45,15 @@ class ReductionTerms:
     compares: bool  # checksums of the states, on every rank alike
 
 
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """A boundary that was crossed, until its report; all in seconds."""
+
+    took_s: float
+    step_s: float  # of a usual step before it
+    sync_s: float  # of that, in reductions
+
+
 class GroupTransitions:
     """Acts on orders where it does not disturb the script, and on peers that are gone."""
 
@@ -82,6 +91,7 @@ class GroupTransitions:
         self._recovered: Recovered | None = None  # whose lost members' records are to be written
         self._stale = False  # what the loader drew ahead is void
         self._left = False
+        self._swap: _Swap | None = None  # that is to be reported
 
     @property
     def called_off(self) -> threading.Event:
@@ -154,6 +164,7 @@ class GroupTransitions:
         """
         if self._left:
             raise LeftGroup(0)
+        self._report_swap()
         if self.called_off.is_set():
             self.recover(None)
         if self._recovered is not None:
@@ -186,7 +197,7 @@ class GroupTransitions:
 
     def _cross(self, pending: PendingGroup) -> None:
         """The boundary: from here on this worker is in the pending group, or in none."""
-        began = time.perf_counter()
+        began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.usual()
         membership, order = self._membership, pending.order
         step = self._training.position.step
         fault_points.reach("boundary", rank=membership.rank, step=step, version=order.version)
@@ -207,8 +218,21 @@ class GroupTransitions:
         if member.rank == 0 and set(former) - set(membership.workers):
             self._records.write_for_lost(frozenset(membership.workers))
         fault_points.reach("swapped", rank=membership.rank, version=order.version)
-        pause_ms = (time.perf_counter() - began) * 1e3
-        report_formed(self._report, membership, self._training.position, pause_ms)
+        self._swap = _Swap(time.perf_counter() - began, step_s, sync_s)
+
+    def _report_swap(self, waited_s: float = 0.0) -> None:
+        """Report the group that was entered last, if that was not done.
+
+        Args:
+            waited_s: in the reductions of the first step behind the boundary.
+        """
+        swap, self._swap = self._swap, None
+        if swap is not None:
+            pause_s = swap.took_s + max(0.0, waited_s - swap.sync_s)
+            position = self._training.position
+            report_formed(
+                self._report, self._membership, position, pause_s=pause_s, step_s=swap.step_s
+            )
 
     def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
         """Begin with the portion of the coming step, or end."""
@@ -264,6 +288,7 @@ class GroupTransitions:
             CancelledError: if the wait was called off.
             BrokenGroupError: if the portion did not arrive.
         """
+        self._report_swap(self._training.recent_steps.synced_s())
         if agreed.skipped > 0 or (terms.compares and not agreed.same):
             self._check.differs = True
         self._records.write()
@@ -304,6 +329,7 @@ class GroupTransitions:
         Raises:
             LeftGroup: if this worker is not in it.
         """
+        self._report_swap()
         self._abort_groups()
         if take_back is not None:
             take_back()

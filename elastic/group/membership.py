@@ -84,7 +84,12 @@ def _alone(rank: int, device: torch.device) -> ProcessGroup:
 
 
 def report_formed(
-    report: Report, membership: Membership, position: TrainingPosition, pause_ms: float = 0.0
+    report: Report,
+    membership: Membership,
+    position: TrainingPosition,
+    *,
+    pause_s: float = 0.0,
+    step_s: float = 0.0,
 ) -> None:
     """Say that this worker trains in its present group, with the whole state or without.
 
@@ -92,12 +97,14 @@ def report_formed(
         report: to the controller.
         membership: of this worker.
         position: where it begins in the group.
-        pause_ms: how long its training stood still for it.
+        pause_s: how long its training stood still for it.
+        step_s: of a usual step before that; 0: not measured.
     """
     report(
         GroupFormed,
         group=membership.version,
         epoch=position.epoch - 1,
         step=position.step,
-        pause_ms=pause_ms,
+        pause_ms=pause_s * 1e3,
+        step_ms=step_s * 1e3,
     )

@@ -18,6 +18,11 @@ class PassTimes:
     local_batch: int  # samples of a pass, the largest of the step
     passes: int  # in a step
 
+    @property
+    def step_s(self) -> float:
+        """Seconds of a whole step."""
+        return (self.pass_s - self.sync_s) * self.passes + self.sync_s
+
 
 @dataclass(frozen=True, slots=True)
 class StepMeans:
@@ -102,6 +107,15 @@ class RecentSteps:
             seconds: by the training thread's clock.
         """
         self._sync_s += seconds
+
+    def usual(self) -> tuple[float, float]:
+        """Seconds of a step, and of its reductions, as measured last; zeros before that."""
+        times = self.means.times if self.means is not None else None
+        return (times.step_s, times.sync_s) if times is not None else (0.0, 0.0)
+
+    def synced_s(self) -> float:
+        """Seconds that the step under way spent in reductions so far."""
+        return self._sync_s
 
     def step_over(
         self,

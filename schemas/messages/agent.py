@@ -63,7 +63,8 @@ class GroupFormed(ScriptReport, tag="worker.group_formed.2"):
     group: Version
     epoch: int  # finished epochs at that moment
     step: int
-    pause_ms: float = 0.0  # what the swap cost its training thread
+    pause_ms: float = 0.0  # of its training thread: the swap, and a longer wait for peers behind it
+    step_ms: float = 0.0  # of a usual step before it; 0: not measured
 
 
 class JoinFailed(ScriptReport, tag="worker.join_failed.1"):

@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from schemas.messages.agent import GroupFormed
 from tests.elastic.groups import (
     LOOP,
     NOISY,
@@ -84,6 +85,19 @@ def test_a_group_that_grows_and_shrinks_trains_as_one_process_would(
         job.finish()
 
         as_alone(job, source, 12, size=size)
+
+
+@pytest.mark.slow
+def test_members_that_stay_tell_how_long_they_stood_still(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP)) as job:
+        job.start(12)
+        job.change(6, 6)
+        job.change(12)
+        job.finish()
+
+        told = [one for one in job.reported(GroupFormed) if one.pause_ms]
+        assert [one.group for one in told] == [2, 3]
+        assert [one.rank for one in told] == [0, 0]
 
 
 @pytest.mark.slow

@@ -152,3 +152,15 @@ def test_a_reduction_that_failed_is_no_part_of_the_steps_of_the_next_group() -> 
 
     assert means is not None
     assert means.times == PassTimes(2.0, 0.0, 64, 1)
+
+
+def test_a_pause_is_held_against_a_usual_step_and_its_usual_wait_for_peers() -> None:
+    clock = Clock()
+    assert clock.meter.usual() == (0.0, 0.0)
+    for _ in range(3):
+        clock.step(1.0, sync_s=0.25, shares=(32, 32), passes=2)
+    clock.meter.reduced(0.5)
+    clock.meter.reduced(0.25)
+
+    assert clock.meter.usual() == (1.0, 0.25)
+    assert clock.meter.synced_s() == 0.75

@@ -210,6 +210,8 @@ def formed(
     group: int | None = None,
     epoch: int = 0,
     step: int | None = None,
+    pause_ms: float = 0.0,
+    step_ms: float = 0.0,
 ) -> GroupFormed:
     return GroupFormed(
         **_worker(job, version, rank),
@@ -217,6 +219,8 @@ def formed(
         group=Version(version if group is None else group),
         epoch=epoch,
         step=epoch * 16 if step is None else step,
+        pause_ms=pause_ms,
+        step_ms=step_ms,
     )
 
 

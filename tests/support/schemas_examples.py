@@ -349,7 +349,9 @@ _OF_WORKERS: Final = (
     ),
     agent.SlotAwaited(**_WORKER, index=1),
     agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),
-    agent.GroupFormed(**_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25),
+    agent.GroupFormed(
+        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0
+    ),
     agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),
     agent.GroupBroken(**_WORKER, index=3, group=VERSION, error="connection reset by peer"),
     agent.Quiesced(**_WORKER, index=4, group=VERSION, step=341, epoch=12, full=True, port=29_402),

@@ -21,6 +21,7 @@ from controlplane.core.handlers.group_orders import (
 )
 from controlplane.core.handlers.job_ends import forget_exited
 from controlplane.core.model import rescale as rescales
+from controlplane.core.model.believable_numbers import bounded
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
@@ -159,6 +160,9 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
     change = status.change
     if event.group != change.group.version or change.phase not in FORMING:
         return
+    told = bounded(event)
+    if told.pause_ms > change.pause_ms:
+        change.pause_ms, change.step_ms = told.pause_ms, max(0.0, told.step_ms)
     if all(job.workers[m.worker].formed == event.group for m in change.group.members):
         _settle(ctx, job, status)
 
@@ -181,7 +185,7 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
         job.accounting.rescales += 1
         ctx.totals.rescales += 1
     ctx.state.deadlines.clear(job.job)
-    ctx.conclude(job, "formed")
+    ctx.conclude(job, "formed", numbers=change.pause)
     ctx.advance(
         job,
         JobTrigger.GROUP_FORMED,
@@ -191,6 +195,7 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
             "slots": len(group.members),
             "batch": group.global_batch,
             "took_s": ctx.now - change.began,
+            **change.pause,
         },
     )
     ctx.send_to(job, dict.fromkeys([*nodes_of(old), *nodes_of(group), *change.notified_nodes]))

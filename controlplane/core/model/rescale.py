@@ -97,6 +97,16 @@ class Rescale(msgspec.Struct, kw_only=True):
     source: int | None = None  # recover: rank whose state all take
     points: dict[WorkerId, QuiescePoint] = {}
     notified_nodes: dict[NodeId, None] = {}  # nodes that heard of this version
+    pause_ms: float = 0.0  # of the member that stood still for longest
+    step_ms: float = 0.0  # of its usual step before; 0: not measured
+
+    @property
+    def pause(self) -> dict[str, float]:
+        """How long training stood still, in ms and in steps, as far as that was reported."""
+        if not self.pause_ms:
+            return {}
+        steps = {"pause_steps": self.pause_ms / self.step_ms} if self.step_ms else {}
+        return {"pause_ms": self.pause_ms, **steps}
 
 
 def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhase:

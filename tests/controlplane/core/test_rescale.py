@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from signal import SIGKILL
 from typing import Any
 
@@ -12,6 +13,7 @@ from controlplane.core.deadlines import PREPARE_LIMIT_S, QUIESCE_LIMIT_S, SWITCH
 from controlplane.core.desired_state import desired
 from controlplane.core.handlers.group_recovery import MAX_RECOVERIES
 from controlplane.core.inputs import OverrideDue, RescaleExpired, ResizeRequested
+from controlplane.core.model.believable_numbers import LARGEST
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
@@ -221,6 +223,31 @@ def test_a_group_is_settled_when_each_of_its_members_takes_its_steps_in_it() -> 
         controller.history_of(A).versions[-1].kind,
         controller.history_of(A).versions[-1].took_s,
     ) == (JOIN, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("pause_ms", "step_ms", "said"),
+    [
+        (12.5, 50.0, {"pause_ms": 12.5, "pause_steps": 0.25}),
+        (12.5, 0.0, {"pause_ms": 12.5}),
+        (12.5, math.nan, {"pause_ms": 12.5}),
+        (0.0, 50.0, {}),
+        (-1.0, 50.0, {}),
+        (math.nan, 50.0, {}),
+        (math.inf, 0.0, {"pause_ms": LARGEST}),
+    ],
+)
+def test_a_change_says_how_long_training_stood_still_for_it(
+    pause_ms: float, step_ms: float, said: dict[str, float]
+) -> None:
+    controller = switching()
+    controller.tell(N1, formed(A, index=4, group=2, pause_ms=pause_ms, step_ms=step_ms))
+
+    (announced, *_) = controller.tell(N2, formed(A, 2, rank=1))
+
+    why = "trains on 2 slots, batch 64: ann asked for n1/0, n2/0"
+    assert announced == news("job.running", A, reason=why, slots=2, batch=64, took_s=0.0, **said)
+    assert controller.history_of(A).decisions[-1].numbers == said
 
 
 def test_a_newcomer_is_chosen_on_the_node_where_the_job_is() -> None:
