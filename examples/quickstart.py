@@ -32,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from controlplane.cli.timeline import Window, all_slots, allocations_from, png, terminal
-from controlplane.cli.timeline_allocations import colour_indices, job_colour
+from controlplane.cli.timeline_allocations import colour_indices, job_colour, pasts_from
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
 from schemas.ids import JobId
@@ -499,7 +499,8 @@ def run(chosen: argparse.Namespace, home: Path, console: Console, began: float) 
     console.print()
     file = chosen.picture or new_picture(chosen.dir)
     caption = f"Slots over time. {PACE if paced else UNPACED}."
-    png(allocations_from(events, until), all_slots(events), file, caption, window=window)
+    allocations, pasts = allocations_from(events, until), pasts_from(events, until)
+    png(allocations, all_slots(events), file, caption, window=window, pasts=pasts)
     following = "bin/quickstart --keep leaves the cluster up, to look around"
     if chosen.keep:
         following = f"export ONES_HOME={home}; bin/ones ps --all; bin/ones local down --dir {home}"

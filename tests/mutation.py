@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -92,7 +93,10 @@ def copy_checkout(target: Path) -> None:
 def mutmut(copy: Path, *names: str) -> None:
     """Run mutmut on mutants of these names; its progress goes to stderr."""
     command = [sys.executable, "-m", "mutmut", "run", *names]
-    subprocess.run(command, cwd=copy, stdout=sys.stderr, check=False)
+    temporary = copy / "tmp"  # of the runs, most of which fail and keep their folders
+    temporary.mkdir(exist_ok=True)
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    subprocess.run(command, cwd=copy, env=env, stdout=sys.stderr, check=False)
 
 
 def results(copy: Path) -> dict[str, str]:
