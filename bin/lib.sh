@@ -6,13 +6,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 python=${PYTHON:-python3}
 
-# `bin/NAME --help` prints the comment at the script's head, and installs nothing.
-case "${1:-}" in
-  -h | --help)
-    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-    exit 0
-    ;;
-esac
+# Print the comment at the head of a script of ours, which is its help.
+usage() {
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$root/bin/$(basename "$0")"
+  exit "${1:-0}"
+}
 
 install() {
   local extra=$1 stamp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from nodeagent.job_cgroups import PREFIX, JobGroups
 
 GOES_WITHIN_S: Final = 20.0  # a process that was told to end
 LOOK_S: Final = 0.05
+SHARED: Final = ("torch_", "psm_", "sem.", "ones-")
 OWN: Final = "t"  # pytest's temporary folders, inside ours
 
 
@@ -65,30 +67,32 @@ def surround() -> Surroundings:
 
 
 def _processes(folder: Path) -> list[str]:
-    """Other processes that were started with the folder as TMPDIR, or work or were named in it."""
+    """Other processes whose arguments, title, environment, cwd or open files name the folder."""
     found, name = [], os.fsencode(folder)
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             command = (entry / "cmdline").read_bytes()
-            where = os.fsencode((entry / "cwd").readlink())
-            said = (entry / "environ").read_bytes()
+            environment = (entry / "environ").read_bytes()
+            links = [os.fsencode(path.readlink()) for path in (entry / "fd").iterdir()]
+            cwd = os.fsencode((entry / "cwd").readlink())
         except OSError:  # it ended, or is another user's
             continue
-        if any(name in text for text in (command, where, said)):
+        if any(name in text for text in (command, environment, cwd, *links)):
             words = command.replace(b"\0", b" ").decode(errors="replace")
             found.append(f"process {entry.name}: {words}")
     return found
 
 
 def _shared_memory() -> set[Path]:
-    with os.scandir("/dev/shm") as entries:  # noqa: S108
-        return {
-            Path(entry.path)
-            for entry in entries
-            if entry.stat(follow_symlinks=False).st_uid == os.getuid()
-        }
+    """Shared memory of this user with names that torch, Python or our tests give."""
+    found = set()
+    for path in Path("/dev/shm").iterdir():  # noqa: S108
+        with contextlib.suppress(OSError):
+            if path.name.startswith(SHARED) and path.lstat().st_uid == os.getuid():
+                found.add(path)
+    return found
 
 
 def _mapped(path: Path) -> bool:
