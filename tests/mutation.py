@@ -30,10 +30,7 @@ source_paths=
     {packages}
 only_mutate={code}/*
 also_copy=
-    bin
-    docs
-    examples
-    README.md
+    {others}
 pytest_add_cli_args=
     -p
     no:xdist
@@ -56,8 +53,11 @@ def main() -> int:
     code, tests = ROOMS[chosen.room]
     with tempfile.TemporaryDirectory(prefix="ones-mutants-") as folder:
         copy = Path(folder)
-        copy_checkout(copy)
-        text = SETTINGS.format(packages="\n    ".join(PACKAGES), code=code, tests=tests)
+        files = copy_checkout(copy)
+        others = [name for name in files if not name.startswith("tests/") and not is_code(name)]
+        text = SETTINGS.format(
+            packages="\n    ".join(PACKAGES), code=code, tests=tests, others="\n    ".join(others)
+        )
         (copy / "setup.cfg").write_text(text, encoding="utf-8")
         mutmut(copy, NOTHING)
         names = sorted(results(copy))
@@ -79,15 +79,21 @@ def main() -> int:
     return 0
 
 
-def copy_checkout(target: Path) -> None:
-    """Copy what git knows or would add, and link the environment."""
+def is_code(name: str) -> bool:
+    """Return whether mutmut copies the file by itself."""
+    return name.endswith(".py") and name.split("/")[0] in PACKAGES
+
+
+def copy_checkout(target: Path) -> list[str]:
+    """Copy what git knows or would add, and link the environment; return the files' names."""
     command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-    for name in filter(None, listed.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+    names = [name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()]
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target / name)
     (target / ".venv").symlink_to(ROOT / ".venv")
+    return names
 
 
 def mutmut(copy: Path, *names: str) -> None:
