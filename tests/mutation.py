@@ -81,7 +81,7 @@ def main() -> int:
 
 def is_code(name: str) -> bool:
     """Return whether mutmut copies the file by itself."""
-    return name.endswith(".py") and name.split("/")[0] in PACKAGES
+    return name.endswith(".py") and name.split("/", maxsplit=1)[0] in PACKAGES
 
 
 def copy_checkout(target: Path) -> list[str]:
