@@ -48,5 +48,5 @@ def _filled(view: ClusterView, now: Seconds, *, admits: bool) -> Plan:
         chosen: list[SlotId] = [slot.slot for slot in consolidate(free, job.least)]
         free = [slot for slot in free if slot.slot not in chosen]
         placed[job.job] = split(job.batch_size, chosen)
-        reasons[job.job] = Reason("fill", "fills free slots while the search is away")
+        reasons[job.job] = Reason("fill", "takes free slots until the policy answers")
     return Plan(based_on=view.version, local_batch=placed, reasons=reasons, wake_at=wake_at)

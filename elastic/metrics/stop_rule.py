@@ -39,7 +39,7 @@ def stop_reason(
         if reason:
             return reason
     if rule.epochs is not None and epoch >= rule.epochs:
-        return f"all {rule.epochs} epochs are done"
+        return f"all {rule.epochs} epochs are done" if rule.epochs > 1 else "its epoch is done"
     if rule.samples is not None and samples >= rule.samples:
         return f"all {rule.samples} samples are done"
     return ""
