@@ -55,6 +55,8 @@ def main() -> int:
         copy = Path(folder)
         files = copy_checkout(copy)
         others = [name for name in files if not name.startswith("tests/") and not is_code(name)]
+        for name in others:
+            (copy / "mutants" / name).parent.mkdir(parents=True, exist_ok=True)
         text = SETTINGS.format(
             packages="\n    ".join(PACKAGES), code=code, tests=tests, others="\n    ".join(others)
         )
