@@ -38,7 +38,9 @@ def _filled(view: ClusterView, now: Seconds, *, admits: bool) -> Plan:
             wake_at = min(job.ready_at, wake_at or job.ready_at)
             continue
         if admits and job.undecided:
-            reasons[job.job] = Reason("waits", "waits to be admitted; the policy does not answer yet")
+            reasons[job.job] = Reason(
+                "waits", "waits to be admitted; the policy does not answer yet"
+            )
             continue
         if job.least > len(free):
             needs = f"{job.least} slot{'s' * (job.least != 1)}"

@@ -20,7 +20,9 @@ def test_what_runs_goes_on_and_free_slots_are_given_to_the_oldest() -> None:
 
     assert [*plan.local_batch] == [A, C]
     assert plan.reasons[C].code == "fill"
-    waits = Reason("waits", "waits for 1 slot, 0 free; the policy does not answer yet", {"needs": 1, "free": 0})
+    waits = Reason(
+        "waits", "waits for 1 slot, 0 free; the policy does not answer yet", {"needs": 1, "free": 0}
+    )
     assert plan.reasons[B] == waits
 
 
