@@ -290,7 +290,7 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         target = [*have, *new] if new else [slot for slot in have if slot in override.on]
     else:
         target = [*have[:size], *new]
-    batch = _batch(job, override, len(target))
+    batch = _batch(job, override, len(target) if ctx.state.rules else size)
     same = target == have and group.global_batch == batch
     if missing or same or (len(target) < size and not ctx.state.rules):
         short = ", ".join(missing) or (f"{size - len(have)} more" if len(have) < size else "")
@@ -299,7 +299,8 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     elif job.attempts.change_at > ctx.now:
         job.override_waits = "waits before its next try"
     else:
-        asked = _named(size, override.batch, override.on)
+        rounded = override.batch is not None and not ctx.state.rules
+        asked = _named(size, batch if rounded else override.batch, override.on)
         reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
 
@@ -342,10 +343,14 @@ def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
         slots = not there >= set(override.on)
     else:
         size = _size(job, override)
-        free = ctx.state.slot_index.available().free
-        part = ctx.state.rules and len(job.size.slots) < len(there) < size and not free
+        # Growth in part goes on when it has settled: giving it up for more would end its newcomers,
+        # whose slots would then be free for the next change, and so on.
+        part = ctx.state.rules and len(job.size.slots) < len(there) < size
         slots = len(there) != size and not part
-    return slots or (override.batch is not None and override.batch != group.global_batch)
+    if override.batch is None:
+        return slots
+    batch = _batch(job, override, len(there)) if ctx.state.rules else override.batch
+    return slots or batch != group.global_batch
 
 
 def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason:
