@@ -236,6 +236,10 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     elif _preparing(job) and _outdated(ctx, job, override):
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
         _reconcile(ctx, job, override)
+    elif ctx.state.rules and not override.on:
+        more = (override.slots or 0) - len(job.members())
+        if more > 0:  # policies leave it the slots that become free
+            job.override_waits = f"waits for slots as {override.user} asked: {more} more"
 
 
 def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
@@ -270,11 +274,17 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     free = [slot for slot in free if not override.on or slot in override.on]
     part = ctx.state.rules and not override.on
     least = min(size, job.spec.slots[0]) if part else size
+    asked = _named(size, None, ()) if ctx.state.rules else f"{size} slots"
     if len(free) < least:
-        job.override_waits = f"waits for {least} slots as {override.user} asked, {len(free)} free"
+        waits = f"waits for {asked} as {override.user} asked, {len(free)} free"
+        if ctx.state.rules:
+            needs = f", it needs {least} at least" if least < size else ""
+            room = f"{len(free)} {'is' if len(free) == 1 else 'are'} free"
+            waits = f"waits: {override.user} asked for {asked}{needs}, {room}"
+        job.override_waits = waits
         return
     chosen = _close_together(free, (), size)
-    reason = _reason(override, f"{size} slots", size, len(chosen))
+    reason = _reason(override, asked, size, len(chosen))
     start(ctx, job, split(_batch(job, override, len(chosen)), chosen), reason, by=OPERATOR)
 
 

@@ -19,7 +19,15 @@ from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from schemas.groups import Member
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Version
-from schemas.messages.agent import JOIN, PREPARE, RECOVER, SUSPEND, GroupDelta
+from schemas.messages.agent import (
+    JOIN,
+    PREPARE,
+    RECOVER,
+    SUSPEND,
+    GroupBroken,
+    GroupDelta,
+    JoinFailed,
+)
 from tests.support.builders import (
     BATCH,
     N1,
@@ -300,6 +308,7 @@ def test_growth_in_part_goes_on_while_slots_become_free_and_is_followed_by_the_r
     controller = training(cluster_of(n1=1), S0, slots=(1, 8))
     controller.take(resized(A, 6))
     told = [reasons(controller.take(greeting(node))) for node in (N2, NodeId("n3"))]
+    kept = [slot.usable for slot in controller.view().slots]
     controller.tell(N1, store(A, index=3, group=2, port=29500))
     controller.tell(N2, ready(A, 2, rank=1))
     controller.tell(N1, formed(A, index=4, group=2))
@@ -308,6 +317,7 @@ def test_growth_in_part_goes_on_while_slots_become_free_and_is_followed_by_the_r
 
     why = "ann asked for 6 slots; {} for now, no more are free"
     assert told == [[f"{why.format(2)}: 1 -> 2 slots, batch 64 -> 64"], []]
+    assert kept == [False, False, False], "no policy takes what becomes free"
     assert reasons(settled) == [
         f"trains on 2 slots, batch 64: {why.format(2)}",
         f"{why.format(3)}: 2 -> 3 slots, batch 64 -> 64",
@@ -346,7 +356,9 @@ def test_a_job_that_waits_is_not_started_below_its_least() -> None:
     commands = controller.take(resized(A, 3))
 
     assert deltas(commands) == []
-    assert controller.job(A).override_waits == "waits for 2 slots as ann asked, 1 free"
+    assert controller.job(A).override_waits == (
+        "waits: ann asked for 3 slots, it needs 2 at least, 1 is free"
+    )
     assert len(deltas(controller.take(greeting(N2)))) == 2, "a slot came"
 
 
@@ -1067,18 +1079,27 @@ def test_a_script_that_raises_while_others_recover_from_a_loss_is_left_behind() 
     assert change(controller) is RescalePhase.QUIESCING
 
 
-def test_a_script_that_raises_before_its_group_has_formed_fails_the_job() -> None:
+@pytest.mark.parametrize(
+    "consequence",
+    [
+        broken(A, rank=1, index=3, group=1, error="reset by peer"),
+        join_failed(A, rank=1, index=3, group=1, error="reset by peer"),
+    ],
+)
+def test_a_script_that_raises_before_its_group_has_formed_fails_the_job(
+    consequence: GroupBroken | JoinFailed,
+) -> None:
     controller = cluster_of(n1=1, n2=1)
     controller.submit("a", **ELASTIC)
     controller.place({A: HALVES})
     for node, rank in ((N1, 0), (N2, 1)):
         controller.tell(node, ready(A, rank=rank, port=29500))
     controller.tell(N1, raised(A, index=3, error="OSError: disk full", where=""))
-    controller.tell(N2, broken(A, rank=1, index=3, group=1, error="reset by peer"))
 
-    commands = controller.tell(N1, exited(A, code=1))
+    commands = controller.tell(N2, consequence)
 
-    assert reasons(commands) == ["OSError: disk full: exit code 1"]
+    assert reasons(commands) == ["OSError: disk full"], "its process may go on in a thread"
+    assert phase(controller) is Phase.FAILED
 
 
 def test_a_job_has_succeeded_when_its_last_worker_ends() -> None:
