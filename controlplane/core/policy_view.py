@@ -75,7 +75,7 @@ class ViewBuilder:
         """The row of slots; only those that changed are looked at again."""
         state, slot_index = self._state, self._state.slot_index
         held = sum(
-            max(0, (job.override.slots or 0) - len(job.group.members if job.group else ()))
+            max(0, (job.override.slots or 0) - len(job.members()))
             for job in map(state.jobs.__getitem__, state.overrides)
             if job.override and job.override_waits and not job.override.paused
         )

@@ -18,7 +18,7 @@ from controlplane.core.handlers.group_orders import (
     share_batch,
     trains_on,
 )
-from controlplane.core.handlers.job_ends import forget_exited, restart_from_checkpoint
+from controlplane.core.handlers.job_ends import fail, forget_exited, restart_from_checkpoint
 from controlplane.core.inputs import RescaleExpired
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Job
@@ -228,16 +228,15 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
 
     Args:
         ctx: of this input.
-        job: it starts again if the group that is started could not form; else it recovers.
+        job: it starts again if the group that is started could not form, and fails if that is
+            because its script raised; else it recovers.
         event: the version of the group that broke, and the error in words. An older version than
             that in force is late, and so is any while the others quiesce.
     """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting):
-        if status.script.error and ctx.state.rules:
-            return  # one of them raised; its end, which is about to come, decides
         if version == status.group.version:
-            restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
+            _could_not_form(ctx, job, status, why)
         elif version > status.group.version:
             recover(ctx, job, f"the group lost a member: {why}")
     elif isinstance(status, Running):
@@ -252,18 +251,26 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
             recover(ctx, job, f"the group lost a member: {why}")
 
 
+def _could_not_form(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
+    """Start again; fail if a script raised, whose process may live on in a thread."""
+    if status.script.error and ctx.state.rules:
+        fail(ctx, job, status.script.error)
+    else:
+        restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
+
+
 def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) -> None:
     """A member could not build a group; it goes on in the one that it has.
 
     Args:
         ctx: of this input.
-        job: it starts again, abandons its change or recovers anew, by where it stands.
+        job: it starts again, fails, abandons its change or recovers anew, by where it stands.
         event: the version that could not be built, and the error in words. One of another version
             is late, and changes nothing.
     """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting) and version == status.group.version:
-        restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
+        _could_not_form(ctx, job, status, why)
     elif isinstance(status, Rescaling) and version == status.change.group.version:
         if status.change.phase is RescalePhase.SWITCHING:
             why = f"the new group could not be built: {why}"

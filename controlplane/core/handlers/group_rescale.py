@@ -161,7 +161,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
     if event.group != change.group.version or change.phase not in FORMING:
         return
     told = bounded(event)
-    if told.pause_ms > change.pause_ms:
+    if ctx.state.rules and told.pause_ms > change.pause_ms:
         change.pause_ms, change.step_ms = told.pause_ms, max(0.0, told.step_ms)
     if all(job.workers[m.worker].formed == event.group for m in change.group.members):
         _settle(ctx, job, status)

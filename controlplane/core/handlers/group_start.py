@@ -116,6 +116,8 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     if event.step:
         why += f", resumed after epoch {event.epoch}, step {event.step}"
     detail: Detail = {"slots": len(group.members), "epoch": event.epoch}
+    if ctx.state.rules:
+        detail["batch"] = group.global_batch
     running = Running(group=group, script=status.script)
     ctx.advance(job, JobTrigger.GROUP_FORMED, running, why, detail)
     ctx.send(job)
@@ -170,7 +172,8 @@ def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) ->
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
     """A group did not form in time.
 
-    A script that runs is waited for, however long: it may prepare its data before it loads.
+    A script that runs is waited for, however long: it may prepare its data before it loads. One
+    that raised is not: a thread of it may go on.
 
     Args:
         ctx: of this input.
@@ -180,7 +183,11 @@ def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
     deadline = ctx.state.deadlines.starts.get(event.job)
     if job is None or deadline is None or deadline.version != event.version:
         return
-    if any(worker.phase is WorkerPhase.STARTED for worker in job.group_workers()):
+    status = job.status
+    raised = status.script.error if isinstance(status, Starting) and ctx.state.rules else ""
+    started = any(worker.phase is WorkerPhase.STARTED for worker in job.group_workers())
+    if started and not raised:
         ctx.state.deadlines.expect_start(event.job, event.version, ctx.now)
         return
-    fail(ctx, job, f"its script did not come to its first epoch within {START_LIMIT_S:.0f} s")
+    late = f"its script did not come to its first epoch within {START_LIMIT_S:.0f} s"
+    fail(ctx, job, raised or late)

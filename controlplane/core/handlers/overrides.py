@@ -236,6 +236,10 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     elif _preparing(job) and _outdated(ctx, job, override):
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
         _reconcile(ctx, job, override)
+    elif ctx.state.rules and not override.on:
+        more = (override.slots or 0) - len(job.members())
+        if more > 0:  # policies leave it the slots that become free
+            job.override_waits = f"waits for slots as {override.user} asked: {more} more"
 
 
 def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
@@ -270,11 +274,17 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     free = [slot for slot in free if not override.on or slot in override.on]
     part = ctx.state.rules and not override.on
     least = min(size, job.spec.slots[0]) if part else size
+    asked = _named(size, None, ()) if ctx.state.rules else f"{size} slots"
     if len(free) < least:
-        job.override_waits = f"waits for {least} slots as {override.user} asked, {len(free)} free"
+        waits = f"waits for {asked} as {override.user} asked, {len(free)} free"
+        if ctx.state.rules:
+            needs = f", it needs {least} at least" if least < size else ""
+            room = f"{len(free)} {'is' if len(free) == 1 else 'are'} free"
+            waits = f"waits: {override.user} asked for {asked}{needs}, {room}"
+        job.override_waits = waits
         return
     chosen = _close_together(free, (), size)
-    reason = _reason(override, f"{size} slots", size, len(chosen))
+    reason = _reason(override, asked, size, len(chosen))
     start(ctx, job, split(_batch(job, override, len(chosen)), chosen), reason, by=OPERATOR)
 
 
@@ -290,7 +300,7 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         target = [*have, *new] if new else [slot for slot in have if slot in override.on]
     else:
         target = [*have[:size], *new]
-    batch = _batch(job, override, len(target))
+    batch = _batch(job, override, len(target) if ctx.state.rules else size)
     same = target == have and group.global_batch == batch
     if missing or same or (len(target) < size and not ctx.state.rules):
         short = ", ".join(missing) or (f"{size - len(have)} more" if len(have) < size else "")
@@ -299,7 +309,8 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     elif job.attempts.change_at > ctx.now:
         job.override_waits = "waits before its next try"
     else:
-        asked = _named(size, override.batch, override.on)
+        rounded = override.batch is not None and not ctx.state.rules
+        asked = _named(size, batch if rounded else override.batch, override.on)
         reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
 
@@ -342,10 +353,14 @@ def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
         slots = not there >= set(override.on)
     else:
         size = _size(job, override)
-        free = ctx.state.slot_index.available().free
-        part = ctx.state.rules and len(job.size.slots) < len(there) < size and not free
+        # Growth in part goes on when it has settled: giving it up for more would end its newcomers,
+        # whose slots would then be free for the next change, and so on.
+        part = ctx.state.rules and len(job.size.slots) < len(there) < size
         slots = len(there) != size and not part
-    return slots or (override.batch is not None and override.batch != group.global_batch)
+    if override.batch is None:
+        return slots
+    batch = _batch(job, override, len(there)) if ctx.state.rules else override.batch
+    return slots or batch != group.global_batch
 
 
 def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason:

@@ -196,7 +196,7 @@ def test_a_formed_group_is_running_and_settled() -> None:
     commands = controller.tell(N1, formed(A))
 
     assert commands == [
-        news("job.running", A, reason="trains on 1 slot, batch 64", slots=1, epoch=0),
+        news("job.running", A, reason="trains on 1 slot, batch 64", slots=1, epoch=0, batch=64),
         send(N1, settle(A)),
         AskForPlan(),
     ]
@@ -682,6 +682,17 @@ def test_a_group_that_does_not_form_in_time_is_a_failure_of_the_script() -> None
     ]
     assert usable(controller) == {S0: False}, "its process still lives"
     assert controller.due(9 * START_LIMIT_S) == []
+
+
+def test_a_script_that_raised_fails_in_time_though_its_process_goes_on() -> None:
+    controller = starting()
+    controller.tell(N1, started(A))
+    controller.tell(N1, raised(A, index=3, error="ValueError: no", where=""))
+    (expired,) = controller.due(START_LIMIT_S)
+
+    commands = controller.take(expired)
+
+    assert reasons(commands) == ["ValueError: no"]
 
 
 def test_an_old_deadline_leaves_the_new_one_alone() -> None:

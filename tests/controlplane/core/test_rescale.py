@@ -18,8 +18,16 @@ from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from schemas.groups import Member
-from schemas.ids import JobId, Seconds, SlotId, Version
-from schemas.messages.agent import JOIN, PREPARE, RECOVER, SUSPEND, GroupDelta
+from schemas.ids import JobId, NodeId, Seconds, SlotId, Version
+from schemas.messages.agent import (
+    JOIN,
+    PREPARE,
+    RECOVER,
+    SUSPEND,
+    GroupBroken,
+    GroupDelta,
+    JoinFailed,
+)
 from tests.support.builders import (
     BATCH,
     N1,
@@ -250,6 +258,17 @@ def test_a_change_says_how_long_training_stood_still_for_it(
     assert controller.history_of(A).decisions[-1].numbers == said
 
 
+def test_the_pause_of_a_change_is_no_part_of_a_former_release_s_state() -> None:
+    controller = switching()
+    controller.state.rules = 0
+
+    controller.tell(N1, formed(A, index=4, group=2, pause_ms=12.5, step_ms=50.0))
+
+    under_way = controller.job(A).change
+    assert under_way is not None
+    assert under_way.pause == {}
+
+
 def test_a_newcomer_is_chosen_on_the_node_where_the_job_is() -> None:
     controller = alone()
 
@@ -285,6 +304,51 @@ def test_a_job_that_waits_starts_on_what_is_free_within_its_bounds_and_grows_to_
     ]
 
 
+def test_growth_in_part_goes_on_while_slots_become_free_and_is_followed_by_the_rest() -> None:
+    controller = training(cluster_of(n1=1), S0, slots=(1, 8))
+    controller.take(resized(A, 6))
+    told = [reasons(controller.take(greeting(node))) for node in (N2, NodeId("n3"))]
+    kept = [slot.usable for slot in controller.view().slots]
+    controller.tell(N1, store(A, index=3, group=2, port=29500))
+    controller.tell(N2, ready(A, 2, rank=1))
+    controller.tell(N1, formed(A, index=4, group=2))
+
+    settled = controller.tell(N2, formed(A, 2, rank=1))
+
+    why = "ann asked for 6 slots; {} for now, no more are free"
+    assert told == [[f"{why.format(2)}: 1 -> 2 slots, batch 64 -> 64"], []]
+    assert kept == [False, False, False], "no policy takes what becomes free"
+    assert reasons(settled) == [
+        f"trains on 2 slots, batch 64: {why.format(2)}",
+        f"{why.format(3)}: 2 -> 3 slots, batch 64 -> 64",
+    ]
+
+
+def test_an_order_for_a_batch_smaller_than_its_slots_is_given_once() -> None:
+    controller = training(cluster_of(n1=2, n2=2), S0)
+    first = reasons(controller.take(resized(A, 4, batch=2)))
+
+    again = controller.tell(N1, started(A, 2, rank=1))
+
+    assert first == ["ann asked for 4 slots, batch 2: 1 -> 4 slots, batch 64 -> 4"]
+    assert (reasons(again), controller.job(A).version) == ([], 2)
+
+
+def test_the_batch_of_a_former_release_is_that_of_the_order_and_not_of_the_move_to_it() -> None:
+    controller = cluster_of(n1=2, n2=2)
+    controller.submit("a", **ELASTIC, batch_size=2)
+    controller.place({A: {S0: 1, S1: 1}})
+    for rank in (0, 1):
+        controller.tell(N1, ready(A, rank=rank, port=29500))
+    for rank in (0, 1):
+        controller.tell(N1, formed(A, rank=rank))
+    controller.state.rules = 0
+
+    commands = controller.take(resized(A, on=(T0, T1)))
+
+    assert reasons(commands) == ["ann asked for n2/0, n2/1: 2 -> 4 slots, batch 2 -> 2"]
+
+
 def test_a_job_that_waits_is_not_started_below_its_least() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a", **{**ELASTIC, "slots": (2, 4)})
@@ -292,7 +356,9 @@ def test_a_job_that_waits_is_not_started_below_its_least() -> None:
     commands = controller.take(resized(A, 3))
 
     assert deltas(commands) == []
-    assert controller.job(A).override_waits == "waits for 2 slots as ann asked, 1 free"
+    assert controller.job(A).override_waits == (
+        "waits: ann asked for 3 slots, it needs 2 at least, 1 is free"
+    )
     assert len(deltas(controller.take(greeting(N2)))) == 2, "a slot came"
 
 
@@ -692,11 +758,11 @@ def test_when_the_last_incumbent_ends_well_the_job_has_ended_whatever_its_newcom
 def test_a_newer_order_takes_the_place_of_one_that_is_prepared() -> None:
     controller = growing()
 
-    commands = controller.take(resized(A, 3))
+    commands = controller.take(resized(A, on=(S0, S1)))
 
     assert reasons(commands) == [
         "trains on 1 slot, batch 64: a newer order takes its place",
-        "ann asked for 3 slots: 1 -> 3 slots, batch 64 -> 64",
+        "ann asked for n1/0, n1/1: 1 -> 2 slots, batch 64 -> 64",
     ]
     job = controller.job(A)
     assert job.version == 3, "versions are never used again"
@@ -1013,18 +1079,27 @@ def test_a_script_that_raises_while_others_recover_from_a_loss_is_left_behind() 
     assert change(controller) is RescalePhase.QUIESCING
 
 
-def test_a_script_that_raises_before_its_group_has_formed_fails_the_job() -> None:
+@pytest.mark.parametrize(
+    "consequence",
+    [
+        broken(A, rank=1, index=3, group=1, error="reset by peer"),
+        join_failed(A, rank=1, index=3, group=1, error="reset by peer"),
+    ],
+)
+def test_a_script_that_raises_before_its_group_has_formed_fails_the_job(
+    consequence: GroupBroken | JoinFailed,
+) -> None:
     controller = cluster_of(n1=1, n2=1)
     controller.submit("a", **ELASTIC)
     controller.place({A: HALVES})
     for node, rank in ((N1, 0), (N2, 1)):
         controller.tell(node, ready(A, rank=rank, port=29500))
     controller.tell(N1, raised(A, index=3, error="OSError: disk full", where=""))
-    controller.tell(N2, broken(A, rank=1, index=3, group=1, error="reset by peer"))
 
-    commands = controller.tell(N1, exited(A, code=1))
+    commands = controller.tell(N2, consequence)
 
-    assert reasons(commands) == ["OSError: disk full: exit code 1"]
+    assert reasons(commands) == ["OSError: disk full"], "its process may go on in a thread"
+    assert phase(controller) is Phase.FAILED
 
 
 def test_a_job_has_succeeded_when_its_last_worker_ends() -> None:

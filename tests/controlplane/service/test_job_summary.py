@@ -60,7 +60,7 @@ def test_what_a_plan_said_before_an_operator_s_order_is_told_no_more() -> None:
     assert said == [
         "expected to start in 58 s",
         "paused by ann",
-        "resumed by ann; waits for 1 slots as ann asked, 0 free",
+        "resumed by ann; waits: ann asked for 1 slot, 0 are free",
         "expected to start in 58 s",
     ]
 
