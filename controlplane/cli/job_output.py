@@ -113,7 +113,8 @@ def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
             elif line.text.strip():
                 going[line.rank] = harmless(COLOUR.sub("", line.text))
         if going:
-            text += cut([*going.values()][-1], shutil.get_terminal_size().columns - 1)
+            last = [*going.values()][-1].expandtabs()
+            text += cut(last, shutil.get_terminal_size().columns - 1)
         out.write(text)
         out.flush()
 
