@@ -119,7 +119,7 @@ def _typed(spec: JobSpec) -> JobSpec:
 
 def _path_text(value: object) -> str:
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return str(os.fspath(value))
     kind = type(value)
     raise TypeError(f"a value of type {kind.__module__}.{kind.__name__} cannot be submitted")
 
