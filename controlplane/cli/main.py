@@ -120,7 +120,8 @@ def main() -> None:
     # Matrices are small here, and threads that wait for each other burn a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     output = _asked(sys.argv[1:], "--output", "-o") or "table"
-    if sys.argv[1:2] != ["__complete"]:  # which a shell reads, records with marks of their own
+    # Completion output is parsed by a shell and must not be escaped.
+    if sys.argv[1:2] != ["__complete"]:
         sys.stdout, sys.stderr = harmless_stream(sys.stdout), harmless_stream(sys.stderr)
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")
