@@ -37,7 +37,7 @@ GROWING_LOOK_S: Final = 0.02  # while some grow
 GROWING_S: Final = 1.0  # as long after the last chunk
 RETRY_S: Final = 2.0  # without an answer, ask again
 FULL_S: Final = 30.0  # while no more of it is kept: whether that is still so
-HOLD_S: Final = 0.5  # how long half a line waits for its other half, though it grows: a bar does
+HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
 STREAMS: Final = (LOG, SAMPLES)
 
 

@@ -80,7 +80,7 @@ def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int
 
 
 def is_zygote(process: psutil.Process, where: str) -> bool:
-    """Return whether a process is a zygote whose socket's path has `where` in it.
+    """Return whether a process is a zygote whose socket's path begins with `where`.
 
     Once it serves, its title is in the place of its command line.
 
@@ -88,8 +88,9 @@ def is_zygote(process: psutil.Process, where: str) -> bool:
         process: with its `cmdline` in `info`.
         where: a path, or its beginning.
     """
-    shown = " ".join(process.info["cmdline"] or [])
-    return where in shown and (MODULE in shown or shown.startswith(ZYGOTE_TITLE))
+    arguments = process.info["cmdline"] or [""]
+    begins = MODULE in arguments and any(one.startswith(where) for one in arguments)
+    return begins or arguments[0].startswith(f"{ZYGOTE_TITLE} {where}")
 
 
 def spawn(

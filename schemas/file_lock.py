@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import struct
@@ -42,23 +41,27 @@ def try_lock(path: Path) -> int | None:
 def take_pid_file(path: Path) -> None:
     """Lock a pid file and write the id of this process into it.
 
-    The lock is a record lock: others may ask who has it without taking it, and children do not
-    inherit it.
+    The lock is a POSIX record lock: others may ask who has it without taking it, and children do
+    not inherit it. It is lost when this process closes any descriptor of the file, so nothing else
+    in this process may open it. The file is private, because a read lock of another user would keep
+    its owner from starting.
 
     Args:
         path: made with its folder if it is not there; the lock is held until this process ends.
 
     Raises:
         SettingsError: if another process holds it.
-        OSError: if it cannot be opened.
+        OSError: if it cannot be opened, is a symbolic link or is another user's.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.fchmod(file, 0o600)  # earlier releases made it readable to everyone
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # either, says POSIX
         os.close(file)
-        what = f"pid_file: {path} is held by process {pid_of(path)}"
+        pid = pid_of(path)
+        what = f"pid_file: {path} is held by {f'process {pid}' if pid else 'an unknown process'}"
         remedy = "stop that one, or give each daemon a pid file of its own"
         raise SettingsError(what, remedy, "pid_file") from None
     os.ftruncate(file, 0)
@@ -68,11 +71,18 @@ def take_pid_file(path: Path) -> None:
 def pid_of(path: Path) -> int | None:
     """Return the other process that holds a pid file; None if there is none.
 
-    Args:
-        path: of the pid file.
+    0 means that a process holds it that cannot be named: it is in another PID namespace, or its
+    lock belongs to an open file (OFD) instead of a process.
+
+    Raises:
+        PermissionError: if the file is another user's.
     """
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, *_, pid = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
-        return int(pid) if kind != fcntl.F_UNLCK else None
-    return None
+    try:
+        with path.open("rb") as file:
+            asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_, pid = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except PermissionError:
+        raise
+    except OSError:
+        return None
+    return max(int(pid), 0) if kind != fcntl.F_UNLCK else None

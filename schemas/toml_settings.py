@@ -64,10 +64,33 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         SettingsError: if it cannot be read or is no TOML; the message names the file.
     """
+    return parse_toml(read_file(path), path)
+
+
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        SettingsError: if it cannot be read.
+    """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return path.read_bytes()
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}", "check the path") from None
+
+
+def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
+    """Return the table in the bytes of a TOML file.
+
+    Args:
+        data: UTF-8; a byte order mark is skipped.
+        path: of the file, for error messages.
+
+    Raises:
+        SettingsError: if it is no TOML.
+    """
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         utf16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -229,21 +252,23 @@ def written(kind: Any, field: str) -> str:
     return f"{key} = {value}"
 
 
-def _example(annotation: Any, default: Any = None) -> str:
-    """A value of a type, in TOML."""
+def _example(annotation: Any, default: Any = None, *, inner: bool = False) -> str:
+    """Return a value of a type in TOML, or its choices unless it is inside of another value."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return " or ".join(map(json.dumps, args))
+        choices = [one for one in args if one][:1] if inner else args
+        return " or ".join(map(json.dumps, choices))
     if default and isinstance(default, str | int | float | tuple):
         return json.dumps(default)
-    if (inner := _struct_in(annotation)) is not None:
-        first = msgspec.structs.fields(inner)[0]
-        return f"{{ {written(inner, first.name)} }}"
+    if (struct := _struct_in(annotation)) is not None:
+        first = msgspec.structs.fields(struct)[0]
+        stated = getattr(struct, "EXAMPLES", {}).get(first.name)
+        return f"{{ {first.name} = {stated or _example(first.type, first.default, inner=True)} }}"
     if origin in {tuple, list}:
-        return f"[{', '.join(_example(arg) for arg in args if arg is not ...)}]"
+        return f"[{', '.join(_example(arg, inner=True) for arg in args if arg is not ...)}]"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"{{ NAME = {_example(args[1])} }}"
-    return _example(args[0]) if args else PLAIN.get(annotation, '"text"')
+        return f"{{ NAME = {_example(args[1], inner=True)} }}"
+    return _example(args[0], inner=inner) if args else PLAIN.get(annotation, '"text"')
 
 
 def _override(table: dict[str, Any], keys: list[str], value: str) -> None:

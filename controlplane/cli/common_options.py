@@ -40,7 +40,7 @@ def _job_names(context: Any) -> Sequence[str]:
                 names = [harmless(job.job) for job in client.jobs(ended=ended)]
                 if found := [name for name in names if name.startswith(context.incomplete)]:
                     return found
-    except OnesError:  # a shell has no place for it
+    except OnesError:  # completion cannot show errors
         pass
     return ()
 

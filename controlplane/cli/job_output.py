@@ -43,7 +43,8 @@ def logs(
         ),
     ] = None,
     timestamps: Annotated[
-        bool, Parameter(name=["--timestamps", "-t"], help="before each line when it came, UTC")
+        bool,
+        Parameter(name=["--timestamps", "-t"], help="prefix each line with its arrival time (UTC)"),
     ] = False,
     raw: Annotated[
         bool,
@@ -97,7 +98,7 @@ def logs(
 
 
 def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
-    """Draw lines on a terminal; below them the line that goes on, as far as it is there.
+    """Print finished lines; keep the unfinished one at the bottom.
 
     Args:
         pages: of output.
@@ -113,13 +114,14 @@ def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
             elif line.text.strip():
                 going[line.rank] = harmless(COLOUR.sub("", line.text))
         if going:
-            text += cut([*going.values()][-1], shutil.get_terminal_size().columns - 1)
+            last = [*going.values()][-1].expandtabs()
+            text += cut(last, shutil.get_terminal_size().columns - 1)
         out.write(text)
         out.flush()
 
 
 def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
-    """Write lines into a pipe or a file, and of each progress bar one state a page.
+    """Write finished lines, and each bar's newest state once per page.
 
     Args:
         pages: of output.

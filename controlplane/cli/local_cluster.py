@@ -61,15 +61,18 @@ class _Part:
         return self.config.parent / "logs" / f"{self.name}.log"
 
     def pid(self) -> int | None:
-        """Its process, if it runs."""
+        """Return its process; 0 if that is unknown, None if it does not run."""
         if (pid := pid_of(self.pid_file)) is not None:
             return pid
         # Older releases did not lock the file.
         with contextlib.suppress(OSError, ValueError):
             pid = int(self.pid_file.read_text(encoding="ascii"))
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            return pid if str(self.config).encode() in command else None
+            return pid if self.is_named_in(_command(pid)) else None
         return None
+
+    def is_named_in(self, command: bytes) -> bool:
+        paths = (self.config, self.config.resolve())  # a daemon's title has the latter
+        return any(str(path).encode() in command for path in paths)
 
     def start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
@@ -138,7 +141,7 @@ def _bring_up(
         _refuse_shared_pid_files(parts)
         started = {part.name: part.start() for part in parts if part.pid() is None}
         _await_ready(home, parts, started)
-        return {part.name: part.pid() for part in parts}
+        return {part.name: part.pid() or None for part in parts}
 
 
 def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
@@ -318,16 +321,29 @@ def _say_who_takes_no_work(nodes: Sequence[NodeInfo]) -> None:
 
 def _stop(part: _Part) -> str:
     """Stop a part; returns why it could not be stopped, if so."""
-    number, deadline = int(signal.SIGTERM), time.monotonic() + STOP_S
+    pid, number, deadline = None, int(signal.SIGTERM), time.monotonic() + STOP_S
     try:
         while (pid := part.pid()) is not None:
+            command = _command(pid)  # empty while it ends
+            if pid <= 0:
+                return f"{part.pid_file} is locked by a process that cannot be identified"
+            if command and not part.is_named_in(command):
+                return f"{part.pid_file} is locked by process {pid}, which is not {part.name}"
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(pid, number if command else 0)
             number = signal.SIGKILL if time.monotonic() > deadline else 0
             time.sleep(LOOK_S)
     except PermissionError:
-        return f"{part.name}, process {pid}, is another user's"
+        return f"{part.name}{f', process {pid},' if pid else ''} is another user's"
     return ""
+
+
+def _command(pid: int) -> bytes:
+    """Return the command line of a process; empty if it has ended or is hidden."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _end_workers(agent: _Part) -> str:

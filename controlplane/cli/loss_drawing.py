@@ -85,7 +85,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
         what = f"{curve.job} has reported no loss that could be drawn"
         raise BadFieldError(what, "try again when it has finished an epoch", "loss")
     figure = new_figure(9.0, 4.5)
-    from matplotlib.ticker import FixedLocator, MaxNLocator  # noqa: PLC0415 - it is there: the figure is
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - it is there: the figure is
 
     axes = figure.add_subplot()
     points = _points(curve)
@@ -104,20 +104,29 @@ def loss_png(curve: LossCurve, path: Path) -> None:
     if _steep(everything):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_title(f"training loss of {curve.job} ({curve.state}) and its batch size", loc="left")
-    batch = axes.twinx()
-    batch.set_ylim(0.0, 1.15 * max(size for _, size in curve.batches))
-    batch.step(*zip(*curve.batches, strict=True), where="pre", **BATCH)
-    batch.set_ylabel("global batch size", color=BATCH["color"])
-    sizes = sorted({size for _, size in curve.batches})
-    batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # those that it had
-    batch.tick_params(axis="y", colors=BATCH["color"])
-    for drawn_on in (axes, batch):
-        drawn_on.spines[["top", "right"]].set_visible(False)
-    axes.set_zorder(batch.get_zorder() + 1)  # the losses are above
-    axes.patch.set_visible(False)
+    title = f"training loss of {curve.job} ({curve.state})"
+    axes.spines[["top", "right"]].set_visible(False)
+    if curve.batches:  # none before the first epoch has ended
+        title += " and its batch size"
+        _draw_batches(axes, curve.batches)
+    axes.set_title(title, loc="left")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
     save(figure, path)
+
+
+def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
+    from matplotlib.ticker import FixedLocator  # noqa: PLC0415 - it is there: the axes are
+
+    batch = axes.twinx()
+    batch.set_ylim(0.0, 1.15 * max(size for _, size in batches))
+    batch.step(*zip(*batches, strict=True), where="pre", **BATCH)
+    batch.set_ylabel("global batch size", color=BATCH["color"])
+    sizes = sorted({size for _, size in batches})
+    batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # those that it had
+    batch.tick_params(axis="y", colors=BATCH["color"])
+    batch.spines[["top", "right"]].set_visible(False)
+    axes.set_zorder(batch.get_zorder() + 1)  # the losses are above
+    axes.patch.set_visible(False)
 
 
 # --- of the text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -24,9 +25,11 @@ from controlplane.cli import (
 from controlplane.cli.exit_codes import Exit, exit_code
 from controlplane.cli.output import print_error
 from controlplane.cli.terminal import harmless_stream
+from controlplane.client import Client
 from schemas import __version__
-from schemas.errors import OnesError
+from schemas.errors import OnesError, UnknownJobError
 
+SUGGEST_S = 2.0  # an error waits no longer for names
 LONG_LISTS = 100_000  # objects that are made before garbage is looked for: rows are none
 
 TOP = "Show jobs and slots, every second until Ctrl-C."
@@ -116,8 +119,9 @@ def main() -> None:
     gc.set_threshold(LONG_LISTS)
     # Matrices are small here, and threads that wait for each other burn a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    output = _asked_output(sys.argv[1:])
-    if sys.argv[1:2] != ["__complete"]:  # which a shell reads, records with marks of their own
+    output = _asked(sys.argv[1:], "--output", "-o") or "table"
+    # Completion output is parsed by a shell and must not be escaped.
+    if sys.argv[1:2] != ["__complete"]:
         sys.stdout, sys.stderr = harmless_stream(sys.stdout), harmless_stream(sys.stderr)
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")
@@ -125,6 +129,8 @@ def main() -> None:
         print_error(UsageError(" ".join(str(error).split()), "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
     except OnesError as error:
+        if isinstance(error, UnknownJobError):
+            error = _with_suggestion(error, _asked(sys.argv[1:], "--home"))
         print_error(error, output)
         sys.exit(exit_code(error))
     except OverflowError:
@@ -139,14 +145,27 @@ def main() -> None:
     sys.exit(code or Exit.OK)
 
 
-def _asked_output(arguments: list[str]) -> str:
-    """The output format, for errors that come before the arguments are understood."""
+def _asked(arguments: list[str], *names: str) -> str | None:
+    """Return the value of an option, for errors that come before or after a command."""
     for place, argument in enumerate(arguments):
-        if argument in {"-o", "--output"} and place + 1 < len(arguments):
+        if argument in names and place + 1 < len(arguments):
             return arguments[place + 1]
-        if argument.startswith("--output="):
+        if argument.startswith(f"{names[0]}="):
             return argument.partition("=")[2]
-    return "table"
+    return None
+
+
+def _with_suggestion(error: UnknownJobError, home: str | None) -> UnknownJobError:
+    """Return the same error, with the name of a job that may have been meant."""
+    try:
+        return UnknownJobError(error.job, asyncio.run(_job_names(home)))
+    except OnesError:
+        return error
+
+
+async def _job_names(home: str | None) -> list[str]:
+    async with Client(home, SUGGEST_S) as client:
+        return await client.some_job_names()
 
 
 if __name__ == "__main__":

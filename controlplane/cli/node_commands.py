@@ -24,7 +24,7 @@ TEMPLATE: Final = """\
 #   ones-agent --config FOLDER/agent-{node}.toml
 # Paths are relative to FOLDER. Further settings: docs/operations.md.
 node = "{node}"
-address = "127.0.0.1"  # where workers on other nodes reach this one's: its host's
+address = "127.0.0.1"  # this host's address, as other nodes see it
 devices = "auto"  # all GPUs, else CPU slots; "cpu": CPU slots
 slots = 4  # CPU slots, where GPUs are not used
 key = "keys/{node}.key_secret"

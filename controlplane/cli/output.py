@@ -76,8 +76,8 @@ def print_data(value: Any, output: str) -> None:
     """Print a value for programs: one document (json), or a line for each item of it (jsonl).
 
     Args:
-        value: what `plain` takes. Of an iterator the lines are printed as its items come, the
-            document behind the last one.
+        value: what `plain` takes. An iterator is printed line by line (jsonl), or whole at its
+            end (json).
         output: json or jsonl.
     """
     if output == "jsonl":

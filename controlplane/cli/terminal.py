@@ -115,7 +115,7 @@ def drawn(stream: TextIO) -> TextIO:
 def harmless_stream(stream: TextIO) -> TextIO:
     """A stream for people before `stream`; everything that has none of its own writes to it.
 
-    From now on `stream` also takes what its encoding lacks, as ASCII that is like it, or "?".
+    Characters missing from the encoding are replaced by similar ASCII, or `?`.
 
     Args:
         stream: such as sys.stdout.

@@ -24,7 +24,7 @@ from schemas.ids import (
 from schemas.jobs import ENDED
 from schemas.messages.feed import FeedEvent
 
-STATES: Final = {  # what follows upon an event of a job; a rescaling job trains on
+STATES: Final = {  # state of a job after each event; a rescaling job trains on
     "submitted": "queued", "queued": "queued", "starting": "starting", "running": "running",
     "rescaling": "running", "paused": "paused",
 }  # fmt: skip
@@ -86,7 +86,8 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
     places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
     exits: dict[WorkerId, float] = {}
     ends: dict[JobId, float] = {}
-    ordered: dict[tuple[JobId, SlotId], float] = {}  # starts of which no worker was heard yet
+    # Start orders whose workers have not reported yet.
+    ordered: dict[tuple[JobId, SlotId], float] = {}
     for event in events:
         if event.job is None or event.time > until:
             continue

@@ -211,7 +211,7 @@ def _node_of_row(slots: Sequence[SlotId]) -> Callable[[int], NodeId]:
 
 
 def _trained(allocations: Iterable[Allocation], pasts: Mapping[JobId, JobPast]) -> list[Allocation]:
-    """The same without their beginnings in which the job starts: has the slot, trains not yet."""
+    """Return the allocations without the time in which the job was starting."""
     found = []
     for one in allocations:
         spans = pasts[one.job].spans if one.job in pasts else ()

@@ -14,9 +14,10 @@ from controlplane.client.sweeps.functions import check_functions
 from controlplane.client.sweeps.sweep_file import sweep_from, with_sweep_overrides
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import JobSpec, not_python, problems
-from schemas.toml_settings import convert, read_toml, wrong_value
+from schemas.toml_settings import convert, parse_toml, read_file, written, wrong_value
 
 LOOK_BYTES: Final = 4096  # of a script, to see that it is text
+SCRIPTS: Final = {".py", ".ipynb"}
 SHOWN: Final = 60  # characters of a path in an error
 
 
@@ -32,10 +33,14 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         SettingsError: if the file cannot be read, a key is unknown or of the wrong type.
         BadFieldError: if a value cannot be accepted.
     """
-    _refuse_script(path)
-    table = read_toml(path)
+    data = read_file(path)  # once: it may be a pipe
+    try:
+        table = {} if path.suffix in SCRIPTS else parse_toml(data, path)
+    except SettingsError as error:
+        raise _script_error(path, data) or error from None
     if not table:
-        raise SettingsError(f"{path} is empty", "give at least name, script and batch_size")
+        empty = SettingsError(f"{path} is empty", "give at least name, script and batch_size")
+        raise _script_error(path, data) or empty
     base = path.resolve().parent
     if "sweep" in table:
         table = with_sweep_overrides(table, overrides)
@@ -74,12 +79,9 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     )
 
 
-def _refuse_script(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            first = file.read(LOOK_BYTES)
-    except OSError:
-        return  # read_toml says why
+def _script_error(path: Path, data: bytes) -> SettingsError | None:
+    """Return the error of a script in the place of a job file; None if it is no script."""
+    first = data[:LOOK_BYTES]
     shebang = first.partition(b"\n")[0] if first.startswith(b"#!") else b""
     if path.suffix == ".py" or b"python" in shebang:
         what, remedy = "a script", f"write its job file with `ones init {path}`, then submit that"
@@ -93,18 +95,33 @@ def _refuse_script(path: Path) -> None:
             "into args, its exports into [env], the number of its tasks into slots"
         )
     else:
-        return
-    raise SettingsError(f"{path} is {what}, not a job file", remedy)
+        return None
+    return SettingsError(f"{path} is {what}, not a job file", remedy)
 
 
 def _typed(spec: JobSpec) -> JobSpec:
     """Check the types of a spec that was made in Python; lists become tuples, paths texts."""
+    plain = {}
+    for name in spec.__struct_fields__:
+        if (value := getattr(spec, name)) is not msgspec.UNSET:
+            try:
+                plain[name] = msgspec.to_builtins(value, enc_hook=_path_text)
+            except TypeError as error:
+                remedy = f"write {written(JobSpec, name)}"
+                raise BadFieldError(f"{name}: {error}", remedy, name) from None
     try:
-        return msgspec.convert(msgspec.to_builtins(spec, enc_hook=os.fspath), JobSpec)
+        return msgspec.convert(plain, JobSpec)
     except msgspec.ValidationError as error:
         wrong = wrong_value(JobSpec, error, Path())
         what = wrong.message.removeprefix(f"{Path()}: ")
         raise BadFieldError(what, wrong.hint, wrong.field) from None
+
+
+def _path_text(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    kind = type(value)
+    raise TypeError(f"a value of type {kind.__module__}.{kind.__name__} cannot be submitted")
 
 
 def _folder(base: Path, name: str) -> Path:

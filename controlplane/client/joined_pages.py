@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from controlplane.client.cluster_connection import ClusterConnection
-from controlplane.client.request_channel import RequestChannel
-from schemas.errors import OnesError, UnknownJobError, UnreachableError
+from schemas.errors import UnreachableError
 from schemas.ids import JobId
 from schemas.messages import Message
 from schemas.messages.client import (
@@ -32,19 +31,14 @@ OF_A_JOB: Final = ("workers", "history", "epochs", "versions", "promises")
 class JoinedPages(ClusterConnection):
     """Lists and details of any length."""
 
-    async def _ask(self, channel: RequestChannel, request: Message, wait_s: float) -> Any:
-        try:
-            return await super()._ask(channel, request, wait_s)
-        except UnknownJobError as error:
-            raise await self._with_suggestion(error) from None
+    async def some_job_names(self) -> list[str]:
+        """Return names of jobs, oldest first: all, or of many the oldest and the live ones.
 
-    async def _with_suggestion(self, error: UnknownJobError) -> UnknownJobError:
-        """The same error, with the name of a job that may have been meant."""
-        try:
-            names = [job.job for job in (await self._job_list(ListJobs(ended=True))).jobs]
-        except OnesError:
-            return error
-        return UnknownJobError(error.job, names)
+        Never asks for more than two pages.
+        """
+        page = await self._call(ListJobs(ended=True), Jobs)
+        live = (await self._call(ListJobs(), Jobs)).jobs if page.next else ()
+        return [job.job for job in (*page.jobs, *live)]
 
     async def job(self, job: str) -> JobDetail:
         """Everything about one job.

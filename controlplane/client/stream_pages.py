@@ -28,10 +28,10 @@ class OutputLine(NamedTuple):
     """A line that a worker wrote."""
 
     rank: int | None  # None: a remark of the client's own
-    text: str  # without its end; of a progress bar, which "\r" writes anew, the last state
+    text: str  # without its terminator; for a progress bar, its last state
     time: float | None = None  # when the controller got its end, seconds since the epoch
     node: str | None = None
-    end: str = "\n"  # else the line goes on: "\r" a progress bar, "" other text
+    end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
 
 
 class WorkerLine(NamedTuple):
@@ -165,7 +165,7 @@ class StreamPages(JoinedPages):
             rank: only of this worker; None: of all.
             follow: until the job has ended.
             since: only what was stored then or later, seconds since the epoch.
-            unfinished: behind them, the part of each line that a page began or went on with.
+            unfinished: also yield unfinished lines, after the finished ones.
             raw: carriage returns end lines, too, and stay where they are.
 
         Yields:
@@ -243,7 +243,7 @@ def _split_raw(data: bytes) -> list[bytes]:
 
 
 def _shown(line: bytes) -> bytes:
-    """Drop what a terminal shows no more: all before the last carriage return with text behind."""
+    """Drop the text that a later carriage return overwrote."""
     return line[max(0, line.rstrip(b"\r").rfind(b"\r")) :] if b"\r" in line else line
 
 

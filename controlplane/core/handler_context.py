@@ -195,7 +195,7 @@ class HandlerContext:
             job: whose group it was; nothing is recorded if it never had one.
             outcome: formed, abandoned, broken, suspended, or how the job lost it.
             formed: the report of its last member, for where it goes on from.
-            numbers: that came of its decision.
+            numbers: measured results to add to the decision, such as pause_ms.
         """
         if job.version:
             concluded = GroupConcluded(

@@ -12,7 +12,7 @@ from schemas.messages.agent import AgentEvent, WorkerSeen
 from schemas.nodes import NodeSpec
 from schemas.sweeps import Value
 
-# Rules of deciding that this release follows: a journal leads where the rules of its time led.
+# Replay applies the rules of the release that wrote the input.
 # 1: operators' orders are followed in part, and are decisions; a script that raised first failed.
 RULES: Final = 1
 

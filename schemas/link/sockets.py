@@ -327,7 +327,7 @@ class Link:
             if self._authority is not None:
                 self._authority.admits_to(port)
         socket.backlog = BACKLOG
-        socket.ipv6 = _has_only_ipv6(_host(address))
+        socket.ipv6 = has_only_ipv6(_host(address))
         if kind == "ROUTER":
             socket.router_mandatory = True
             socket.rcvhwm = UNREAD_ON_IPC if address.startswith("ipc://") else UNREAD
@@ -361,7 +361,7 @@ class Link:
             server_key: its public key, Z85; None on ipc.
         """
         socket = self._socket(kind)
-        socket.ipv6 = ":" in _host(address)
+        socket.ipv6 = has_only_ipv6(_host(address))
         if kind == "DEALER":
             socket.immediate = True
         if server_key is not None and self._keys is not None:
@@ -480,10 +480,11 @@ def _host(address: str) -> str:
     return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
-def _has_only_ipv6(host: str) -> bool:
+def has_only_ipv6(host: str) -> bool:
+    """Return whether a host has IPv6 addresses only; libzmq tries no more than one address."""
     try:
         found = getaddrinfo(host, None, type=SOCK_STREAM) if host else []
-    except gaierror:
+    except (gaierror, UnicodeError):  # the latter of a name that DNS cannot hold
         return False
     return bool(found) and all(family == AF_INET6 for family, *_ in found)
 

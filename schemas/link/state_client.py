@@ -14,6 +14,7 @@ import zmq
 
 from schemas.codec import FROM_STATES, encode
 from schemas.errors import OnesError
+from schemas.link.sockets import has_only_ipv6
 from schemas.link.state_targets import Target
 from schemas.messages.states import AskState, StatePiece
 
@@ -104,9 +105,10 @@ def _fetch_from(
     dealer.linger = 0
     dealer.maxmsgsize = PIECE + 64 * 1024
     host, _, port = source.rpartition(":")
-    dealer.ipv6 = ":" in host
+    host = host.strip("[]")
+    dealer.ipv6 = has_only_ipv6(host)
     try:
-        dealer.connect(f"tcp://[{host.strip('[]')}]:{port}" if dealer.ipv6 else f"tcp://{source}")
+        dealer.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{source}")
         _receive(dealer, _Request(asked), target, patience)
     except zmq.ZMQError as error:
         raise StateUnavailableError(f"cannot connect: {error.strerror}") from None

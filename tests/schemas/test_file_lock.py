@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import SettingsError
-from schemas.file_lock import pid_of, take_pid_file
+from schemas.file_lock import _LOCK, pid_of, take_pid_file
 
 OWNER = """
 import sys
@@ -66,3 +68,34 @@ def test_a_pid_file_whose_owner_was_killed_is_nobodys(
 
 def test_a_pid_file_that_is_not_there_is_nobodys(path: Path) -> None:
     assert pid_of(path) is None
+
+
+def test_a_lock_of_an_open_file_has_an_unknown_owner(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    with path.open("rb") as file:
+        lock = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+
+        assert pid_of(path) == 0
+        with pytest.raises(SettingsError, match="is held by an unknown process; stop that one"):
+            take_pid_file(path)
+
+
+def test_a_pid_file_is_private_even_where_it_was_readable(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch(mode=0o644)
+
+    take_pid_file(path)
+
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_pid_file_that_is_a_symbolic_link_is_refused(path: Path, tmp_path: Path) -> None:
+    path.parent.mkdir()
+    path.symlink_to(tmp_path / "other")
+
+    with pytest.raises(OSError, match="symbolic links"):
+        take_pid_file(path)
+
+    assert list(tmp_path.iterdir()) == [path.parent]

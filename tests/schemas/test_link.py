@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from socket import AF_INET, AF_INET6, SOCK_STREAM, AddressFamily
 from tempfile import mkdtemp
 
 import pytest
@@ -568,6 +569,20 @@ async def test_peers_meet_over_ipv6_with_brackets_or_without(house: House, host:
     (await connected(dealer)).send(b"hello")
 
     assert (await soon(router.receive())).identity == ADA
+
+
+@pytest.mark.parametrize(
+    ("families", "ipv6"), [({AF_INET6}, 1), ({AF_INET, AF_INET6}, 0), ({AF_INET}, 0)]
+)
+async def test_a_name_is_looked_up_in_ipv6_where_its_host_has_nothing_else(
+    house: House, families: set[AddressFamily], ipv6: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [(family, SOCK_STREAM, 6, "", ("", 0)) for family in families]
+    monkeypatch.setattr("schemas.link.sockets.getaddrinfo", lambda *_, **__: addresses)
+
+    dealer = house.link("ada").connect("DEALER", "tcp://localhost:1", house.server_key)
+
+    assert dealer._socket.get(zmq.IPV6) == ipv6
 
 
 # --- bounds

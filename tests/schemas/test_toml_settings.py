@@ -21,6 +21,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     listen: Listen = Listen()
 
 
+class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+    run_as: Literal["", "agent", "job"] = ""
+
+
 class Example(msgspec.Struct, frozen=True, kw_only=True):
     EXAMPLES: ClassVar = {"node": '"ash"'}
 
@@ -32,6 +36,8 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     words: tuple[str, ...] = ()
     mode: Literal["a", "b"] = "a"
+    jobs: Jobs = Jobs()
+    modes: tuple[Literal["", "a", "b"], ...] = ()
 
 
 @pytest.fixture
@@ -84,7 +90,7 @@ def test_a_file_sets_what_it_names_and_the_rest_keeps_its_default(file: Path) ->
         (
             "zebra = 3",
             "zebra",
-            "known keys: env, limits, listen, mode, node, slots, verbose, words",
+            "known keys: env, jobs, limits, listen, mode, modes, node, slots, verbose, words",
         ),
         ("[listen]\nprot = 3", "listen.prot", "did you mean port?"),
         ("[listen]\nzebra = 3", "listen.zebra", "known keys: host, port"),
@@ -110,6 +116,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
         ("slots = 3.5", "slots", "Expected `int`, got `float`", "slots = 4"),
         ("verbose = 1", "verbose", "Expected `bool`, got `int`", "verbose = true"),
         ("mode = 'c'", "mode", "Invalid enum value 'c'", 'mode = "a" or "b"'),
+        ("jobs = 3", "jobs", "Expected `object`, got `int`", 'jobs = { run_as = "agent" }'),
+        ("modes = 3", "modes", "Expected `array`, got `int`", 'modes = ["a"]'),
         ("listen = 1", "listen", "Expected `object`, got `int`", 'listen = { host = "127.0.0.1" }'),
         ("[listen]\nport = '1'", "listen.port", "Expected `int`, got `str`", "port = 7700"),
         (

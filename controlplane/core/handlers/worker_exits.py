@@ -148,8 +148,8 @@ def _go_on_without(
 ) -> None:
     """One that was to quiesce ended instead.
 
-    Its peers may have met its end before its node tells of it: where the script failed, and no
-    other member was lost before, that is what broke the group.
+    Peers may report the broken group before the node reports the exit. If the script failed, and no
+    other member was lost before, that exit is what broke the group.
     """
     cause, why = _cause(job, status, event)
     others = [one.phase for one in job.group_workers() if one is not worker]

@@ -168,11 +168,27 @@ def test_a_part_of_another_user_is_named(home: Path, monkeypatch: pytest.MonkeyP
         raise PermissionError
 
     monkeypatch.setattr(local_cluster, "pid_of", lambda _: 7)
+    monkeypatch.setattr(local_cluster, "_command", lambda _: b"")
     monkeypatch.setattr(os, "kill", kill)
 
     assert local_cluster._stop(local_cluster._parts(home)[1]) == (
         "agent-1, process 7, is another user's"
     )
+
+
+@pytest.mark.parametrize(
+    ("pid", "holder"),
+    [(0, "a process that cannot be identified"), (7, "process 7, which is not agent-1")],
+)
+def test_a_process_that_only_locks_the_pid_file_is_never_signalled(
+    home: Path, pid: int, holder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = local_cluster._parts(home)[1]
+    monkeypatch.setattr(local_cluster, "pid_of", lambda _: pid)
+    monkeypatch.setattr(local_cluster, "_command", lambda _: b"/usr/bin/other")
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("signalled"))
+
+    assert local_cluster._stop(part) == f"{part.pid_file} is locked by {holder}"
 
 
 def test_the_settings_of_a_new_node_are_complete() -> None:

@@ -199,6 +199,19 @@ def test_losses_are_drawn_into_a_file(tmp_path: Path, losses: dict[int, float | 
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_first_epoch_that_still_runs_is_drawn_without_batch_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(loss_drawing, "save", lambda figure, _: figures.append(figure))
+    detail = msgspec.structs.replace(job({}, train_loss=2.5), samples_done=50)
+
+    loss_png(loss_curve(detail), Path("unused.png"))
+
+    (axes,) = figures[0].axes
+    assert axes.get_title(loc="left") == "training loss of digits-7 (running)"
+
+
 def test_a_drawn_loss_has_whole_epochs_batch_sizes_and_plain_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

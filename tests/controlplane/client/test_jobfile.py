@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from controlplane.client.jobfile import checked, load_job
@@ -195,6 +197,26 @@ def test_a_job_file_with_a_byte_order_mark_is_read(file: Path) -> None:
     assert load_job(file) == before
 
 
+def test_a_job_file_is_read_from_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    text = f'name = "a"\nscript = "train.py"\nbatch_size = 4\nworkdir = "{tmp_path}"\n'
+    reader, writer = os.pipe()
+    os.write(writer, text.encode())
+    os.close(writer)
+
+    spec = load_job(Path(f"/dev/fd/{reader}"))
+    os.close(reader)
+
+    assert (spec.name, spec.workdir) == ("a", str(tmp_path))
+
+
+def test_a_job_file_may_name_its_interpreter(file: Path) -> None:
+    before = load_job(file)
+    file.write_text(f"#!/usr/bin/env -S ones submit\n{JOB}")
+
+    assert load_job(file) == before
+
+
 # --- forms of values
 
 
@@ -244,3 +266,21 @@ def test_a_spec_from_python_with_a_value_of_the_wrong_type_is_refused(tmp_path: 
 
     assert str(refused.value) == "batch_size: Expected `int`, got `str`; write batch_size = 64"
     assert refused.value.field == "batch_size"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"batch_size": np.int64(64)}, "batch_size: a value of type numpy.int64 cannot be submitted; write batch_size = 64"),
+        ({"lr": np.float64(0.1)}, "lr: a value of type numpy.float64 cannot be submitted; write lr = 0.05"),
+        ({"stop": StopRule(epochs=np.int64(3))}, "stop: a value of type numpy.int64 cannot be submitted; write stop = { epochs = 30 }, "),
+    ],
+)  # fmt: skip
+def test_a_number_of_numpy_is_refused_by_field(
+    tmp_path: Path, value: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadFieldError) as refused:
+        checked(job_spec(**value), tmp_path)
+
+    assert str(refused.value).startswith(said)
+    assert refused.value.field == next(iter(value))

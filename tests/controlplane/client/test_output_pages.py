@@ -155,6 +155,15 @@ async def test_a_terminal_has_the_bar_below_the_lines() -> None:
     ]  # fmt: skip
 
 
+def test_a_bar_with_tabs_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    screen = StringIO()
+
+    draw_lines([[OutputLine(0, "a\tb\tcdefgh", None, None, "\r")]], screen)
+
+    assert screen.getvalue() == "a       b       cd…"
+
+
 async def test_a_pipe_has_each_state_that_it_is_told_of_as_a_line_and_none_twice() -> None:
     pipe = StringIO()
 

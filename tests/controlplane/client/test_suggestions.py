@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from controlplane.cli import main
 from controlplane.client import Client
 from controlplane.client.cluster_connection import ClusterConnection
 from schemas.errors import UnknownJobError, suggestion
@@ -31,23 +33,64 @@ def test_a_hint_names_what_is_most_like_it_and_the_last_of_a_numbered_row(
     assert suggestion(name, ["digits-1", "a-1", "digits-2", "digits-12"], "look") == hint
 
 
-async def test_a_job_that_there_is_not_is_named_with_one_that_there_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    jobs = Jobs(jobs=(msgspec.structs.replace(A_JOB, job="digits-1"),))
+def test_of_many_names_the_last_are_compared() -> None:
+    names = ["digits-1", *(f"other-{number}" for number in range(1000))]
+
+    assert suggestion("digts-1", names, "look") == "look"
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A client of a cluster with more ended jobs than a page holds."""
 
     async def ask(_: object, _channel: object, request: Any, _wait_s: float) -> Jobs:
-        if isinstance(request, ListJobs):
-            return jobs
-        raise UnknownJobError(request.job)
+        if isinstance(request, ListJobs) and not request.cursor:
+            name = "ended-1" if request.ended else "digits-1"
+            return Jobs(jobs=(msgspec.structs.replace(A_JOB, job=name),), next="more")
+        raise UnknownJobError(getattr(request, "job", ""))
 
     monkeypatch.setattr(ClusterConnection, "_ask", ask)
     client = Client.__new__(Client)
     client._calls = cast("Any", "open")
+    return client
 
+
+async def test_names_for_a_suggestion_take_a_page_of_all_jobs_and_one_of_live_jobs(
+    client: Client,
+) -> None:
+    assert await client.some_job_names() == ["ended-1", "digits-1"]
+
+
+async def test_a_program_is_told_of_an_unknown_job_without_a_list_of_jobs(client: Client) -> None:
     with pytest.raises(UnknownJobError) as error:
         await client.job("digist-1")
 
-    assert str(error.value) == (
-        "no job 'digist-1'; did you mean digits-1? `ones ps --all` lists every job"
+    assert str(error.value) == "no job 'digist-1'; `ones ps --all` lists every job"
+
+
+def test_the_command_line_names_a_job_that_may_have_been_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    homes: list[str] = []
+
+    async def names(home: str) -> list[str]:
+        homes.append(home)
+        return ["digits-1"]
+
+    def command(**_: object) -> None:
+        raise UnknownJobError("digist-1")
+
+    monkeypatch.setattr(main, "_job_names", names)
+    monkeypatch.setattr(main, "build", lambda: command)
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(main.gc, "set_threshold", lambda _: None)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", ["ones", "show", "digist-1", "--home=/srv/c"])
+
+    with pytest.raises(SystemExit):
+        main.main()
+
+    assert (homes, capsys.readouterr().err) == (
+        ["/srv/c"],
+        "ones: no job 'digist-1'; did you mean digits-1? `ones ps --all` lists every job\n",
     )
