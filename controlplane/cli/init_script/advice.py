@@ -10,17 +10,18 @@ from typing import Final
 from controlplane.cli.init_script.frameworks import refused_options
 from controlplane.cli.init_script.literal_numbers import literal
 from controlplane.cli.init_script.script_facts import Facts
-from controlplane.cli.init_script.syntax import called, dotted, keyword, last_name, loads
+from controlplane.cli.init_script.summed_losses import summed_losses
+from controlplane.cli.init_script.syntax import called, dotted, keyword, last_name
 
 ONE_IS_ENOUGH: Final = frozenset({"torch.save", "SummaryWriter", "wandb.init"})
 ASKS_FIRST: Final = re.compile("rank|main_process")
 SUMMED: Final = (
-    "the loss is a sum over the batch, which is refused: divide it by len(inputs) before "
-    "backward(); for SGD, multiply the learning rate with batch_size"
+    "the loss is a sum over the batch, so that gradients depend on how the batch is split: divide "
+    "it by len(inputs) before backward(); for SGD, multiply the learning rate by batch_size"
 )
 OWN_RATE: Final = (
-    "the rate is set in each step: workers that join or resume count otherwise: make a scheduler "
-    "(LambdaLR) behind load(), or count with agent.step"
+    "the rate is set in each step from the script's own counter. A worker that joins or resumes "
+    "has another step counter. Make a scheduler (LambdaLR) after load(), or count with agent.step"
 )
 Line = tuple[int, str]
 
@@ -53,7 +54,7 @@ def refused(facts: Facts) -> list[str]:
     """
     tree = facts.source.tree
     found = [
-        *_summed_losses(tree),
+        *((line, SUMMED) for line in summed_losses(tree)),
         *_unusable(tree),
         *_own_rates(facts),
     ]
@@ -145,88 +146,3 @@ def _unusable(tree: ast.Module) -> Iterator[Line]:
             if "__len__" not in methods:
                 what = f"{node.name} has no length, which is refused"
                 yield node.lineno, f"{what}: give it __len__, the samples of one pass"
-
-
-def _summed_losses(tree: ast.Module) -> Iterator[Line]:
-    """Losses that add up over the batch, and that nothing divides before `backward()`."""
-    sums, parts = _criteria(tree, "sum"), _criteria(tree, "none")
-    for scope in ast.walk(tree):
-        if not isinstance(scope, ast.FunctionDef | ast.Module):
-            continue
-        for loss in _losses(scope):
-            values = _values(loss, scope)
-            if any(_is_scaled(value) for value in values):
-                continue
-            for call in (n for value in values for n in ast.walk(value)):
-                if isinstance(call, ast.Call) and (line := _sums_at(call, sums, parts)):
-                    yield line, SUMMED
-
-
-def _criteria(tree: ast.Module, reduction: str) -> dict[str, int]:
-    """Names of loss functions that were made with a reduction, and the lines."""
-    return {
-        dotted(node.targets[0]): node.value.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and _reduces(node.value, reduction)
-    }
-
-
-def _reduces(node: ast.AST, reduction: str) -> bool:
-    return isinstance(node, ast.Call) and literal(keyword(node, "reduction")) == reduction
-
-
-def _sums_at(call: ast.Call, sums: dict[str, int], parts: dict[str, int]) -> int:
-    """The line of a call that adds a loss up; 0 for any other call."""
-    if _reduces(call, "sum"):
-        return call.lineno
-    if called(call) in sums:
-        return sums[called(call)]
-    if last_name(call) == "sum":
-        inner = [n for n in ast.walk(call.func) if isinstance(n, ast.Call)]
-        inner += [
-            n for argument in call.args for n in ast.walk(argument) if isinstance(n, ast.Call)
-        ]
-        if any(called(n) in parts or _reduces(n, "none") for n in inner):
-            return call.lineno
-    return 0
-
-
-def _losses(scope: ast.FunctionDef | ast.Module) -> Iterator[ast.expr]:
-    """What `backward()` is called on, or what a framework is given as the loss."""
-    for node in _own(scope):
-        if isinstance(node, ast.Call) and last_name(node) == "backward":
-            yield from node.args[:1]
-            if isinstance(node.func, ast.Attribute):
-                yield node.func.value
-        steps = getattr(scope, "name", "") in {"training_step", "compute_loss"}
-        if steps and isinstance(node, ast.Return) and node.value is not None:
-            yield node.value
-
-
-def _values(loss: ast.expr, scope: ast.FunctionDef | ast.Module) -> list[ast.AST]:
-    """An expression, and what the names in it were given in the same scope."""
-    found: list[ast.AST] = [loss]
-    names = loads(loss)
-    for node in _own(scope):
-        if isinstance(node, ast.Assign) and dotted(node.targets[0]) in names:
-            found.append(node.value)
-        elif isinstance(node, ast.AugAssign) and dotted(node.target) in names:
-            found.append(node)
-    return found
-
-
-def _own(scope: ast.FunctionDef | ast.Module) -> Iterator[ast.AST]:
-    """The nodes of a scope, without those of functions and classes inside."""
-    pending: list[ast.AST] = list(scope.body)
-    while pending:
-        node = pending.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
-            pending += ast.iter_child_nodes(node)
-
-
-def _is_scaled(value: ast.AST) -> bool:
-    return any(
-        isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div | ast.Mult)
-        for node in ast.walk(value)
-    )
