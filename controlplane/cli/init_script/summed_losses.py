@@ -237,11 +237,9 @@ class _Script:
             inside = [one for one in bindings if self._scope(one.statement) is scope]
             place = (node.lineno, node.col_offset)
             before = [one for one in inside if scope is not own or one.end <= place]
-            # last: what a name holds from the round before of a loop
-            for found in (self._reaching(before, node), self._passed(scope, name),
-                          self._reaching(inside, node)):  # fmt: skip
-                if found:
-                    return found
+            found = self._reaching(before, node) or self._passed(scope, name)
+            if found := found or self._reaching(inside, node):  # of the round before in a loop
+                return found
             scope = self._scope(scope)
         return [one.value for one in bindings] if "." in name else []
 
