@@ -38,6 +38,9 @@ def init(
         hint = "--force replaces it, --to FILE writes another"
         raise BadFieldError(f"{target} is there already", hint, "to")
     facts = look(source)
+    if facts.ported and target.exists() and not keeps:
+        what = f"{script} uses the library already, so its numbers cannot be read from it"
+        raise BadFieldError(what, f"edit {target}, or write another with --to FILE", "force")
     if common.output == "table":
         _ask(facts)
     ported = port(facts, script.name)

@@ -577,6 +577,26 @@ def test_init_writes_a_job_file_and_leaves_the_script_until_it_is_told(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "plain.py"]
 
 
+@pytest.mark.parametrize("options", [["--force"], ["--force", "--apply"]])
+def test_the_job_file_of_a_ported_script_is_not_replaced(
+    tmp_path: Path, options: list[str]
+) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(source("plain").text)
+    ones("init", str(script), "--apply")
+    before = (tmp_path / "job.toml").read_text()
+
+    said = ones("init", str(script), *options)
+
+    assert (said.code, said.out, said.err) == (
+        2,
+        "",
+        f"ones: {script} uses the library already, so its numbers cannot be read from it; "
+        f"edit {tmp_path}/job.toml, or write another with --to FILE\n",
+    )
+    assert (tmp_path / "job.toml").read_text() == before
+
+
 def test_a_script_of_which_nothing_is_known_has_a_job_file_all_the_same(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text(source("endless").text)
