@@ -1,4 +1,4 @@
-"""What to look at in a script besides the lines that change."""
+"""Lines of a script that a person should look at, besides those that `ones init` changes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ Line = tuple[int, str]
 
 
 def advice(facts: Facts, agent: str) -> list[str]:
-    """What a group of several workers would do otherwise than one process, line by line.
+    """Return the lines that several workers run differently from one process.
 
     Args:
         facts: of the script.
-        agent: what the agent is called in it.
-
-    Returns:
-        In the order of the lines.
+        agent: the name of the agent in the script.
     """
     first = f"{agent}.rank == 0"
     if facts.framework is not None:
@@ -44,13 +41,10 @@ def advice(facts: Facts, agent: str) -> list[str]:
 
 
 def refused(facts: Facts) -> list[str]:
-    """What the library refuses on a cluster, or what goes wrong there, line by line.
+    """Return the lines that fail or misbehave on a cluster, each with its remedy.
 
     Args:
         facts: of the script.
-
-    Returns:
-        In the order of the lines, each with its remedy.
     """
     tree = facts.source.tree
     found = [
@@ -79,12 +73,12 @@ def _for_one_worker(tree: ast.Module, first: str) -> Iterator[Line]:
     for node in ast.walk(tree):
         name, line = called(node), getattr(node, "lineno", 0)
         if name in ONE_IS_ENOUGH and id(node) not in asked:
-            yield line, f"every worker does {name}(): ask `{first}` first"
+            yield line, f"every worker runs {name}(): guard it with `if {first}:`"
         elif last_name(node) == "spawn" and name.split(".")[0] in {"mp", "torch"}:
-            yield line, "the cluster starts the processes: call the function once"
+            yield line, "the cluster starts the processes: call the function directly"
 
 
-# --- loops over batches: every worker takes every batch, and each batch is one step
+# --- loops over batches: every worker takes part in each batch, and each batch is one step
 
 
 def _batch_loops(facts: Facts) -> list[ast.For]:
@@ -103,7 +97,10 @@ def _left_early(facts: Facts) -> Iterator[Line]:
         if isinstance(node, ast.If):
             inner = [n for part in node.body for n in ast.walk(part)]
             if any(isinstance(n, ast.Break) for n in inner):
-                yield node.lineno, "the batch loop is left early: all workers have to, at once"
+                yield (
+                    node.lineno,
+                    "the batch loop ends early: all workers have to leave it in the same step",
+                )
 
 
 def _accumulation(facts: Facts) -> Iterator[Line]:
@@ -112,12 +109,15 @@ def _accumulation(facts: Facts) -> Iterator[Line]:
         if isinstance(node, ast.If):
             inner = [n for part in node.body for n in ast.walk(part)]
             if any(called(n) == f"{optimizer}.step" for n in inner):
-                what = "not each batch is a step, which is refused: step in each, raise batch_size"
-                yield node.lineno, f"{what}: shares above max_local_batch are taken in passes"
+                what = "a step for several batches is refused: step in each, and raise batch_size"
+                yield (
+                    node.lineno,
+                    f"{what}; a share above max_local_batch is computed in several passes",
+                )
 
 
 def _own_rates(facts: Facts) -> Iterator[Line]:
-    """Rates that are set step by step, from a number that a worker which joins does not have."""
+    """Yield the lines that set the learning rate in each step."""
     tree = facts.source.tree
     loops: list[ast.AST] = [*_batch_loops(facts)]
     loops += [facts.step_loop] if facts.step_loop else []
@@ -129,14 +129,17 @@ def _own_rates(facts: Facts) -> Iterator[Line]:
             yield target.lineno, OWN_RATE
 
 
-# --- what the library cannot train exactly
+# --- optimizers, gradients and datasets that the library refuses
 
 
 def _unusable(tree: ast.Module) -> Iterator[Line]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and last_name(node) == "LBFGS":
             what = "LBFGS evaluates its closure several times in a step, which is refused"
-            yield node.lineno, f"{what}: take an optimizer that does once, such as SGD or Adam"
+            yield (
+                node.lineno,
+                f"{what}: use an optimizer that evaluates it once, such as SGD or Adam",
+            )
         if isinstance(node, ast.Call) and literal(keyword(node, "sparse")) is True:
             yield node.lineno, "sparse gradients are refused in a group: leave `sparse=True` out"
         if isinstance(node, ast.ClassDef) and "IterableDataset" in {
@@ -145,4 +148,4 @@ def _unusable(tree: ast.Module) -> Iterator[Line]:
             methods = {getattr(one, "name", "") for one in node.body}
             if "__len__" not in methods:
                 what = f"{node.name} has no length, which is refused"
-                yield node.lineno, f"{what}: give it __len__, the samples of one pass"
+                yield node.lineno, f"{what}: give it a __len__ that returns the samples of one pass"

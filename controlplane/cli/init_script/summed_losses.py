@@ -22,7 +22,7 @@ SCALED: Final = frozenset({"mul", "multiply", "div", "divide", "true_divide"})
 
 
 class Kind(Enum):
-    """What an expression comes to."""
+    """Kinds of expressions."""
 
     SUM = auto()  # over the batch, divided by nothing
     EACH = auto()  # one or more values for each sample
@@ -122,7 +122,7 @@ class _Script:
             end = (value.end_lineno or 0, value.end_col_offset or 0)
             self._bindings[name].append(Binding(value, statement, end))
 
-    # --- what an expression comes to
+    # --- kinds of expressions
 
     def value(self, node: ast.expr) -> Value:
         """Return the kind of an expression, followed through names and local functions."""
@@ -204,7 +204,7 @@ class _Script:
                 return self.value(items.elt)
         return self._sum(items, None, line)
 
-    # --- what an expression stands for
+    # --- names and local functions
 
     def _origins(self, node: ast.expr) -> list[ast.expr]:
         """Return the expressions that a name, choice, item or call of a local function gives."""
