@@ -1,4 +1,4 @@
-"""init: a job file for a script, and what to change in the script."""
+"""The command `ones init`: a job file for a script, and the changes to the script."""
 
 from __future__ import annotations
 
@@ -27,23 +27,26 @@ def init(
     *,
     to: Annotated[Path | None, Parameter(help="the job file; default: job.toml beside it")] = None,
     apply: Annotated[bool, Parameter(help="make the changes in the script")] = False,
-    force: Annotated[bool, Parameter(help="replace a job file that is there")] = False,
+    force: Annotated[bool, Parameter(help="replace an existing job file")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Write a job file for SCRIPT, and say which lines of it to change for the library."""
+    """Write a job file for SCRIPT, and show the lines to change so that it uses the library."""
     source = _read(script)
     target = to or script.parent / "job.toml"
     keeps = target.exists() and not force
     if keeps and not apply:
         hint = "--force replaces it, --to FILE writes another"
-        raise BadFieldError(f"{target} is there already", hint, "to")
+        raise BadFieldError(f"{target} exists already", hint, "to")
     facts = look(source)
+    if facts.ported and target.exists() and not keeps:
+        what = f"{script} uses the library already, so its numbers cannot be read from it"
+        raise BadFieldError(what, f"edit {target}, or write another with --to FILE", "force")
     if common.output == "table":
         _ask(facts)
     ported = port(facts, script.name)
     relative = os.path.relpath(script.resolve(), target.resolve().parent)
     if relative.startswith(".."):
-        hint = "--to a folder that the script is in, or in one below it"
+        hint = "choose a file with --to in the script's folder or in one above it"
         raise BadFieldError(f"{script} is outside the folder of {target}", hint, "to")
     if not keeps:
         _write(target, job_file(facts, script.resolve(), relative))
@@ -64,12 +67,12 @@ def _read(script: Path) -> Source:
     except OSError as error:
         raise BadFieldError(f"{script}: {error.strerror}", "check the path", "script") from None
     except (SyntaxError, ValueError) as error:
-        what = f"{script} is no Python: {error}"
-        raise BadFieldError(what, "correct it first", "script") from None
+        what = f"{script} is not valid Python: {error}"
+        raise BadFieldError(what, "correct the script first", "script") from None
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Replace a file atomically."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -81,7 +84,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _ask(facts: Facts) -> None:
-    """What the script does not say, of somebody who is there to say it."""
+    """Ask for the numbers that the script does not give, if a terminal is there."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if facts.batch_size is None:
@@ -104,7 +107,7 @@ def _answer(question: str) -> float | None:
         try:
             return float(text)
         except ValueError:
-            sys.stderr.write("a number, please; ")
+            sys.stderr.write("enter a number; ")
 
 
 def _row(facts: Facts, ported: Port, source: Source, script: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Statements between the making of model, optimizer and loader: where each of them belongs."""
+"""Where the statements between model, optimizer and loader go in the ported script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODES: Final = frozenset({"train", "eval"})
 
 @dataclass
 class Sorted:
-    """What becomes of each statement between the three."""
+    """The statements between the three, by where they go."""
 
     builds: list[ast.stmt] = field(default_factory=list)  # of the model: into build_model
     after: list[ast.stmt] = field(default_factory=list)  # below the call of load
@@ -35,19 +35,19 @@ class Sorted:
 def sort_between(script: Whole) -> Sorted:
     """Sort the statements from the first of model, optimizer and loader to the last.
 
-    What uses one of them before `load` has made it goes below, with all that follows from it; what
-    changes the model goes into its builder, so that a checkpoint wins over it. Where model and
-    optimizer stay as they are made, only the loader is there later.
+    A statement that uses one of the three moves below the call of `load`, and so do those that
+    depend on it. One that changes the model moves into the model's builder, so that a checkpoint
+    overrides it. If model and optimizer keep their lines, `load` makes only the loader.
 
     Args:
-        script: that has the three in one block.
+        script: with all three in one block.
     """
     three = [one.statement for one in script.three]
     block, kept = script.optimizer.block, script.keeps_model
     places = [place for place, s in enumerate(block) if any(s is one for one in three)]
     found = Sorted()
     model = script.model.name
-    late: set[str] = set()  # names that are bound when `load` returns, or from what it returns
+    late: set[str] = set()  # names bound by `load`, or from what it returns
     for statement in block[places[0] : places[-1] + 1]:
         if not any(statement is one for one in three):
             if kept and _wraps(statement, model):
@@ -60,7 +60,7 @@ def sort_between(script: Whole) -> Sorted:
             needs -= {model}
         if needs:
             what = f"line {statement.lineno}: it needs {', '.join(sorted(needs))}"
-            found.problems.append(f"{what}, which is there only when agent.load() has returned")
+            found.problems.append(f"{what}, which exists only after agent.load() has returned")
         if not kept or statement is script.loader.statement:
             late |= stores(statement)
     return found
@@ -102,7 +102,7 @@ def _moves_or_wraps(statement: ast.stmt, model: str) -> bool:
 
 
 def _changes(statement: ast.stmt, model: str) -> bool:
-    """Whether a statement changes the model, and is not only a look at it."""
+    """True if a statement changes the model rather than only reads it."""
     if any(name == model or name.startswith(f"{model}.") for name in [assigned(statement)]):
         return True
     if isinstance(statement, ast.Expr):

@@ -1,4 +1,4 @@
-"""What a script does for a process group of its own, which the agent now does."""
+"""Removal of a script's own process group, which the agent replaces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AGENT: Final = {"rank": "rank", "size": "world_size"}
 
 @dataclass
 class Removed:
-    """Edits that take it out, and what they cannot."""
+    """Edits that remove the process group, and what is left to do by hand."""
 
     edits: list[Edit] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -35,11 +35,11 @@ class Removed:
 
 
 def distributed_edits(facts: Facts, agent: str) -> Removed:
-    """Take torch's own process group out of a script; nothing for one that has none.
+    """Remove torch's own process group from a script, if it has one.
 
     Args:
         facts: of a script that can be ported.
-        agent: what the agent is called in it.
+        agent: the name of the agent in the script.
     """
     source, found = facts.source, Removed()
     if not _is_distributed(source.tree):
@@ -67,12 +67,12 @@ def distributed_edits(facts: Facts, agent: str) -> Removed:
                 found.edits.append(Edit(*source.span(node), f"{agent}.{AGENT[kind]}"))
             elif last_name(node) not in {"is_initialized", "is_available"}:
                 found.problems.append(
-                    f"line {node.lineno}: {name}(): there is no process group of torch's own; "
-                    "agent.report() takes rank 0's numbers for all"
+                    f"line {node.lineno}: {name}() needs torch's own process group, which does not "
+                    "exist: remove it; agent.report() takes the numbers of rank 0"
                 )
     size = facts.batch_size
     found.advice.append(
-        f"batch_size {size or ''} was that of one process; in the job file it is that of all"
+        f"batch_size {size or ''} was that of one process; the job file has that of all processes"
     )
     return found
 
@@ -99,7 +99,7 @@ def _goes(statement: ast.stmt) -> bool:
 
 
 def _kind(value: ast.AST | None) -> str:
-    """Whether a value is the rank or the size of the process group; `local` on its host."""
+    """Return "rank", "size" or "local" (rank on the host) for a value; otherwise empty."""
     if value is None:
         return ""
     if isinstance(value, ast.Call) and last_name(value) == "int" and value.args:
@@ -122,7 +122,7 @@ def _kind(value: ast.AST | None) -> str:
 
 
 def _replace_ranks(facts: Facts, found: Removed, inside: set[int], agent: str) -> None:
-    """Names that were given the rank or the size are asked of the agent, for they change."""
+    """Read rank and size from the agent wherever a name holds them, because they change."""
     source = facts.source
     names: dict[str, str] = {}
     for block in blocks(source.tree):
@@ -134,7 +134,7 @@ def _replace_ranks(facts: Facts, found: Removed, inside: set[int], agent: str) -
             elif kind == "local" and value is not None:
                 found.edits.append(Edit(*source.span(value), "0"))
                 found.advice.append(
-                    f"line {statement.lineno}: a worker sees one device, as device 0"
+                    f"line {statement.lineno}: a worker sees one device, numbered 0"
                 )
     for node in ast.walk(source.tree):
         if id(node) not in inside and isinstance(node, ast.Name) and node.id in names:

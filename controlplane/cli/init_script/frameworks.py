@@ -1,4 +1,4 @@
-"""Scripts that a framework trains: the lines that use our adapter, and options that it refuses."""
+"""Scripts that a framework trains: edits for our adapter, and the options that it refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE: Final = "an epoch has every sample once"
 REDUCES: Final = "the agent's group reduces gradients"
 RESUMES: Final = "a job resumes from its own checkpoints"
 SHUFFLES: Final = "samples are shuffled by the job's seed"
-REFUSED: Final[Mapping[str, Mapping[str, str]]] = {  # options, and why they are to be left out
+REFUSED: Final[Mapping[str, Mapping[str, str]]] = {  # options, with the reason to leave them out
     "TrainingArguments": {
         "auto_find_batch_size": "max_local_batch of the job file bounds a share",
         "deepspeed": REDUCES,
@@ -36,7 +36,7 @@ REFUSED: Final[Mapping[str, Mapping[str, str]]] = {  # options, and why they are
         "overfit_batches": WHOLE,
         "fast_dev_run": WHOLE,
         "reload_dataloaders_every_n_epochs": "the job's loader lives as long as the job",
-        "val_check_interval": "a part of an epoch has other steps when it grows",
+        "val_check_interval": "the number of steps in an epoch changes with the batch",
     },
     "fit": {"ckpt_path": RESUMES},
     "Accelerator": dict.fromkeys(
@@ -47,19 +47,19 @@ REFUSED_CALLS: Final = {
     "save_state": RESUMES,
     "load_state": RESUMES,
     "skip_first_batches": RESUMES,
-    "check_trigger": "call `accelerator.stop(why)` for it",
+    "check_trigger": "call `accelerator.stop(why)` instead",
 }
 FORMER: Final = "pytorch_lightning"
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework that leads the training of a script."""
+    """A framework whose trainer or accelerator a script uses."""
 
-    name: str  # of its extra and of our module: transformers, lightning, accelerate
+    name: str  # transformers, lightning or accelerate
     calls: tuple[ast.Call, ...]  # of its trainer, or its accelerator
-    classes: tuple[tuple[ast.ClassDef, ast.expr], ...]  # derived from its trainer, and the base
-    names: Mapping[str, str]  # that the script imports: where they come from
+    classes: tuple[tuple[ast.ClassDef, ast.expr], ...]  # derived from its trainer, with the base
+    names: Mapping[str, str]  # imported names, with module
 
     def full(self, node: ast.AST) -> str:
         """Return an imported name with its module; empty for any other.
@@ -72,16 +72,16 @@ class Framework:
 
 
 class FrameworkNumbers(NamedTuple):
-    """What the options of a framework say; None: it is not known before the script runs."""
+    """Numbers in the options of a framework; None if only a run can tell."""
 
     batch_size: int | None
     lr: float | None
     epochs: int | None
-    steps: int | None = None  # that the training is to have, in the place of epochs
+    steps: int | None = None  # of the whole training, instead of epochs
 
 
 class AdapterEdits(NamedTuple):
-    """Edits that make a script use our adapter, and what has to be done by hand."""
+    """Edits that make a script use our adapter, and what is left to do by hand."""
 
     edits: list[Edit]
     imports: str  # a line for the head of the script
@@ -89,7 +89,7 @@ class AdapterEdits(NamedTuple):
 
 
 def framework_of(tree: ast.Module) -> Framework | None:
-    """Return the framework that trains in a script; None: it has a loop of its own.
+    """Return the framework that a script uses; None if it has its own loop.
 
     Args:
         tree: of the script.
@@ -129,7 +129,7 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     return found
 
 
-# --- its numbers
+# --- numbers in its options
 
 
 def framework_numbers(
@@ -140,9 +140,9 @@ def framework_numbers(
     Args:
         framework: of the script.
         tree: of the script.
-        numbers: that can be known of it.
-        batch: of its training loader, if it makes one.
-        lr: of its optimizer, if it makes one.
+        numbers: of the script.
+        batch: of the training loader, if the script makes one.
+        lr: of the optimizer, if the script makes one.
     """
     if framework.name == "transformers":
         made = [n for n in ast.walk(tree) if last_name(n).endswith("TrainingArguments")]
@@ -168,7 +168,7 @@ class _Options:
         self._numbers = numbers
 
     def number(self, name: str, default: float | None) -> float | None:
-        """An option; None if nobody knows, as of those in `**options`."""
+        """Return an option's number; None if it cannot be read."""
         if self._call is None:
             return None
         if (given := keyword(self._call, name)) is not None:
@@ -191,12 +191,12 @@ def _length(
 def adapter_edits(
     source: Source, framework: Framework, loop: tuple[ast.Call, str] | None
 ) -> AdapterEdits:
-    """Return what makes a script use our adapter.
+    """Return the edits that make a script use our adapter.
 
     Args:
         source: of the script.
-        framework: that trains in it.
-        loop: the `range` over epochs of a script that loops itself, and the text of their number.
+        framework: of the script.
+        loop: the call of `range` over epochs and its replacement, if the script has such a loop.
     """
     found = AdapterEdits([], "", [])
     match framework.name:
@@ -219,8 +219,9 @@ def _trainers(source: Source, framework: Framework, found: AdapterEdits) -> set[
         else:
             name = last_name(call)
             found.problems.append(
-                f"line {call.lineno}: `{name}(...)`: make `class Mine(ElasticMixin, {name})` of it "
-                "(from elastic.transformers), and that in its place: docs/frameworks.md"
+                f"line {call.lineno}: `{name}(...)` has no adapter: define "
+                f"`class Mine(ElasticMixin, {name})` with ElasticMixin of elastic.transformers, "
+                "and use Mine instead; docs/frameworks.md shows how"
             )
     for _, base in framework.classes:
         first = source.span(base)[0]
@@ -231,11 +232,11 @@ def _trainers(source: Source, framework: Framework, found: AdapterEdits) -> set[
 
 
 def _strategies(source: Source, framework: Framework, found: AdapterEdits) -> set[str]:
-    """`strategy=ElasticStrategy(), devices=1` among the options of each trainer."""
+    """Give each trainer the options `strategy=ElasticStrategy(), devices=1`."""
     for call in framework.calls:
         if framework.full(call.func).startswith(FORMER):
             found.problems.append(
-                f"line {call.lineno}: {FORMER} has no adapter: import lightning.pytorch for it"
+                f"line {call.lineno}: {FORMER} has no adapter: import lightning.pytorch instead"
             )
             continue
         missing = {"strategy": "ElasticStrategy()", "devices": "1"}
@@ -281,7 +282,7 @@ def _accelerators(
 
 
 def _without_import(source: Source, framework: Framework, name: str) -> Iterator[Edit]:
-    """The head of the script without the import of a name that nothing else uses."""
+    """Remove the import of a name that nothing else uses."""
     used = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == name]
     if framework.classes or len(used) > sum(called(call) == name for call in framework.calls):
         return
@@ -298,7 +299,7 @@ def _without_import(source: Source, framework: Framework, name: str) -> Iterator
 
 
 def refused_options(framework: Framework, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Find options and calls that our adapter refuses; as lines and what to do.
+    """Yield the options and calls that our adapter refuses, with line and remedy.
 
     Args:
         framework: of the script.
@@ -309,7 +310,7 @@ def refused_options(framework: Framework, tree: ast.Module) -> Iterator[tuple[in
         if not isinstance(node, ast.Call):
             continue
         if name in REFUSED_CALLS and framework.name == "accelerate":
-            yield node.lineno, f"`{name}()` is refused: leave it out: {REFUSED_CALLS[name]}"
+            yield node.lineno, f"`{name}()` is refused, leave it out: {REFUSED_CALLS[name]}"
         if name.endswith("TrainingArguments"):
             name = "TrainingArguments"
         if name == "Trainer" and framework.name != "lightning":
@@ -317,7 +318,7 @@ def refused_options(framework: Framework, tree: ast.Module) -> Iterator[tuple[in
         for option in node.keywords:
             why = REFUSED.get(name, {}).get(option.arg or "")
             if why and _asks(option.arg or "", literal(option.value)):
-                yield option.value.lineno, f"`{option.arg}` is refused: leave it out: {why}"
+                yield option.value.lineno, f"`{option.arg}` is refused, leave it out: {why}"
     if framework.name == "lightning":
         for node in ast.walk(tree):
             manual = isinstance(node, ast.Assign) and dotted(node.targets[0]).endswith(
@@ -329,7 +330,7 @@ def refused_options(framework: Framework, tree: ast.Module) -> Iterator[tuple[in
 
 
 def _asks(name: str, value: Any) -> bool:
-    """Whether a value of an option asks for something; what is no literal is not known to."""
+    """True if the option is set; False for expressions."""
     if isinstance(value, float):
         return value not in {0.0, 1.0}
     if isinstance(value, int) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""A job file with comments, from what a script says."""
+"""The commented job file that `ones init` writes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from schemas.jobs import NAME
 
 COMMON_NAMES: Final = frozenset({"train", "main", "run", "job", "script"})
 GUESSED_BATCH: Final = 32
-GROWTH: Final = 4  # what a job may grow to unless its owner says otherwise: slots, and batches
-SHOWN: Final = 4  # options of the script
+GROWTH: Final = 4  # the most slots that the job file asks for
+SHOWN: Final = 4  # options of the script in the comment on `args`
 
 
 def job_name(script: Path) -> str:
-    """A name for the jobs of a script: its own, or its folder's if its own says nothing.
+    """Return a job name: the script's, or its folder's if the script's is a common one.
 
     Args:
         script: absolute.
@@ -31,27 +31,27 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
     """The text of a job file that can be submitted, with a comment on every choice.
 
     Args:
-        facts: what the script says; its numbers may have been asked for.
+        facts: of the script, with the numbers that the user was asked for.
         script: absolute.
-        relative: the script as seen from the job file's folder.
+        relative: path of the script from the job file's folder.
     """
     batch = facts.batch_size or GUESSED_BATCH
-    where = "the script's" if facts.batch_size else "the script does not say: set it"
+    where = "the script's" if facts.batch_size else "not found in the script: set it"
     lines = [
         "# Made by `ones init`; every key is described in docs/jobs.md.",
         f"name = {json.dumps(job_name(script))}",
         f"script = {json.dumps(relative)}  # run in a snapshot of this folder",
         *_arguments(facts),
         "",
-        f"batch_size = {batch}  # {where}; global, samples per step, to begin with",
-        '# max_batch_size = "keep"  # left out: data, memory and noise say how far it may grow',
-        f"# max_local_batch = {batch}  # the most that fits one slot's memory",
+        f"batch_size = {batch}  # {where}; global, samples per step, at the start",
+        '# max_batch_size = "keep"  # default: data, memory and gradient noise limit it',
+        f"# max_local_batch = {batch}  # the most samples that fit the memory of one slot",
         *_rate(facts),
         f"slots = [1, {GROWTH}]  # least, most",
         "",
         *_stop(facts),
-        "retries = 1  # of a script that fails, from its last finished epoch",
-        '# on_loss = "fail"  # left out: it starts again from there when its node is lost',
+        "retries = 1  # after a failure, from the last finished epoch",
+        '# on_loss = "fail"  # default: restart from there when a node is lost',
         '# python = ".venv/bin/python"  # interpreter with torch; default: the agent\'s',
         "# [env]",
         '# OMP_NUM_THREADS = "1"',
@@ -71,7 +71,7 @@ def _arguments(facts: Facts) -> list[str]:
 def _rate(facts: Facts) -> list[str]:
     if facts.lr is None:
         return ["# lr = 0.1  # at batch_size; default: the script's own"]
-    return [f"lr = {facts.lr!r}  # the script's, at batch_size; it follows the batch from there"]
+    return [f"lr = {facts.lr!r}  # the script's, at batch_size; scaled when the batch changes"]
 
 
 def _stop(facts: Facts) -> list[str]:

@@ -1,4 +1,4 @@
-"""Numbers of a script that can be known without running it."""
+"""Numbers that can be read from a script without running it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controlplane.cli.init_script.syntax import assigned, called, keyword, last_
 
 
 def options(tree: ast.Module) -> dict[str, Any]:
-    """Options of argparse and their defaults, by the names that the parsed arguments have.
+    """Return the options of argparse and their defaults, by attribute of the parsed arguments.
 
     Args:
         tree: of the script.
@@ -29,7 +29,7 @@ def options(tree: ast.Module) -> dict[str, Any]:
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
-    """Names that are bound once, to a literal; fields of classes and defaults among them.
+    """Return names that are bound once, with their literals, fields and parameters included.
 
     Args:
         tree: of the script.
@@ -46,7 +46,7 @@ def constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def literal(node: ast.expr | None) -> Any:
-    """The value of a literal; None for any other expression.
+    """Return the value of a literal; None for any other expression.
 
     Args:
         node: an expression.
@@ -58,7 +58,7 @@ def literal(node: ast.expr | None) -> Any:
 
 
 class Numbers:
-    """What expressions come to, as far as literals say it.
+    """Numbers of expressions that are made of literals, constants and options.
 
     Args:
         constants: of the script.
@@ -70,7 +70,7 @@ class Numbers:
         self._options = options
 
     def of(self, node: ast.expr | None) -> float | int | None:
-        """The number that `node` is; None if nobody knows before the script runs.
+        """Return the number of an expression; None if only a run can tell.
 
         Args:
             node: an expression.
@@ -100,12 +100,12 @@ class Numbers:
 
 
 def batch_size(call: ast.Call, numbers: Numbers, made: Mapping[str, ast.expr]) -> int | None:
-    """Of a loader; None if nobody knows before the script runs.
+    """Return the batch size of a loader; None if only a run can tell.
 
     Args:
         call: of `DataLoader`.
         numbers: of the script.
-        made: what names were given, where the options are in a mapping.
+        made: values of names, to look up `**options`.
     """
     found = numbers.of(keyword(call, "batch_size", 1))
     for spread in (k.value for k in call.keywords if k.arg is None):

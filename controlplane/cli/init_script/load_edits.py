@@ -1,4 +1,4 @@
-"""The call of `load` in the place of the lines that made model, optimizer and loader."""
+"""Edits that replace the lines of model, optimizer and loader by one call of `load`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from controlplane.cli.init_script.script_facts import parameters_calls
 from controlplane.cli.init_script.syntax import Edit, last_name, loads, stores
 from controlplane.cli.init_script.whole_script import Whole
 
-WIDE: Final = 101  # columns of a line that takes all parts, with its newline
+WIDE: Final = 101  # longest line for the call, newline included
 VERBS: Final = ("build", "make", "new", "elastic_build")
 ORDER_IS_THE_AGENTS: Final = frozenset({"shuffle", "sampler", "generator"})
 
 
 def load_edits(script: Whole, between: Sorted) -> list[Edit]:
-    """The three lines become the parts of one call, where the last of them stands.
+    """Merge the three lines into one call of `load`, at the place of the last one.
 
     Args:
-        script: that is ported.
-        between: what becomes of the statements between them.
+        script: to port.
+        between: where the statements between them go.
     """
     if script.keeps_model:
         return _kept_edits(script, between)
@@ -30,7 +30,7 @@ def load_edits(script: Whole, between: Sorted) -> list[Edit]:
     parts = _parts(script, built=bool(between.builds))
     text = dict.fromkeys(map(id, by_line), "")
     call = f"{indent}{_load_call(script, parts)}\n"
-    if len(call) > WIDE:  # the parts get lines of their own, where they are
+    if len(call) > WIDE:  # the builders get lines of their own
         model, optimizer = (
             _free_name(script, what) if part.startswith("lambda") else part
             for what, part in (("model", parts[0]), ("optimizer", parts[1]))
@@ -57,7 +57,7 @@ def load_edits(script: Whole, between: Sorted) -> list[Edit]:
 
 
 def _kept_edits(script: Whole, between: Sorted) -> list[Edit]:
-    """Model and optimizer stay where they are made, for groups name parts of the model."""
+    """Keep model and optimizer in place, because parameter groups name parts of the model."""
     source, model = script.source, script.model
     by_line = sorted((one.statement for one in script.three), key=lambda one: one.lineno)
     indent = " " * by_line[0].col_offset
@@ -78,7 +78,7 @@ def _kept_edits(script: Whole, between: Sorted) -> list[Edit]:
 
 
 def _parts(script: Whole, *, built: bool) -> tuple[str, str, str]:
-    """What `load` takes: builders of model and optimizer, the data with its options."""
+    """Return the arguments of `load`: builders of model and optimizer, loader arguments."""
     bare, made = _bare_model(script), script.optimizer.value
     model = f"lambda: {_on_one_line(script, bare)}"
     if isinstance(bare, ast.Call) and not bare.args and not bare.keywords:
@@ -91,7 +91,7 @@ def _parts(script: Whole, *, built: bool) -> tuple[str, str, str]:
 
 
 def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
-    """The agent is there before anything that asks it."""
+    """Make the agent before the first statement that uses it."""
     name = script.agent
     asking = [s for s in script.optimizer.block if name in loads(s) and s.lineno < first.lineno]
     at = script.source.lines(asking[0] if asking else first)[0]
@@ -100,7 +100,7 @@ def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
 
 
 def _free_name(script: Whole, what: str) -> str:
-    """A name for a builder that the script has not given to anything."""
+    """Return a name for a builder that the script does not use."""
     taken = stores(script.source.tree) | loads(script.source.tree)
     taken |= {n.name for n in ast.walk(script.source.tree) if isinstance(n, ast.FunctionDef)}
     return next(name for name in (f"{v}_{what}" for v in VERBS) if name not in taken)
@@ -112,7 +112,7 @@ def _load_call(script: Whole, parts: tuple[str, str, str]) -> str:
 
 
 def _bare_model(script: Whole) -> ast.expr:
-    """The expression that makes the model, without device moves and wrappers."""
+    """Return the expression that makes the model, without device moves and wrappers."""
     value = script.model.value
     while isinstance(value, ast.Call):
         moved = isinstance(value.func, ast.Attribute) and value.func.attr in {"to", "cuda"}
@@ -126,7 +126,7 @@ def _bare_model(script: Whole) -> ast.expr:
 
 
 def _optimizer_text(script: Whole) -> str:
-    """The call that makes the optimizer, of `parameters`."""
+    """Return the call that makes the optimizer, with `parameters` as its argument."""
     source, value = script.source, script.optimizer.value
     (begin, _), text = source.span(value), source.of(value).encode()
     for call in reversed(parameters_calls(value)):
@@ -160,7 +160,7 @@ def _on_one_line(script: Whole, node: ast.expr) -> str:
 
 
 def _agent_is_global(script: Whole) -> bool:
-    """Whether another function than the one that makes the model asks the agent."""
+    """True if another function than the one that makes the model uses the agent."""
     functions = [n for n in ast.walk(script.source.tree) if isinstance(n, ast.FunctionDef)]
     agent = script.agent
     made = [f for f in functions if script.optimizer.statement in ast.walk(f)]

@@ -1,4 +1,4 @@
-"""The changes that make a plain script a job: as edits of its text, or why they cannot be made."""
+"""The changes that make a plain script a job, or the reasons why there are none."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ MOST_LINES: Final = 6
 
 @dataclass
 class Port:
-    """What became of a script."""
+    """Result of porting a script."""
 
-    text: str = ""  # as it would be; empty where it cannot be done
-    missing: list[str] = field(default_factory=list)  # what a person has to do instead
-    refused: list[str] = field(default_factory=list)  # lines that fail or go wrong on a cluster
-    advice: list[str] = field(default_factory=list)  # what to look at besides
+    text: str = ""  # the new script; empty if it cannot be ported
+    missing: list[str] = field(default_factory=list)  # what has to be done by hand
+    refused: list[str] = field(default_factory=list)  # lines that fail or misbehave on a cluster
+    advice: list[str] = field(default_factory=list)  # other lines to look at
 
     def diff(self, before: str, name: str) -> str:
-        """The change as a unified diff.
+        """Return the change as a unified diff.
 
         Args:
-            before: the script as it is.
+            before: text of the script before the change.
             name: of its file.
         """
         lines = (before.splitlines(keepends=True), self.text.splitlines(keepends=True))
@@ -49,7 +49,7 @@ class Port:
 
 
 def changed_lines(diff: str) -> int:
-    """How many lines of the new text are not in the old one.
+    """Return the number of added lines in a diff.
 
     Args:
         diff: unified.
@@ -58,14 +58,14 @@ def changed_lines(diff: str) -> int:
 
 
 def port(facts: Facts, name: str = "train.py") -> Port:
-    """Put the library into a script.
+    """Make a script use the library.
 
     Args:
-        facts: what it is made of.
-        name: of its file, for the count of lines that change.
+        facts: of the script.
+        name: of its file, for the diff.
 
     Returns:
-        Its new text, which is Python again; or line by line why there is none.
+        The new text, which is valid Python, or the reasons why there is none.
     """
     done = Port(
         missing=_missing(facts),
@@ -80,7 +80,9 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     done.advice += removed.advice
     single = whole(look(Source(facts.source.edited(removed.edits))))
     if single is None:
-        removed.problems.append("without its process group too little is left of it: by hand")
+        removed.problems.append(
+            "lines are missing without its own process group: port the script by hand"
+        )
         done.missing += removed.problems
         return done
     between = sort_between(single)
@@ -104,12 +106,14 @@ def port(facts: Facts, name: str = "train.py") -> Port:
         ast.parse(done.text)
     except SyntaxError as error:
         done.text = ""
-        done.missing.append(f"line {error.lineno}: the change would not be Python: do it by hand")
+        done.missing.append(
+            f"line {error.lineno}: the change would not be valid Python: make it by hand"
+        )
     return done
 
 
 def _with_adapter(facts: Facts, framework: Framework, done: Port) -> Port:
-    """A framework loops itself; its trainer becomes ours."""
+    """Replace the trainer of a framework by our adapter."""
     source, loop = facts.source, facts.epoch_loop
     counted = (loop.numbers, _counted(source, loop, "EPOCHS")) if loop is not None else None
     adapter = adapter_edits(source, framework, counted)
@@ -119,12 +123,12 @@ def _with_adapter(facts: Facts, framework: Framework, done: Port) -> Port:
     return done
 
 
-# --- what is not there
+# --- what is missing
 
 
 def _missing(facts: Facts) -> list[str]:
     if facts.ported:
-        return ["it imports the library already"]
+        return ["the script imports the library already"]
     if facts.framework is not None:
         return []
     found = []
@@ -133,23 +137,23 @@ def _missing(facts: Facts) -> list[str]:
     elif facts.model is None:
         line = facts.optimizer.statement.lineno
         found.append(
-            f"line {line}: no `model.parameters()` of a model that is made before: "
-            "build_optimizer takes all parameters of the model"
+            f"line {line}: no `model.parameters()` of a model made above: "
+            "give the optimizer all parameters of the model"
         )
     if facts.loader is None:
-        found.append("no `NAME = DataLoader(...)` that is trained on: agent.load() makes it")
+        found.append(
+            "no `NAME = DataLoader(...)` is iterated for training: pass the data to agent.load()"
+        )
     if facts.epoch_loop is None:
         found.append(_no_loop(facts))
     elif facts.loader is not None and facts.train_set is None:
         line = facts.loader.statement.lineno
-        found.append(
-            f"line {line}: no dataset is named in it: pass the training set to agent.load()"
-        )
+        found.append(f"line {line}: no dataset in the call: pass the training set to agent.load()")
     if len(facts.optimizers) > 1:
         one, other = facts.optimizers[:2]
         second = f"line {other.statement.lineno}: a second optimizer, `{other.name}`"
-        remedy = "build_model returns all models as one nn.ModuleDict, build_optimizer a tuple"
-        found = [f"{second} beside `{one.name}`: {remedy}: docs/exactness.md has such a loop"]
+        remedy = "let build_model return one nn.ModuleDict and build_optimizer a tuple"
+        found = [f"{second} beside `{one.name}`: {remedy}; docs/exactness.md shows such a loop"]
     found += _wrapped_elsewhere(facts)
     if not found and (script := whole(facts)) is not None:
         found += _unusual(script)
@@ -162,24 +166,24 @@ def _no_loop(facts: Facts) -> str:
         return (
             f"line {loop.lineno}: `{text}` counts steps, whose batch changes on a cluster: write "
             "`for epoch in agent.epochs(N)` around a loop over the loader; "
-            "stop = { samples = STEPS x BATCH } in the job file ends it after as many"
+            "stop = { samples = STEPS x BATCH } in the job file ends it after as many samples"
         )
     if (loop := facts.far_loop) is not None:
         text = facts.source.of(loop).partition("\n")[0]
         return (
-            f"line {loop.lineno}: `{text}` trains in other functions: give them what agent.load() "
+            f"line {loop.lineno}: `{text}` trains in other functions: pass them what agent.load() "
             "returns, and loop over agent.epochs(N) there"
         )
     return "no `for epoch in range(...)` around `backward()`: write `for epoch in agent.epochs(N)`"
 
 
 def _wrapped_elsewhere(facts: Facts) -> list[str]:
-    """A wrapper of torch's own distribution, that is not between the making of the three."""
+    """Return DDP wrappers that are not among the lines of model, optimizer and loader."""
     block = facts.optimizer.block if facts.optimizer else []
     near = {id(node) for statement in block for node in ast.walk(statement)}
     remedy = "leave it out: the agent's group reduces gradients"
     return [
-        f"line {node.lineno}: `{facts.source.of(node.func)}(...)` in another place: {remedy}"
+        f"line {node.lineno}: `{facts.source.of(node.func)}(...)` away from the optimizer: {remedy}"
         for node in ast.walk(facts.source.tree)
         if isinstance(node, ast.Call) and last_name(node) in WRAPPERS and id(node) not in near
     ]
@@ -190,11 +194,11 @@ def _unusual(script: Whole) -> list[str]:
 
 
 def _apart(script: Whole) -> list[str]:
-    """All three have to be made in one place, for there they are replaced."""
+    """Return what keeps the three from being replaced in one place."""
     optimizer = script.optimizer
     found = [
-        f"line {one.statement.lineno}: `{one.name}` is made in another place than the optimizer "
-        f"(line {optimizer.statement.lineno}): make them together"
+        f"line {one.statement.lineno}: `{one.name}` is made in another block than the optimizer "
+        f"(line {optimizer.statement.lineno}): make them in the same one"
         for one in (script.model, script.loader)
         if one.block is not optimizer.block
     ]
@@ -214,18 +218,18 @@ def _shares_its_line(source: Source, statement: ast.stmt) -> bool:
 def _unusual_loader(script: Whole) -> list[str]:
     at = f"line {script.loader.statement.lineno}"
     if keyword(script.loader_call, "batch_sampler") is not None:
-        remedy = "give batch_size, and let collate_fn even lengths out"
-        return [f"{at}: a batch sampler: which samples come when is the agent's: {remedy}"]
+        remedy = "give batch_size, and pad in collate_fn"
+        return [f"{at}: a batch sampler, but the agent decides the order of samples: {remedy}"]
     sampler = keyword(script.loader_call, "sampler", 3)
     if sampler is None or "Distributed" in _maker(script.source, sampler):
         return []
     if isinstance(sampler, ast.Constant | ast.IfExp):
         return []
-    return [f"{at}: a sampler of its own: put weights and filters into the dataset"]
+    return [f"{at}: a sampler of the script's own: put weights and filters into the dataset"]
 
 
 def _maker(source: Source, node: ast.expr) -> str:
-    """What makes a value: the text of it, or of what the name was given."""
+    """Return the text of an expression, with that of the values of a name."""
     text = source.of(node)
     if isinstance(node, ast.Name):
         for block in blocks(source.tree):
@@ -239,7 +243,7 @@ def _maker(source: Source, node: ast.expr) -> str:
 
 
 def _loop_edits(script: Whole) -> list[Edit]:
-    """`range` becomes the agent's epochs, counted as they were."""
+    """Replace `range` by the agent's epochs, with the same numbers."""
     text = _counted(script.source, script.loop, f"{script.agent}.epochs")
     return [Edit(*script.source.span(script.loop.numbers), text)]
 
@@ -251,7 +255,7 @@ def _counted(source: Source, loop: EpochLoop, epochs: str) -> str:
 
 
 def _count_from(source: Source, loop: EpochLoop) -> str:
-    """How many numbers there are in a range that does not begin with 0."""
+    """Return the length of a range that does not begin with 0, as text."""
     last = loop.count
     if isinstance(last, ast.Constant):
         return str(int(str(last.value)) - (loop.start or 0))
@@ -263,7 +267,7 @@ def _count_from(source: Source, loop: EpochLoop) -> str:
 
 
 def _report_edits(script: Whole) -> list[Edit]:
-    """The metric of an epoch, if there is one, at its end."""
+    """Report the metric of an epoch at its end, if there is one."""
     if not script.metric:
         return []
     last = script.loop.statement.body[-1]
@@ -274,7 +278,7 @@ def _report_edits(script: Whole) -> list[Edit]:
 
 
 def _import_edits(source: Source, line: str) -> list[Edit]:
-    """Below the imports at the head of the script."""
+    """Add a line below the imports at the head of the script."""
     last: ast.stmt | None = None
     body = source.tree.body
     for place, statement in enumerate(body):

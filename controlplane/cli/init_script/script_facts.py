@@ -1,4 +1,4 @@
-"""What a training script is made of: model, optimizer, loader, the loop over epochs, numbers."""
+"""The parts of a training script: model, optimizer, loader, the loop over epochs, numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOOKS_LIKE_METRIC: Final = re.compile(r"acc|accuracy|val_|valid|f1|bleu|perplexi
 
 @dataclass(frozen=True)
 class Made:
-    """A statement that makes something and gives it a name."""
+    """A statement that assigns a value to a name."""
 
     name: str
     statement: ast.stmt
@@ -49,44 +49,44 @@ class Made:
 
 @dataclass(frozen=True)
 class EpochLoop:
-    """The loop over epochs."""
+    """Loop over epochs."""
 
     statement: ast.For
     numbers: ast.Call  # the call of `range`
-    start: int | None  # None: it is not known before the script runs
+    start: int | None  # None if only a run can tell
     count: ast.expr  # where `range` ends
 
 
 @dataclass
 class Facts:
-    """What was found; None where it was not."""
+    """Parts found in a script; None if not found."""
 
     source: Source
     model: Made | None = None
     optimizer: Made | None = None
-    optimizers: list[Made] = field(default_factory=list)  # all that step, the first one too
+    optimizers: list[Made] = field(default_factory=list)  # all that step, the first included
     loader: Made | None = None
     epoch_loop: EpochLoop | None = None
     far_loop: ast.For | None = None  # one that trains through several functions
-    step_loop: ast.For | ast.While | None = None  # one that counts steps in the place of epochs
-    framework: Framework | None = None  # that leads the training
-    options: dict[str, Any] = field(default_factory=dict)  # of argparse, by their names, defaults
+    step_loop: ast.For | ast.While | None = None  # one that counts steps instead of epochs
+    framework: Framework | None = None  # whose trainer or accelerator it uses
+    options: dict[str, Any] = field(default_factory=dict)  # of argparse: name and default
     batch_size: int | None = None
     lr: float | None = None
     epochs: int | None = None
-    steps: int | None = None  # of the whole training, where the script counts these
-    metric: str = ""  # a variable of the epoch loop that looks like one
+    steps: int | None = None  # of the whole training, if the script counts steps
+    metric: str = ""  # a variable of the epoch loop with the name of a metric
     ported: bool = False  # it imports the library
 
     @property
     def train_set(self) -> ast.expr | None:
-        """The dataset of the loader."""
+        """Dataset of the loader."""
         call = self.loader.value if self.loader else None
         return keyword(call, "dataset", 0) if isinstance(call, ast.Call) else None
 
 
 def look(source: Source) -> Facts:
-    """Everything that can be found in a script without running it.
+    """Find the parts of a script without running it.
 
     Args:
         source: the script.
@@ -131,7 +131,7 @@ def look(source: Source) -> Facts:
 
 
 def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> None:
-    """Numbers that a framework's options say; loaders and optimizers may be in methods."""
+    """Read the numbers of a framework's options, and of loaders and optimizers in methods."""
     tree = facts.source.tree
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
     batch, rate = facts.batch_size, facts.lr
@@ -159,7 +159,7 @@ def _all_made(tree: ast.Module) -> list[Made]:
 
 
 def _optimizers(tree: ast.Module, made: list[Made]) -> list[Made]:
-    """The first, and those under other names that step too: an alternative does not."""
+    """Return the first optimizer, and those with other names whose `step` is called."""
     found: dict[str, Made] = {}
     for one in made:
         if _is_optimizer(one):
@@ -170,7 +170,7 @@ def _optimizers(tree: ast.Module, made: list[Made]) -> list[Made]:
 
 
 def _is_optimizer(one: Made) -> bool:
-    """Torch's own by their names; others by what they take and what they are called."""
+    """True for torch's optimizers, and for calls with parameters and a name like one."""
     if not isinstance(one.value, ast.Call):
         return False
     maker = last_name(one.value)
@@ -181,7 +181,7 @@ def _is_optimizer(one: Made) -> bool:
 
 
 def parameters_calls(node: ast.AST) -> list[ast.Call]:
-    """The calls of `NAME.parameters()` in an expression.
+    """Return the calls of `NAME.parameters()` in an expression.
 
     Args:
         node: any.
@@ -197,7 +197,7 @@ def parameters_calls(node: ast.AST) -> list[ast.Call]:
 
 
 def _model_of(optimizer: Made | None, made: list[Made]) -> Made | None:
-    """Whose parameters the optimizer takes, where it is first made."""
+    """Return the statement that makes the model whose parameters the optimizer takes."""
     if optimizer is None:
         return None
     before = [one for one in made if one.statement.lineno < optimizer.statement.lineno]
@@ -215,7 +215,7 @@ def _model_of(optimizer: Made | None, made: list[Made]) -> Made | None:
 
 
 def _owners(node: ast.expr) -> list[str]:
-    """Names of those whose parameters, or whose parts' parameters, an expression takes."""
+    """Return the names in calls like `NAME.parameters()` or `NAME.part.parameters()`."""
     found = []
     for call in ast.walk(node):
         if last_name(call) not in {"parameters", "named_parameters"}:
@@ -231,7 +231,7 @@ def _owners(node: ast.expr) -> list[str]:
 def _loop_and_loader(
     tree: ast.Module, loaders: list[Made], known: dict[str, Any]
 ) -> tuple[EpochLoop | None, Made | None]:
-    """The outermost counting loop in which something is trained, and what it reads."""
+    """Return the outermost counting loop that trains, and the loader that it reads."""
     functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
     for statement in sorted(loops, key=lambda loop: loop.lineno):
@@ -246,7 +246,7 @@ def _loop_and_loader(
 
 
 def _counts_steps(loop: ast.For, tree: ast.Module) -> bool:
-    """Whether a loop makes a step in each round: none below it goes over batches."""
+    """True if a loop has no loop over batches inside, so that each round is a step."""
     functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
 
     def reached(node: ast.AST) -> list[ast.AST]:
@@ -261,7 +261,7 @@ def _counts_steps(loop: ast.For, tree: ast.Module) -> bool:
 
 
 def _far_loop(tree: ast.Module) -> ast.For | None:
-    """A counting loop that comes to `backward()` through functions or methods that call others."""
+    """Return a counting loop that reaches `backward()` through several calls."""
     functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
     for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
         reached: list[ast.AST] = [loop] if _range_in(loop.iter) is not None else []
@@ -292,7 +292,7 @@ def _trains(node: ast.AST) -> bool:
 
 
 def _training_one(loaders: list[Made], reached: list[Any]) -> Made | None:
-    """The loader whose batches are trained on."""
+    """Return the loader whose batches are trained on."""
     iterated = {
         name
         for node in reached
@@ -325,7 +325,7 @@ def _metric(loop: ast.For) -> str:
 
 
 def _rate(call: ast.Call, tree: ast.Module) -> ast.expr | None:
-    """The learning rate in the making of an optimizer, or in the script's function for that."""
+    """Return the learning rate in the call of an optimizer or of the function that makes it."""
     if last_name(call) in OPTIMIZERS:
         return keyword(call, "lr", 1)
     if (given := keyword(call, "lr")) is not None:

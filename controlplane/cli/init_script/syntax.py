@@ -1,4 +1,4 @@
-"""Small questions about Python syntax trees, and spans of source text."""
+"""Helpers for Python syntax trees and spans of source text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Block = list[ast.stmt]
 
 
 class Source:
-    """A script's text, with its tree.
+    """Text of a script, with its syntax tree.
 
     Args:
         text: of the script.
 
     Raises:
-        SyntaxError: if it is no Python.
+        SyntaxError: if it is not valid Python.
     """
 
     def __init__(self, text: str) -> None:
@@ -28,7 +28,7 @@ class Source:
             self._starts.append(self._starts[-1] + len(line))
 
     def of(self, node: ast.AST) -> str:
-        """The text of a node.
+        """Return the text of a node.
 
         Args:
             node: an expression or statement of this script.
@@ -36,7 +36,7 @@ class Source:
         return ast.get_source_segment(self.text, node) or ""
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
-        """Where a node is, in bytes.
+        """Return where a node begins and ends, in bytes.
 
         Args:
             node: of this script.
@@ -46,7 +46,7 @@ class Source:
         return first, last
 
     def lines(self, statement: ast.stmt) -> tuple[int, int]:
-        """The whole lines of a statement, in bytes, with decorators and the last newline.
+        """Return where the whole lines of a statement begin and end, in bytes.
 
         Args:
             statement: of this script.
@@ -54,7 +54,7 @@ class Source:
         return self._starts[statement.lineno - 1], self._starts[statement.end_lineno or 0]
 
     def line_of(self, statement: ast.stmt) -> str:
-        """The text of the whole lines of a statement.
+        """Return the text of the whole lines of a statement.
 
         Args:
             statement: of this script.
@@ -63,10 +63,10 @@ class Source:
         return self._bytes[first:last].decode()
 
     def edited(self, edits: list[Edit]) -> str:
-        """The text after some edits, none of which overlap.
+        """Return the text after edits that do not overlap.
 
         Args:
-            edits: in any order; those at one place are applied in the order of the list.
+            edits: in any order; those at one place apply in the order of the list.
         """
         parts, at = [], 0
         for edit in sorted(edits, key=lambda edit: (edit.first, edit.last)):
@@ -76,7 +76,7 @@ class Source:
 
 
 class Edit(NamedTuple):
-    """Bytes of a source, from `first` to before `last`, become `text`."""
+    """Replacement of the bytes from `first` to before `last` by `text`."""
 
     first: int
     last: int
@@ -84,7 +84,7 @@ class Edit(NamedTuple):
 
 
 def blocks(tree: ast.AST) -> Iterator[Block]:
-    """Every list of statements, outer ones first.
+    """Yield every list of statements, outer ones first.
 
     Args:
         tree: a module or a part of one.
@@ -97,7 +97,7 @@ def blocks(tree: ast.AST) -> Iterator[Block]:
 
 
 def called(node: ast.AST | None) -> str:
-    """What a call calls, with dots: `torch.optim.SGD`; empty if `node` is no call of a name.
+    """Return the dotted name of a call, as `torch.optim.SGD`; empty for anything else.
 
     Args:
         node: any.
@@ -106,7 +106,7 @@ def called(node: ast.AST | None) -> str:
 
 
 def dotted(node: ast.AST) -> str:
-    """A name with dots; empty for anything else.
+    """Return a name with its dots; empty for anything else.
 
     Args:
         node: an expression.
@@ -118,7 +118,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def last_name(node: ast.AST | None) -> str:
-    """The last part of what a call calls: `SGD` of `torch.optim.SGD(...)`.
+    """Return the last part of the name of a call: `SGD` of `torch.optim.SGD(...)`.
 
     Args:
         node: any.
@@ -129,7 +129,7 @@ def last_name(node: ast.AST | None) -> str:
 
 
 def assigned(statement: ast.stmt) -> str:
-    """The one name that a statement assigns to; empty for any other.
+    """Return the one name that a statement assigns to; empty if there is none.
 
     Args:
         statement: any.
@@ -140,7 +140,7 @@ def assigned(statement: ast.stmt) -> str:
 
 
 def value_of(statement: ast.stmt) -> ast.expr | None:
-    """What a statement assigns, or the expression that it is.
+    """Return the expression that a statement assigns or consists of.
 
     Args:
         statement: any.
@@ -151,7 +151,7 @@ def value_of(statement: ast.stmt) -> ast.expr | None:
 
 
 def loads(node: ast.AST) -> set[str]:
-    """The names that are read somewhere in it.
+    """Return the names that are read in a node.
 
     Args:
         node: any.
@@ -160,7 +160,7 @@ def loads(node: ast.AST) -> set[str]:
 
 
 def stores(node: ast.AST) -> set[str]:
-    """The names that are bound somewhere in it, by assignments, loops and definitions.
+    """Return the names that are bound in a node, by assignments, loops and definitions.
 
     Args:
         node: any.
@@ -174,12 +174,12 @@ def stores(node: ast.AST) -> set[str]:
 
 
 def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
-    """An argument of a call.
+    """Return an argument of a call; None if it is not given.
 
     Args:
         call: any.
         name: of the argument.
-        place: among those without a name, from 0; None: it always has its name.
+        place: among the positional arguments, from 0; None: keyword only.
     """
     for found in call.keywords:
         if found.arg == name:

@@ -1,4 +1,4 @@
-"""A script in which everything was found that a training is made of: what can be ported."""
+"""A script with all parts of a training, which can be ported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from controlplane.cli.init_script.syntax import Source, called, stores
 
 @dataclass(frozen=True)
 class Whole:
-    """Its parts, none of which is missing."""
+    """Parts of a script, none of which is missing."""
 
     source: Source
     model: Made
@@ -25,24 +25,24 @@ class Whole:
     loader_call: ast.Call  # what makes the loader
     train_set: ast.expr
     loop: EpochLoop
-    metric: str  # a variable of the epoch loop that looks like one; empty: none
+    metric: str  # a variable of the epoch loop with the name of a metric; empty: none
 
     @property
     def three(self) -> tuple[Made, Made, Made]:
-        """What `load` makes."""
+        """Model, optimizer and loader, which `load` makes."""
         return self.model, self.optimizer, self.loader
 
     @property
     def agent(self) -> str:
-        """What the agent is called in it."""
+        """Name of the agent in the script."""
         return agent_name(self.source.tree)
 
     @property
     def keeps_model(self) -> bool:
-        """Whether the optimizer asks for more than all parameters of the model, in one call.
+        """True if the optimizer takes anything but `model.parameters()` alone.
 
-        Groups by parts of the model, or a variable that holds some: `load` gets both as they were
-        made.
+        For example groups by parts of the model, or a variable that holds parameters: model and
+        optimizer then keep their lines.
         """
         of_all = f"{self.model.name}.parameters"
         whole = [call for call in parameters_calls(self.optimizer.value) if called(call) == of_all]
@@ -55,10 +55,10 @@ class Whole:
 
 
 def whole(facts: Facts) -> Whole | None:
-    """The script with all its parts; None if one is missing.
+    """Return the script with all its parts; None if one is missing.
 
     Args:
-        facts: what was found in it.
+        facts: of the script.
     """
     model, optimizer, loader, loop = facts.model, facts.optimizer, facts.loader, facts.epoch_loop
     if model is None or optimizer is None or loader is None or loop is None:
@@ -71,7 +71,7 @@ def whole(facts: Facts) -> Whole | None:
 
 
 def agent_name(tree: ast.Module) -> str:
-    """What the agent is called in a script; some have an `agent` of their own.
+    """Return a name for the agent that the script does not use.
 
     Args:
         tree: of the script.
