@@ -226,15 +226,13 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bin/bench evolution", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed and a few figures")
+    parser = report.parser(__doc__ or "", "one seed and a few figures")
     parser.add_argument("--paper", action="store_true", help="only the paper's policy over ones")
     parser.add_argument("--swaps", action="store_true", help="only what trading places brings")
     parser.add_argument("--searches", default="", help="only these settings, as plain,types,all")
     parser.add_argument(
         "--on-off", action="store_true", help="of these, evolution over greedy only"
     )
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
     parser.add_argument("--seeds", default="40-42", help="of workloads and searches, as in 40-42")
     parser.add_argument("--jobs", type=int, default=JOBS, help="in each simulation")
     parser.add_argument("--workers", type=int, default=2, help="simulations at a time")

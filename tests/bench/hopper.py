@@ -20,7 +20,7 @@ from tests.bench.hopper_ways import WAYS
 
 def main() -> None:
     """Measure, print, write."""
-    parser = report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "", "two configurations of digits, each fault once")
     parser.add_argument("--curves", type=Path, help="write what figures are drawn from here")
     parser.add_argument("--only", choices=["order", "transfer", "trainings", "curves", "faults"])
     said = "of trainings, with commas: fixed order, random order, task-parallel, elastic jobs"
@@ -37,6 +37,7 @@ def main() -> None:
     figures: dict[str, float] = {}
     for name, measure in parts.items():
         if given.only in {None, name}:
+            report.now(name)
             figures |= measure()
             report.write(figures, given.json)
 

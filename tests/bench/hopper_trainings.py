@@ -29,7 +29,7 @@ def training_figures(
     """Print the tables; the figures of `bin/bench hopper`.
 
     Args:
-        quick: four configurations, one epoch.
+        quick: two configurations of digits, one epoch.
         curves: where what figures are drawn from is written.
         chosen: some of `WAYS`, `hopping` among them.
     """
@@ -49,7 +49,7 @@ def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
     """Four configurations by hopping over four partitions, and each alone on all data.
 
     Args:
-        quick: one epoch.
+        quick: one epoch of digits.
         curves: where they are written for figures.
 
     Returns:
@@ -61,6 +61,7 @@ def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
         for training in trainings(quick=quick):
             one = replace(training, epochs=1 if quick else CURVE_EPOCHS, configurations=NODES)
             base = Path(folder) / one.name
+            report.now(f"{one.name}: learning curves, hopping and alone")
             ways = {
                 "hopping": as_sweep(one, base / "hopping", NODES, 1, "greedy").curves,
                 "alone, on all data": as_sweep(one, base / "alone", 1, NODES, "greedy").curves,

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import math
-import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,7 +36,6 @@ Averages = dict[str, float]  # completion times in seconds by policy
 def main() -> None:
     """Measure, print, write."""
     chosen = arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
     figures: dict[str, float] = {}
     with place(chosen.keep) as base:
         for part in watched(base, chosen) if chosen.watch else parts(base, chosen):
@@ -48,9 +46,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="bin/bench live", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one repeat of four short jobs")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser = report.parser(__doc__ or "", "one repeat of four short jobs")
     parser.add_argument("--repeats", type=int, default=3, help="with other arrivals")
     said = f"with commas; NAME{FIXED}: NAME may order jobs, but not choose their sizes"
     parser.add_argument("--policies", type=names, default=names(POLICIES), help=said)

@@ -34,7 +34,7 @@ def measure(base: Path, *, quick: bool) -> dict[str, Curve]:
     points = [(size, 1) for size in sizes] + ([] if quick else [(n, n) for n in sizes[1:]])
     found: dict[str, Curve] = {}
     with cluster(base / "curves", "fifo") as (_, client):
-        for example in TRAININGS:
+        for example in report.counted("speed of example", TRAININGS, len(TRAININGS)):
             found[example.name] = _curve(client, example, points, base, 4 if quick else LOOKS)
     return found
 

@@ -8,9 +8,7 @@ its promises; `fifo` and `fair` take every job and know nothing of values.
 
 from __future__ import annotations
 
-import argparse
 import math
-import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,15 +34,12 @@ Repeat = tuple[Sequence[Arrival], Sequence[Run]]  # a run for each policy, ours 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="bin/bench live_promises", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="short jobs")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser = report.parser(__doc__ or "", "short jobs")
     parser.add_argument("--repeats", type=int, help="with other arrivals; default: 3, quick: 1")
     parser.add_argument("--policies", type=names, default="oasis,fifo,fair", help="ours first")
     parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
     repeats: list[Repeat] = []
     with place(chosen.keep) as base:
         speeds = live_curves.at_first_batch(live_curves.measure(base, quick=True))

@@ -153,7 +153,7 @@ class Recipe:
 
 def main() -> None:
     """Simulate what the command line asks for."""
-    asked = report.parser(__doc__ or "")
+    asked = report.parser(__doc__ or "", "one workload, everything switched off together")
     asked.add_argument("--profiles", type=Path, required=True, help="tables of the applications")
     asked.add_argument("--workloads", default="", help="numbers, as 1,3; all")
     asked.add_argument("--levels", default=",".join(LEVELS), help="as L2,native")

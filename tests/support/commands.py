@@ -73,9 +73,14 @@ class _Server:
                 "limit_s": limit_s,
                 "cwd": str(cwd or Path.cwd()),
             }
-            self._process.stdin.write(json.dumps(asked) + "\n")
-            self._process.stdin.flush()
-            code = json.loads(self._process.stdout.readline())
+            try:
+                self._process.stdin.write(json.dumps(asked) + "\n")
+                self._process.stdin.flush()
+                code = json.loads(self._process.stdout.readline())
+            except KeyboardInterrupt:  # the next command must not read the answer to this one
+                self._process.kill()
+                stop_server()
+                raise
             said = out.read_text(), err.read_text()
         if code is None:
             raise subprocess.TimeoutExpired(["ones", *arguments], limit_s, *said)
