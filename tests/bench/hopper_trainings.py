@@ -46,10 +46,10 @@ def training_figures(
 
 
 def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
-    """Four configurations by hopping over four partitions, and each alone on all data.
+    """Train some configurations by hopping over four partitions, and each alone on all data.
 
     Args:
-        quick: one epoch of digits.
+        quick: two configurations of digits, one epoch.
         curves: where they are written for figures.
 
     Returns:
@@ -59,7 +59,9 @@ def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
     figures = {}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         for training in trainings(quick=quick):
-            one = replace(training, epochs=1 if quick else CURVE_EPOCHS, configurations=NODES)
+            one = (
+                training if quick else replace(training, epochs=CURVE_EPOCHS, configurations=NODES)
+            )
             base = Path(folder) / one.name
             report.now(f"{one.name}: learning curves, hopping and alone")
             ways = {
@@ -72,7 +74,7 @@ def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
                               for each in ways.values())  # fmt: skip
             figures[f"{one.name}_{one.metric}_hopping_less_alone"] = hopping - alone
             report.table(
-                f"{one.name}: best {one.metric} of {NODES} configurations, {one.epochs} epochs",
+                f"{one.name}: best {one.metric} of {one.configurations} configurations, {one.epochs} epochs",
                 ["hopping", "alone, on all data"],
                 [[hopping, alone]],
             )
