@@ -20,10 +20,12 @@ from typing import Any, Final
 
 import psutil
 
+from nodeagent.control_groups import remove
 from tests.support.leftovers import surround
 
 GRACE_S: Final = 30
 PR_SET_CHILD_SUBREAPER: Final = 36
+CONTROL_GROUPS: Final = "/sys/fs/cgroup/"
 MEMORY: Final = Path("/dev/shm")  # noqa: S108
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
@@ -33,6 +35,9 @@ def supervise(command: Sequence[str]) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons become our children
     surroundings = surround()
     began = time.monotonic()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # jobs of a shell's background ignore it
     # A group of its own: processes that its clean-up needs do not get the terminal's Ctrl-C.
     bench = subprocess.Popen(command, process_group=0)
     signals = iter([signal.SIGINT])
@@ -53,6 +58,9 @@ def supervise(command: Sequence[str]) -> int:
         process.kill()
     while _reaped():
         pass
+    for one in left:
+        if one.startswith(CONTROL_GROUPS):
+            remove(Path(one))
     surroundings.end(keep=False)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     say(

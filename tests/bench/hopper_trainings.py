@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench import report
-from tests.bench.hopper_ways import NODES, WAYS, Training, Way, as_sweep, trainings, ways
+from tests.bench.hopper_ways import (
+    NODES,
+    WAYS,
+    Training,
+    Way,
+    as_sweep,
+    cluster_of_nodes,
+    trainings,
+    ways,
+)
 
 CURVE_EPOCHS: Final = 8
 
@@ -37,7 +46,7 @@ def training_figures(
     found: dict[str, dict[str, Way]] = {}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         for one in searched:
-            found[one.name] = ways(one, Path(folder) / one.name, chosen)
+            found[one.name] = ways(one, Path(folder) / one.name, chosen, quick=quick)
             told(one, found[one.name])
     if curves is not None:
         keep(curves, "ways", {name: {way: asdict(m) for way, m in mine.items()}
@@ -64,10 +73,15 @@ def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
             )
             base = Path(folder) / one.name
             report.now(f"{one.name}: learning curves, hopping and alone")
-            ways = {
-                "hopping": as_sweep(one, base / "hopping", NODES, 1, "greedy").curves,
-                "alone, on all data": as_sweep(one, base / "alone", 1, NODES, "greedy").curves,
-            }
+            with cluster_of_nodes(base / "all") as up:
+                ways = {
+                    "hopping": as_sweep(
+                        one, base / "hopping", NODES, 1, "greedy", shared=up
+                    ).curves,
+                    "alone, on all data": as_sweep(
+                        one, base / "alone", 1, NODES, "greedy", shared=up
+                    ).curves,
+                }
             found[one.name] = {"metric": one.metric, "curves": ways}
             best = max if one.mode == "max" else min
             hopping, alone = (best(max(c) if one.mode == "max" else min(c) for c in each)

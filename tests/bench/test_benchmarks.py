@@ -45,7 +45,8 @@ class ParsedError(Exception):
 
 def supervised(script: str) -> subprocess.Popen[str]:
     """Start a script as `bin/bench` starts a benchmark."""
-    command = [sys.executable, "-c", SUPERVISED, textwrap.dedent(script)]
+    command = ["sh", "-c", 'trap "" INT; exec "$0" "$@"']  # as jobs of a shell's background are
+    command += [sys.executable, "-c", SUPERVISED, textwrap.dedent(script)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
