@@ -98,7 +98,8 @@ class Job:
             slots=[1, 4],
             record_samples=True,
             stop={"epochs": 100_000},
-            env={"OMP_NUM_THREADS": "1", "STEPS": f"{folder}/", **env},
+            # Workers that are killed cannot delete the temporary folders of their loaders.
+            env={"OMP_NUM_THREADS": "1", "STEPS": f"{folder}/", "TMPDIR": str(cluster.base), **env},
         )
         cluster.until(self.job, lambda shown: shown["state"] == "running")
 

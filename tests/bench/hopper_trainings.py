@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,6 @@ from typing import Any, Final
 from tests.bench import report
 from tests.bench.hopper_ways import (
     NODES,
-    WAYS,
     Training,
     Way,
     as_sweep,
@@ -33,17 +32,17 @@ CURVE_EPOCHS: Final = 8
 
 
 def training_figures(
-    *, quick: bool, curves: Path | None, chosen: Sequence[str] = WAYS
+    found: dict[str, dict[str, Way]], *, quick: bool, curves: Path | None, chosen: Sequence[str]
 ) -> dict[str, float]:
     """Print the tables; the figures of `bin/bench hopper`.
 
     Args:
+        found: takes the ways of each training.
         quick: two configurations of digits, one epoch.
         curves: where what figures are drawn from is written.
         chosen: some of `WAYS`, `hopping` among them.
     """
     searched = trainings(quick=quick)
-    found: dict[str, dict[str, Way]] = {}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         for one in searched:
             found[one.name] = ways(one, Path(folder) / one.name, chosen, quick=quick)
@@ -54,10 +53,13 @@ def training_figures(
     return figures_of(found)
 
 
-def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
+def learning_curves(
+    trained: Mapping[str, Mapping[str, Way]], *, quick: bool, curves: Path | None
+) -> dict[str, float]:
     """Train some configurations by hopping over four partitions, and each alone on all data.
 
     Args:
+        trained: ways of each training, which `quick` does not train again.
         quick: two configurations of digits, one epoch.
         curves: where they are written for figures.
 
@@ -73,15 +75,17 @@ def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
             )
             base = Path(folder) / one.name
             report.now(f"{one.name}: learning curves, hopping and alone")
-            with cluster_of_nodes(base / "all") as up:
-                ways = {
-                    "hopping": as_sweep(
-                        one, base / "hopping", NODES, 1, "greedy", shared=up
-                    ).curves,
-                    "alone, on all data": as_sweep(
-                        one, base / "alone", 1, NODES, "greedy", shared=up
-                    ).curves,
-                }
+            known = trained.get(one.name, {}) if quick else {}
+            if not {"hopping", "task-parallel"} <= known.keys():
+                with cluster_of_nodes(base / "all") as up:
+                    known = {
+                        "hopping": as_sweep(one, base / "hops", NODES, 1, "greedy", shared=up),
+                        "task-parallel": as_sweep(one, base / "own", 1, NODES, "greedy", shared=up),
+                    }
+            ways = {
+                "hopping": known["hopping"].curves,
+                "alone, on all data": known["task-parallel"].curves,
+            }
             found[one.name] = {"metric": one.metric, "curves": ways}
             best = max if one.mode == "max" else min
             hopping, alone = (best(max(c) if one.mode == "max" else min(c) for c in each)

@@ -125,8 +125,13 @@ class Recipe:
         found = self.results(setting, options)
         return statistics.mean(average_s(each, each.ended_at) for each in found)
 
+    def _simulate(self, pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+        """Simulate all settings with their options at once, so that no core is idle."""
+        self._bench.do([way for pair in pairs for way in ways(self._folder, self._files, *pair)])
+
     def levels(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
         """What a policy with these options takes at some levels."""
+        self._simulate([(LEVELS[name], options) for name in names])
         rows: list[list[object]] = []
         for name in names:
             found = self.results(LEVELS[name], options)
@@ -142,6 +147,7 @@ class Recipe:
 
     def switches(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
         """Each part switched off, over the policy as it is."""
+        self._simulate([({}, options), *(({}, {**options, **SWITCHES[name]}) for name in names)])
         on = self.mean_s({}, options)
         rows: list[list[object]] = []
         for name in names:
