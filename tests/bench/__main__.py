@@ -24,6 +24,7 @@ from nodeagent.control_groups import remove
 from tests.support.leftovers import surround
 
 GRACE_S: Final = 30
+SAME_S: Final = 1.0  # `timeout` sends its signal to the process and to the group
 PR_SET_CHILD_SUBREAPER: Final = 36
 CONTROL_GROUPS: Final = "/sys/fs/cgroup/"
 MEMORY: Final = Path("/dev/shm")  # noqa: S108
@@ -40,11 +41,14 @@ def supervise(command: Sequence[str]) -> int:
     )  # jobs of a shell's background ignore it
     # A group of its own: processes that its clean-up needs do not get the terminal's Ctrl-C.
     bench = subprocess.Popen(command, process_group=0)
-    signals = iter([signal.SIGINT])
+    stopped: list[float] = []
 
     def stop(*_: Any) -> None:
-        os.kill(bench.pid, next(signals, signal.SIGKILL))
-        signal.alarm(GRACE_S)
+        now = time.monotonic()
+        if not stopped or now > stopped[0] + SAME_S:
+            os.kill(bench.pid, signal.SIGKILL if stopped else signal.SIGINT)
+            stopped.append(now)
+            signal.alarm(GRACE_S)
 
     for number in SIGNALS:
         signal.signal(number, stop)
