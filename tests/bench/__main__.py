@@ -36,9 +36,7 @@ def supervise(command: Sequence[str]) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons become our children
     surroundings = surround()
     began = time.monotonic()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # jobs of a shell's background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     # A group of its own: processes that its clean-up needs do not get the terminal's Ctrl-C.
     bench = subprocess.Popen(command, process_group=0)
     stopped: list[float] = []

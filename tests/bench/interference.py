@@ -5,7 +5,7 @@ kinds of trainings: one multiplies matrices all the time, the other waits for ea
 for a slow disk. Two that multiply halve each other; one that waits hardly disturbs anybody. They
 arrive so that a policy that knows nothing puts like beside like; then it learns from what the jobs
 report, and moves. The slow-downs that are printed beside what was learnt are measured apart: each
-kind alone on a core, and beside each kind. Then the journal is replayed to a new policy, as for a
+kind alone on a core, and beside each kind. Then a new policy reads the journal, as for a
 controller that begins anew.
 """
 
@@ -20,15 +20,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from controlplane.client import BlockingClient
-from controlplane.core.history_read_model import JobHistories
-from controlplane.core.policy_events import history
+from controlplane.core.policy_events import KEPT_JOBS, history
 from controlplane.journal.reader import Reader
-from controlplane.journal.replay import replay
 from controlplane.policy.harmony.options import HarmonyOptions
 from controlplane.policy.harmony.policy import Harmony
 from schemas.ids import node_of
@@ -216,23 +214,17 @@ def inexact(client: BlockingClient, jobs: Sequence[str]) -> int:
 
 def learnt(home: Path) -> dict[tuple[str, str], float]:
     """Shares that a policy believes in when it begins anew with this cluster's journal."""
-    state, histories = _replayed(home)
     policy = Harmony(HarmonyOptions())
-    for at, event in history(state.jobs.values(), histories):
-        policy.observe(event, at)
-    named = {job.spec.name: job.family for job in state.jobs.values()}
+    with contextlib.closing(Reader(home / "state" / "journal.sqlite")) as journal:
+        jobs = journal.ended.latest(KEPT_JOBS)
+        for at, event in history(jobs, journal.records):
+            policy.observe(event, at)
+    named = {job.spec.name: job.family for job in jobs}
     return {
         (kind, other): 1.0 - math.exp(-policy.costs.cost(named[kind], named[other]))
         for kind in KINDS
         for other in KINDS
     }
-
-
-def _replayed(home: Path) -> tuple[Any, Any]:
-    with contextlib.closing(Reader(home / "state" / "journal.sqlite")) as journal:
-        histories = JobHistories()
-        reactor = replay(journal.inputs(), histories.add)
-    return reactor.state, histories
 
 
 def main() -> None:
