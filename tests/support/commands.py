@@ -77,9 +77,10 @@ class _Server:
                 self._process.stdin.write(json.dumps(asked) + "\n")
                 self._process.stdin.flush()
                 code = json.loads(self._process.stdout.readline())
-            except KeyboardInterrupt:  # the next command must not read the answer to this one
-                self._process.kill()
-                stop_server()
+            except (
+                KeyboardInterrupt
+            ):  # it may be on its way down: nobody deletes its files meanwhile
+                stop_server()  # after this command; the next one shall not read its answer
                 raise
             said = out.read_text(), err.read_text()
         if code is None:
