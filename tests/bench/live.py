@@ -22,7 +22,7 @@ from controlplane.policy.registry import entry
 from schemas.errors import OnesError
 from tests.bench import live_curves, live_guard, live_watch, report
 from tests.bench.live_cluster import FIXED, Run, run
-from tests.bench.live_jobs import Arrival, arrivals, attained_limits, jobs, mean_gap_s
+from tests.bench.live_jobs import TRAININGS, Arrival, arrivals, attained_limits, jobs, mean_gap_s
 from tests.bench.live_replay import BEST_ORDER, replay
 from tests.bench.live_tables import FIRST_COME, compared, ordered, tell_repeat, tell_setting
 
@@ -94,7 +94,7 @@ def parts(base: Path, chosen: argparse.Namespace) -> Iterator[dict[str, float]]:
     """The figures of each part, when it is over; the live runs come before what explains them."""
     policies: list[str] = chosen.policies
     ours = OURS if OURS in policies else policies[0]
-    curves = live_curves.measure(base, quick=chosen.quick)
+    curves = live_curves.measure(base, TRAININGS, quick=chosen.quick)
     speeds = live_curves.at_first_batch(curves)
     submitted = jobs(quick=chosen.quick)
     gap_s = QUICK_GAP_S if chosen.quick else mean_gap_s(submitted, speeds)
