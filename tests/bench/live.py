@@ -46,7 +46,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = report.parser(__doc__ or "", "one repeat of four short jobs")
+    parser = report.parser(__doc__ or "", "one repeat of three short jobs")
     parser.add_argument("--repeats", type=int, default=3, help="with other arrivals")
     said = f"with commas; NAME{FIXED}: NAME may order jobs, but not choose their sizes"
     parser.add_argument("--policies", type=names, default=names(POLICIES), help=said)

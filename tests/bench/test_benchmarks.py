@@ -25,9 +25,9 @@ NEEDED = {
     "slaq_figures": ("--into", "figures"),
 }
 CHEAP = {  # seconds of processor time each; some of their keys
-    "journal": {"durable_events_per_s", "p99_ms", "fdatasync_p99_ms", "acked_lost"},
     "logs": {"lines_per_s", "p99_ms", "lost", "mib_per_stalled_follower"},
     "oasis": {"utility_vs_fifo", "utility_vs_drf", "ms_per_job"},
+    "resync": {"connected_s", "resync_p95_s"},
 }
 SUPERVISED = """
 import sys
