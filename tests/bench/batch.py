@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import statistics
 import tempfile
 import time
@@ -74,10 +73,10 @@ Outcomes = dict[tuple[str, str], list[Outcome]]  # by training and way
 def main() -> None:
     """Train, print, write."""
     chosen = arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     trainings = [one for one in TRAININGS if one.name in chosen.only]
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        found = outcomes(trainings, range(chosen.seeds), Path(folder), quick=chosen.quick)
+        seeds = range(chosen.seeds or (1 if chosen.quick else 3))
+        found = outcomes(trainings, seeds, Path(folder), quick=chosen.quick)
     figures = tell(trainings, found)
     report.write(figures, chosen.json)
 
@@ -85,10 +84,8 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     """The command line."""
     names = [one.name for one in TRAININGS]
-    parser = argparse.ArgumentParser(prog="bin/bench batch", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a quarter of the epochs")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
-    parser.add_argument("--seeds", type=int, default=3, help="of every training")
+    parser = report.parser(__doc__ or "", "one seed, a quarter of the epochs")
+    parser.add_argument("--seeds", type=int, help="of every training; default: 3, quick: 1")
     parser.add_argument("--only", nargs="*", default=names, choices=names, help="some trainings")
     return parser.parse_args()
 
@@ -106,7 +103,10 @@ def outcomes(
                     spec = spec_of(one, way, seed, base / "scripts", quick=quick)
                     names[client.submit(spec)] = one, way
         raised = {name for name, (_, way) in names.items() if way == RAISED}
-        while any(job.state not in ENDED for job in client.jobs(ended=True)):
+        while ended := [job.state in ENDED for job in client.jobs(ended=True)]:
+            report.now(f"{sum(ended)} of {len(ended)} trainings have ended")
+            if all(ended):
+                break
             raise_batches(client, raised)
             time.sleep(LOOK_S)
         for name, (one, way) in names.items():

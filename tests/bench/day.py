@@ -135,7 +135,8 @@ async def drive(cluster: Cluster, jobs: int, looks: list[dict[str, float]]) -> t
                 return (await client.wait(job)).summary.state == "succeeded"
 
         waiting = [asyncio.create_task(one(number)) for number in range(jobs)]
-        for number, task in enumerate(asyncio.as_completed(waiting), start=1):
+        ended = report.counted("job", asyncio.as_completed(waiting), jobs)
+        for number, task in enumerate(ended, start=1):
             well += await task
             if number in {jobs // 4, jobs // 2, 3 * jobs // 4, jobs}:
                 look_s = await _look_s(client)
@@ -154,7 +155,7 @@ async def _look_s(client: Client) -> float:
 
 def main() -> None:
     """Print the table and write the figures."""
-    chosen = report.arguments(__doc__ or "")
+    chosen = report.arguments(__doc__ or "", f"{QUICK} jobs")
     jobs = QUICK if chosen.quick else JOBS
     looks: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:

@@ -33,7 +33,7 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, p
 """
 
 
-def cold_restart(base: Path, times: int = 3) -> tuple[float, float]:
+def cold_restart(base: Path, times: int) -> tuple[float, float]:
     """Checkpoint, kill, a new interpreter, load, step: as scripts do it without a cluster.
 
     Returns:

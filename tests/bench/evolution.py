@@ -193,7 +193,7 @@ def main() -> None:
     first, _, last = chosen.seeds.partition("-")
     seeds = list(range(int(first), int(last or first) + 1))
     seeds = seeds[:1] if chosen.quick else seeds
-    here = settings(chosen.jobs, THINK_S)
+    here = settings(chosen.jobs or (JOBS // 2 if chosen.quick else JOBS), THINK_S)
     told = EpochMetrics(Bench(seeds, chosen.workers, chosen.results), chosen.json)
     if chosen.searches:
         for name in chosen.searches.split(","):
@@ -226,17 +226,15 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bin/bench evolution", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed and a few figures")
+    parser = report.parser(__doc__ or "", "one seed of 30 jobs and a few figures")
     parser.add_argument("--paper", action="store_true", help="only the paper's policy over ones")
     parser.add_argument("--swaps", action="store_true", help="only what trading places brings")
     parser.add_argument("--searches", default="", help="only these settings, as plain,types,all")
     parser.add_argument(
         "--on-off", action="store_true", help="of these, evolution over greedy only"
     )
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
     parser.add_argument("--seeds", default="40-42", help="of workloads and searches, as in 40-42")
-    parser.add_argument("--jobs", type=int, default=JOBS, help="in each simulation")
+    parser.add_argument("--jobs", type=int, help="in each simulation; default: 60, quick: 30")
     parser.add_argument("--workers", type=int, default=2, help="simulations at a time")
     parser.add_argument("--results", type=Path, help="keep simulations here and go on from there")
     parser.add_argument("--grid", action="store_true", help="every budget, with every seed")

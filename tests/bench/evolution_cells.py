@@ -19,6 +19,7 @@ from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulation_result import JobResult, SimulationResult
+from tests.bench import report
 
 TOLD: Final = 60  # characters of a cell
 
@@ -159,6 +160,7 @@ class Bench:
         )
 
     def _tell(self, progress: Progress) -> None:
+        report.simulated(progress)
         if progress.cell is None or progress.result is None:
             return
         found, scenario = progress.result, progress.cell.scenario

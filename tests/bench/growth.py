@@ -51,18 +51,20 @@ class Stretch:
 
 def main() -> None:
     """Measure, print, write."""
-    chosen = report.arguments(__doc__ or "")
+    chosen = report.arguments(__doc__ or "", "a quarter of the time")
     share = 0.25 if chosen.quick else 1.0
     seen: list[Stretch] = []
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         base = Path(folder)
         with cluster(base / "cluster", "ones") as (_, client):
             for example in TRAININGS:
+                report.now(f"{example.name} alone")
                 name = submit(client, Job(example, ENDLESS, 0), base)
                 seen += watched(client, share * ALONE_S)
                 client.cancel(name)
                 client.wait(name, 60.0)
             for example in TRAININGS:
+                report.now(f"{example.name} joins")
                 submit(client, Job(example, ENDLESS, 1), base)
                 seen += watched(client, share * CROWDED_S / len(TRAININGS))
             gains = [event.detail for event in client.events() if event.event == "job.gain"]

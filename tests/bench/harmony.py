@@ -35,7 +35,7 @@ from controlplane.sim.analysis.plot_style import (
     save,
     tidy,
 )
-from controlplane.sim.experiment import Cell, bar, run
+from controlplane.sim.experiment import Cell, run
 from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import HARMONY, Scenario
 from controlplane.sim.simulation_result import JobResult, SimulationResult
@@ -122,8 +122,7 @@ def simulated(
         for where in [replace(HARMONY, arrivals=arrivals, **changes)]
     }
     every = [cell for many in cells.values() for cell in many]
-    with bar() as progress:
-        results = iter(run(every, simulate_cell, keep, os.cpu_count() or 1, progress))
+    results = iter(run(every, simulate_cell, keep, os.cpu_count() or 1, report.simulated))
     return {key: [next(results) for _ in many] for key, many in cells.items()}
 
 
@@ -240,12 +239,8 @@ def seeds_of(text: str) -> tuple[int, ...]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="bin/bench harmony", description=(__doc__ or "").partition("\n\n")[0]
-    )
-    parser.add_argument("--quick", action="store_true", help="one seed, 25 jobs")
+    parser = report.parser((__doc__ or "").partition("\n\n")[0], "one seed, 25 jobs")
     parser.add_argument("--seeds", type=seeds_of, default=SEEDS, help="as in 200-211")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
     parser.add_argument("--keep", type=Path, help="results as they come; go on from them")
     parser.add_argument("--figure", type=Path, help="draw average completion times here")
     return parser.parse_args()

@@ -15,28 +15,32 @@ from tests.bench.hopper_faults import fault_figures
 from tests.bench.hopper_order import order_figures
 from tests.bench.hopper_trainings import learning_curves, training_figures
 from tests.bench.hopper_transfer import transfer_figures
-from tests.bench.hopper_ways import WAYS
+from tests.bench.hopper_ways import WAYS, Way
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "", "two configurations of digits, each fault once")
     parser.add_argument("--curves", type=Path, help="write what figures are drawn from here")
     parser.add_argument("--only", choices=["order", "transfer", "trainings", "curves", "faults"])
     said = "of trainings, with commas: fixed order, random order, task-parallel, elastic jobs"
     parser.add_argument("--ways", type=named, default=WAYS, help=f"{said}; beside hopping")
     given = parser.parse_args()
     quick: bool = given.quick
+    trained: dict[str, dict[str, Way]] = {}
     parts: dict[str, Callable[[], dict[str, float]]] = {
         "order": lambda: order_figures(quick=quick),
         "transfer": lambda: transfer_figures(quick=quick),
-        "trainings": lambda: training_figures(quick=quick, curves=given.curves, chosen=given.ways),
-        "curves": lambda: learning_curves(quick=quick, curves=given.curves),
+        "trainings": lambda: training_figures(
+            trained, quick=quick, curves=given.curves, chosen=given.ways
+        ),
+        "curves": lambda: learning_curves(trained, quick=quick, curves=given.curves),
         "faults": lambda: fault_figures(quick=quick),
     }
     figures: dict[str, float] = {}
     for name, measure in parts.items():
         if given.only in {None, name}:
+            report.now(name)
             figures |= measure()
             report.write(figures, given.json)
 

@@ -6,7 +6,6 @@ time; costs and learning curves come from the file that `bin/bench hopper --curv
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from controlplane.sweeps.hopping.bounds import makespan_bound
 from controlplane.sweeps.hopping.problem import HopProblem
 from controlplane.sweeps.hopping.rollouts import best_weights, makespan
 from controlplane.sweeps.randomness import stream
+from tests.bench import report
 from tests.bench.hopper_order import ROLLOUTS, at_random, problem
 
 SLOTS: Final = 8
@@ -33,11 +33,13 @@ ORDERS: Final[Mapping[str, Callable[[HopProblem, Random], float]]] = {
 }
 
 
-def makespans(*, alike: bool) -> dict[str, list[tuple[float, float]]]:
+def makespans(*, alike: bool, quick: bool) -> dict[str, list[tuple[float, float]]]:
     """Mean and worst makespan over the bound, for each number of configurations."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ORDERS}
-    for many in CONFIGURATIONS:
-        problems = [problem(many, SLOTS, alike=alike, seed=seed) for seed in range(SEEDS)]
+    kind = "alike" if alike else "different"
+    for many in report.counted(f"{kind}: size", CONFIGURATIONS, len(CONFIGURATIONS)):
+        seeds = range(2 if quick else SEEDS)
+        problems = [problem(many, SLOTS, alike=alike, seed=seed) for seed in seeds]
         for name, order in ORDERS.items():
             over = [
                 order(one, stream(name, seed)) / makespan_bound(one)
@@ -47,13 +49,22 @@ def makespans(*, alike: bool) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def draw_makespans(path: Path) -> None:
-    """Two panels, alike and different; lines are means, the shade reaches to the worst seed."""
+def draw_makespans(path: Path, *, quick: bool) -> dict[str, float]:
+    """Two panels, alike and different; lines are means, the shade reaches to the worst seed.
+
+    Returns:
+        The means.
+    """
+    figures: dict[str, float] = {}
     figure = new_figure(9.0, 3.8)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, alike in zip(panels, (True, False), strict=True):
-        for colour, (name, cells) in zip(COLOURS, makespans(alike=alike).items(), strict=False):
+        for colour, (name, cells) in zip(
+            COLOURS, makespans(alike=alike, quick=quick).items(), strict=False
+        ):
             means, worst = zip(*cells, strict=True)
+            for many, value in zip(CONFIGURATIONS, means, strict=True):
+                figures[f"{name}, {many} {'alike' if alike else 'different'}"] = value
             axes.plot(CONFIGURATIONS, means, color=colour, marker="o", markersize=3, label=name)
             axes.fill_between(CONFIGURATIONS, means, worst, color=colour, alpha=0.15, linewidth=0)
         kind = "all alike" if alike else "different configurations and slots"
@@ -63,6 +74,7 @@ def draw_makespans(path: Path) -> None:
     panels[0].set_ylabel("makespan over the bound")
     panels[1].legend(frameon=False, fontsize=9)
     save(figure, path)
+    return figures
 
 
 def draw_costs(measured: Mapping[str, Any], path: Path) -> None:
@@ -107,11 +119,12 @@ def draw_curves(measured: Mapping[str, Any], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw what there are measurements for."""
-    parser = argparse.ArgumentParser(prog="bin/bench", description=__doc__)
+    parser = report.parser(__doc__ or "", "two seeds")
     parser.add_argument("--into", type=Path, required=True, help="folder of the pictures")
     parser.add_argument("--curves", type=Path, help="what bin/bench hopper kept")
     given = parser.parse_args(arguments)
-    draw_makespans(given.into / "hopper-makespans.png")
+    figures = draw_makespans(given.into / "hopper-makespans.png", quick=given.quick)
+    report.write(figures, given.json)
     if given.curves is not None:
         measured = json.loads(given.curves.read_text(encoding="utf-8"))
         draw_costs(measured["ways"], given.into / "hopper-costs.png")

@@ -104,11 +104,11 @@ def order_figures(*, quick: bool) -> dict[str, float]:
     Args:
         quick: fewer seeds.
     """
-    seeds = range(8 if quick else 40)
+    seeds = range(3 if quick else 40)
     rows: list[list[object]] = []
     ours: list[float] = []
     chance: list[float] = []
-    for configs, slots, differ in SETTINGS:
+    for configs, slots, differ in report.counted("setting", SETTINGS, len(SETTINGS)):
         problems = [problem(configs, slots, alike=not differ, seed=seed) for seed in seeds]
         orders: dict[str, Callable[[HopProblem, Random], float]] = {
             "random": at_random,
@@ -134,6 +134,7 @@ def order_figures(*, quick: bool) -> dict[str, float]:
         ["configurations", "random (the paper)", "fixed", "greedy", f"greedy, {ROLLOUTS} rollouts"],
         rows,
     )
+    report.now("units that take other times than expected")
     jitter = {
         alike: [
             with_jitter(

@@ -12,32 +12,40 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tests.bench import report
-from tests.bench.hopper_ways import NODES, WAYS, Training, Way, as_sweep, trainings, ways
+from tests.bench.hopper_ways import (
+    NODES,
+    Training,
+    Way,
+    as_sweep,
+    cluster_of_nodes,
+    trainings,
+    ways,
+)
 
 CURVE_EPOCHS: Final = 8
 
 
 def training_figures(
-    *, quick: bool, curves: Path | None, chosen: Sequence[str] = WAYS
+    found: dict[str, dict[str, Way]], *, quick: bool, curves: Path | None, chosen: Sequence[str]
 ) -> dict[str, float]:
     """Print the tables; the figures of `bin/bench hopper`.
 
     Args:
-        quick: four configurations, one epoch.
+        found: takes the ways of each training.
+        quick: two configurations of digits, one epoch.
         curves: where what figures are drawn from is written.
         chosen: some of `WAYS`, `hopping` among them.
     """
     searched = trainings(quick=quick)
-    found: dict[str, dict[str, Way]] = {}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         for one in searched:
-            found[one.name] = ways(one, Path(folder) / one.name, chosen)
+            found[one.name] = ways(one, Path(folder) / one.name, chosen, quick=quick)
             told(one, found[one.name])
     if curves is not None:
         keep(curves, "ways", {name: {way: asdict(m) for way, m in mine.items()}
@@ -45,11 +53,14 @@ def training_figures(
     return figures_of(found)
 
 
-def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
-    """Four configurations by hopping over four partitions, and each alone on all data.
+def learning_curves(
+    trained: Mapping[str, Mapping[str, Way]], *, quick: bool, curves: Path | None
+) -> dict[str, float]:
+    """Train some configurations by hopping over four partitions, and each alone on all data.
 
     Args:
-        quick: one epoch.
+        trained: ways of each training, which `quick` does not train again.
+        quick: two configurations of digits, one epoch.
         curves: where they are written for figures.
 
     Returns:
@@ -59,11 +70,21 @@ def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
     figures = {}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         for training in trainings(quick=quick):
-            one = replace(training, epochs=1 if quick else CURVE_EPOCHS, configurations=NODES)
+            one = (
+                training if quick else replace(training, epochs=CURVE_EPOCHS, configurations=NODES)
+            )
             base = Path(folder) / one.name
+            report.now(f"{one.name}: learning curves, hopping and alone")
+            known = trained.get(one.name, {}) if quick else {}
+            if not {"hopping", "task-parallel"} <= known.keys():
+                with cluster_of_nodes(base / "all") as up:
+                    known = {
+                        "hopping": as_sweep(one, base / "hops", NODES, 1, "greedy", shared=up),
+                        "task-parallel": as_sweep(one, base / "own", 1, NODES, "greedy", shared=up),
+                    }
             ways = {
-                "hopping": as_sweep(one, base / "hopping", NODES, 1, "greedy").curves,
-                "alone, on all data": as_sweep(one, base / "alone", 1, NODES, "greedy").curves,
+                "hopping": known["hopping"].curves,
+                "alone, on all data": known["task-parallel"].curves,
             }
             found[one.name] = {"metric": one.metric, "curves": ways}
             best = max if one.mode == "max" else min
@@ -71,7 +92,7 @@ def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
                               for each in ways.values())  # fmt: skip
             figures[f"{one.name}_{one.metric}_hopping_less_alone"] = hopping - alone
             report.table(
-                f"{one.name}: best {one.metric} of {NODES} configurations, {one.epochs} epochs",
+                f"{one.name}: best {one.metric} of {one.configurations} configurations, {one.epochs} epochs",
                 ["hopping", "alone, on all data"],
                 [[hopping, alone]],
             )

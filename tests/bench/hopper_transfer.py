@@ -65,7 +65,7 @@ def transfer_figures(*, quick: bool) -> dict[str, float]:
         folder = Path(made)
         write_state(folder, FILE, frames, own)
         with _serving(folder, in_memory=True) as memory, _serving(folder, in_memory=False) as disk:
-            for _ in range(rounds):
+            for _ in report.counted("round", range(rounds), rounds):
                 measure("memory to memory", lambda: _fetch(memory, asked, target))
                 measure("another node's disk", lambda: _fetch(disk, asked, target))
                 measure("over a file", lambda: _over_file(folder / "shared", frames, own))

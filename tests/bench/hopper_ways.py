@@ -24,6 +24,7 @@ from schemas.ids import JobId
 from schemas.jobs import ENDED, SWEEP_SCRIPT, JobSpec
 from schemas.messages.client import Ledger
 from schemas.sweeps import Parameter, RandomSearch, SearchSpec, SweepSpec, Value, choice
+from tests.bench import report
 from tests.bench.live_jobs import EXAMPLES
 from tests.support.cluster import Cluster
 
@@ -33,6 +34,7 @@ ALONE: Final = 3  # configurations that are trained once more, alone, and compar
 LIMIT_S: Final = 1800.0  # of one way
 LOOK_S: Final = 0.2
 WAYS: Final = ("hopping", "fixed order", "random order", "task-parallel", "elastic jobs")
+Up = tuple[Cluster, BlockingClient]
 FUNCTIONS: Final = {
     "input_fn": "sweep:load",
     "model_fn": "sweep:build",
@@ -112,35 +114,61 @@ class Way:
 
 
 def trainings(*, quick: bool) -> list[Training]:
-    """Digits and the text model, with the configurations of a small search."""
-    epochs, many = (1, 4) if quick else (2, 16)
+    """Return digits and the text model with a small search; only digits with a smaller one if quick."""
+    epochs, many = (1, 2) if quick else (2, 16)
     rates = Parameter(log_uniform=(1e-3, 1e-1))
     digits, language = {"lr": rates, "width": choice(48, 96)}, {"lr": rates, "depth": choice(1, 2)}
     return [
         Training("digits", "accuracy", "max", digits, 48, epochs, many),
         Training("language", "loss", "min", language, 32, epochs, many),
-    ]
+    ][: 1 if quick else None]
 
 
-def ways(one: Training, base: Path, chosen: Sequence[str] = WAYS) -> dict[str, Way]:
-    """Train all configurations in each way, on a cluster of its own.
+def ways(one: Training, base: Path, chosen: Sequence[str], *, quick: bool) -> dict[str, Way]:
+    """Train all configurations in each way, on a cluster of its own; on one cluster if quick.
 
     Args:
         one: what is searched.
         base: folder to make clusters in.
         chosen: some of `WAYS`.
+        quick: spend no time on new clusters.
     """
+    with cluster_of_nodes(base / "all") if quick else contextlib.nullcontext() as shared:
+        return _ways(one, base, chosen, shared)
+
+
+def _ways(one: Training, base: Path, chosen: Sequence[str], shared: Up | None) -> dict[str, Way]:
     measured: dict[str, Callable[[], Way]] = {
-        "hopping": lambda: as_sweep(one, base / "hopping", NODES, 1, "greedy"),
-        "fixed order": lambda: as_sweep(one, base / "fixed", NODES, 1, "fixed"),
-        "random order": lambda: as_sweep(one, base / "random", NODES, 1, "random"),
-        "task-parallel": lambda: as_sweep(one, base / "tasks", 1, NODES, "greedy"),
-        "elastic jobs": lambda: one_by_one(one, base / "elastic"),
+        "hopping": lambda: as_sweep(
+            one,
+            base / "hopping",
+            NODES,
+            1,
+            "greedy",
+            shared=shared,
+            compared=min(ALONE, one.configurations // 2),
+        ),
+        "fixed order": lambda: as_sweep(one, base / "fixed", NODES, 1, "fixed", shared=shared),
+        "random order": lambda: as_sweep(one, base / "random", NODES, 1, "random", shared=shared),
+        "task-parallel": lambda: as_sweep(one, base / "tasks", 1, NODES, "greedy", shared=shared),
+        "elastic jobs": lambda: one_by_one(one, base / "elastic", shared),
     }
-    return {name: measured[name]() for name in chosen}
+    return {
+        name: measured[name]()
+        for name in report.counted(f"way of training {one.name}", chosen, len(chosen))
+    }
 
 
-def as_sweep(one: Training, base: Path, partitions: int, replicas: int, order: str) -> Way:
+def as_sweep(
+    one: Training,
+    base: Path,
+    partitions: int,
+    replicas: int,
+    order: str,
+    *,
+    shared: Up | None,
+    compared: int = 0,
+) -> Way:
     """Train it as a sweep.
 
     Args:
@@ -149,14 +177,18 @@ def as_sweep(one: Training, base: Path, partitions: int, replicas: int, order: s
         partitions: of the data.
         replicas: nodes that hold each.
         order: of visits.
+        shared: a cluster that is up; None: one is made.
+        compared: configurations that are trained once more, alone.
     """
     workdir = workdir_of(one, base)
     spec = spec_of(one, partitions, replicas, order, workdir)
-    with _cluster(base) as (made, client):
+    with contextlib.nullcontext(shared) if shared else cluster_of_nodes(base) as (made, client):
         job = client.submit(spec)
         staged = wait_for(client, [job], made)
         detail, ledger = client.sweep(job), client.ledger(job)
     assert detail.summary.state == "succeeded", detail.summary
+    if compared:
+        report.now(f"{one.name}: some configurations are trained alone and compared")
     return Way(
         makespan_s=max(unit.ended for unit in ledger.units) - detail.summary.submitted_at,
         curves=[[epoch[one.metric] for epoch in info.metrics] for info in detail.trials],
@@ -165,7 +197,7 @@ def as_sweep(one: Training, base: Path, partitions: int, replicas: int, order: s
         waited_s=detail.waited_s,
         trained_s=detail.trained_s,
         units=len(ledger.units),
-        bit_equal=all(equal_alone(ledger, trial, workdir) for trial in range(ALONE)),
+        bit_equal=all(equal_alone(ledger, trial, workdir) for trial in range(compared)),
     )
 
 
@@ -225,18 +257,19 @@ def equal_alone(ledger: Ledger, trial: int, workdir: Path) -> bool:
     return bool(json.loads(done.stdout.decode().strip().rpartition("\n")[2])["equal"])
 
 
-def one_by_one(one: Training, base: Path) -> Way:
+def one_by_one(one: Training, base: Path, shared: Up | None) -> Way:
     """Train each configuration as an elastic job on all slots, one after the other.
 
     Args:
         one: what is searched.
         base: folder of the cluster.
+        shared: a cluster that is up; None: one is made.
     """
     workdir = workdir_of(one, base)
     (workdir / "train.py").write_text(DATA_PARALLEL, encoding="utf-8")
     search = spec_of(one, NODES, 1, "greedy", workdir).stated_sweep
     assert search is not None
-    with _cluster(base) as (made, client):
+    with contextlib.nullcontext(shared) if shared else cluster_of_nodes(base) as (made, client):
         names = [
             client.submit(
                 JobSpec(
@@ -303,7 +336,8 @@ def data_on_disk(home: Path) -> int:
 
 
 @contextlib.contextmanager
-def _cluster(base: Path) -> Iterator[tuple[Cluster, BlockingClient]]:
+def cluster_of_nodes(base: Path) -> Iterator[Up]:
+    """A cluster of `NODES` nodes with a slot each, down again afterwards."""
     made = Cluster(base / "home", base, slots=1, agents=NODES)
     try:
         made.up()

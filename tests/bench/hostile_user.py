@@ -189,7 +189,7 @@ ATTACKS: Final = {
 }
 
 
-def main() -> None:
+def attack() -> None:
     """`hostile_user ATTACK HOME SECONDS`."""
     name, home, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     os.nice(19)  # it has no processor of its own here, as it would elsewhere
@@ -198,4 +198,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    attack()

@@ -5,7 +5,7 @@ kinds of trainings: one multiplies matrices all the time, the other waits for ea
 for a slow disk. Two that multiply halve each other; one that waits hardly disturbs anybody. They
 arrive so that a policy that knows nothing puts like beside like; then it learns from what the jobs
 report, and moves. The slow-downs that are printed beside what was learnt are measured apart: each
-kind alone on a core, and beside each kind. Then the journal is replayed to a new policy, as for a
+kind alone on a core, and beside each kind. Then a new policy reads the journal, as for a
 controller that begins anew.
 """
 
@@ -20,15 +20,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from controlplane.client import BlockingClient
-from controlplane.core.history_read_model import JobHistories
-from controlplane.core.policy_events import history
+from controlplane.core.policy_events import KEPT_JOBS, history
 from controlplane.journal.reader import Reader
-from controlplane.journal.replay import replay
 from controlplane.policy.harmony.options import HarmonyOptions
 from controlplane.policy.harmony.policy import Harmony
 from schemas.ids import node_of
@@ -127,28 +125,30 @@ def submit(cluster: Cluster, kind: str) -> str:
     )  # fmt: skip
 
 
-def speed(client: BlockingClient, job: str) -> float:
+def speed(client: BlockingClient, job: str, epochs: int) -> float:
     """Samples per second, the median of epochs that begin from now on."""
     begun = client.job(job).summary.epoch + 1  # the epoch of now has begun before
     until = time.monotonic() + LIMIT_S
-    while (detail := client.job(job)).summary.epoch < begun + EPOCHS:
+    while (detail := client.job(job)).summary.epoch < begun + epochs:
         assert time.monotonic() < until, detail.summary
         time.sleep(LOOK_S)
     new = [epoch.samples_per_s for epoch in detail.epochs if epoch.epoch > begun]
     return statistics.median(new)
 
 
-def measured(base: Path) -> dict[tuple[str, str], float]:
+def measured(base: Path, epochs: int) -> dict[tuple[str, str], float]:
     """Share of its speed alone that each kind loses beside each."""
     found: dict[tuple[str, str], float] = {}
     with two_cores(base, "fifo", agents=1) as (cluster, client):
         for kind in KINDS:
             mine = submit(cluster, kind)
-            alone = speed(client, mine)
+            report.now(f"{kind} alone")
+            alone = speed(client, mine, epochs)
             for other in KINDS:
                 neighbour = submit(cluster, other)
-                speed(client, neighbour)  # it trains by now
-                found[kind, other] = 1.0 - speed(client, mine) / alone
+                report.now(f"{kind} beside {other}")
+                speed(client, neighbour, 1)  # it trains by now
+                found[kind, other] = 1.0 - speed(client, mine, epochs) / alone
                 client.cancel(neighbour)
                 gone(client, neighbour)
             client.cancel(mine)
@@ -176,13 +176,15 @@ def is_apart(where: Places) -> bool:
     return len(nodes) == 2 == len(set(nodes)) and len(where) == 4
 
 
-def arrive(cluster: Cluster, client: BlockingClient, kinds: Sequence[str] = KINDS) -> list[str]:
+def arrive(
+    cluster: Cluster, client: BlockingClient, kinds: Sequence[str] = KINDS, alone: int = ALONE
+) -> list[str]:
     """Two of each kind, each when the one before trains: like beside like if nothing is known."""
     jobs: list[str] = []
     for kind in (*kinds, *kinds):
         jobs.append(submit(cluster, kind))
         until = time.monotonic() + LIMIT_S
-        while client.job(jobs[-1]).summary.epoch < ALONE:
+        while client.job(jobs[-1]).summary.epoch < alone:
             assert time.monotonic() < until, client.job(jobs[-1]).summary
             time.sleep(LOOK_S)
     return jobs
@@ -212,11 +214,12 @@ def inexact(client: BlockingClient, jobs: Sequence[str]) -> int:
 
 def learnt(home: Path) -> dict[tuple[str, str], float]:
     """Shares that a policy believes in when it begins anew with this cluster's journal."""
-    state, histories = _replayed(home)
     policy = Harmony(HarmonyOptions())
-    for at, event in history(state.jobs.values(), histories):
-        policy.observe(event, at)
-    named = {job.spec.name: job.family for job in state.jobs.values()}
+    with contextlib.closing(Reader(home / "state" / "journal.sqlite")) as journal:
+        jobs = journal.ended.latest(KEPT_JOBS)
+        for at, event in history(jobs, journal.records):
+            policy.observe(event, at)
+    named = {job.spec.name: job.family for job in jobs}
     return {
         (kind, other): 1.0 - math.exp(-policy.costs.cost(named[kind], named[other]))
         for kind in KINDS
@@ -224,25 +227,22 @@ def learnt(home: Path) -> dict[tuple[str, str], float]:
     }
 
 
-def _replayed(home: Path) -> tuple[Any, Any]:
-    with contextlib.closing(Reader(home / "state" / "journal.sqlite")) as journal:
-        histories = JobHistories()
-        reactor = replay(journal.inputs(), histories.add)
-    return reactor.state, histories
-
-
 def main() -> None:
     """Measure, let policies learn, print, write."""
-    chosen = report.arguments((__doc__ or "").partition("\n\n")[0])
+    about = (__doc__ or "").partition("\n\n")[0]
+    chosen = report.arguments(about, "shorter speeds, only harmony, 40 s to move in")
+    epochs, alone, limit_s = (2, 4, 40.0) if chosen.quick else (EPOCHS, ALONE, LIMIT_S)
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         base = Path(folder)
-        real = measured(base / "alone")
+        real = measured(base / "alone", epochs)
         for policy in ("harmony",) if chosen.quick else ("harmony", "ones"):
             with two_cores(base / policy, policy, options=OPTIONS[policy]) as (cluster, client):
-                jobs = arrive(cluster, client)
+                report.now(f"{policy}: jobs arrive")
+                jobs = arrive(cluster, client, alone=alone)
+                report.now(f"{policy}: moves them apart")
                 began = time.monotonic()
-                after = moved(client, jobs)
+                after = moved(client, jobs, limit_s)
                 took_s = time.monotonic() - began
                 tell(client, policy, jobs)
                 figures[f"{policy}_began_together"] = float(began_together(client, jobs))

@@ -248,7 +248,7 @@ def killed(path: Path, times: int) -> int:
     Each process goes on with the journal of those before, and dies at any moment of its commits.
     """
     lost, chance = 0, random.Random(1)  # noqa: S311 - moments, no secrets
-    for _ in range(times):
+    for _ in report.counted("kill -9", range(times), times):
         writes = [sys.executable, "-c", WRITES, str(path)]
         with subprocess.Popen(writes, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
             assert writer.stdin is not None
@@ -269,7 +269,7 @@ def killed(path: Path, times: int) -> int:
 
 def main() -> None:
     """Print the tables and write the figures."""
-    chosen = report.parser(__doc__ or "")
+    chosen = report.parser(__doc__ or "", "a tenth of the cluster, a short journal")
     chosen.add_argument(
         "--folder", type=Path, help="of a disk to measure; default: a temporary one"
     )
@@ -282,15 +282,18 @@ def main() -> None:
 
 def measured(folder: Path, scale: Scale) -> dict[str, float]:
     """All of it."""
+    report.now("a burst of commits")
     floor = syncs(folder, pause_s=0.004)
     events_per_s, event_s = burst(folder, scale)
     looped_s = asyncio.run(looped(folder, scale))
     path = folder / "journal.sqlite"
+    report.now(f"a journal of {scale.inputs:,} inputs is made")
     began = time.perf_counter()
     long_journal(path, scale)
     made_s = time.perf_counter() - began
-    starts = [ready(path) for _ in range(scale.starts)]
+    starts = [ready(path) for _ in report.counted("start", range(scale.starts), scale.starts)]
     held_s = asyncio.run(skip(path))
+    report.now("single commits, alone and beside snapshots")
     alone, _ = paced(path, scale, snapshots=False)
     beside, taken = paced(path, scale, snapshots=True)
     with contextlib.closing(sqlite3.connect(path)) as database:

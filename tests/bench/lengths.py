@@ -73,7 +73,8 @@ def main() -> None:
         for model in models
     ]
     with ProcessPoolExecutor(chosen.workers, get_context("spawn")) as pool:
-        found = dict(zip(cases, pool.map(_simulated, cases), strict=True))
+        coming = report.counted("simulation", pool.map(_simulated, cases), len(cases))
+        found = dict(zip(cases, coming, strict=True))
     rows: list[list[object]] = []
     figures: dict[str, float] = {}
     for setting in dict.fromkeys(case.setting for case in cases):
@@ -174,9 +175,7 @@ def shuffled(trace: Trace, seed: int, cancels: float = 0.0) -> Trace:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bin/bench lengths", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed, one size, one workload")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser = report.parser(__doc__ or "", "one seed, one size, one workload")
     parser.add_argument("--seeds", default="50-52", help="of workloads, as in 50-52")
     parser.add_argument("--jobs", type=int, default=60, help="of Table 2 in each simulation")
     parser.add_argument("--models", default=",".join(MODELS), help="the first is the baseline")

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import math
-import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from controlplane.policy.registry import entry
 from schemas.errors import OnesError
 from tests.bench import live_curves, live_guard, live_watch, report
 from tests.bench.live_cluster import FIXED, Run, run
-from tests.bench.live_jobs import Arrival, arrivals, attained_limits, jobs, mean_gap_s
+from tests.bench.live_jobs import TRAININGS, Arrival, arrivals, attained_limits, jobs, mean_gap_s
 from tests.bench.live_replay import BEST_ORDER, replay
 from tests.bench.live_tables import FIRST_COME, compared, ordered, tell_repeat, tell_setting
 
@@ -37,7 +36,6 @@ Averages = dict[str, float]  # completion times in seconds by policy
 def main() -> None:
     """Measure, print, write."""
     chosen = arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
     figures: dict[str, float] = {}
     with place(chosen.keep) as base:
         for part in watched(base, chosen) if chosen.watch else parts(base, chosen):
@@ -48,9 +46,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="bin/bench live", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one repeat of four short jobs")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser = report.parser(__doc__ or "", "one repeat of three short jobs")
     parser.add_argument("--repeats", type=int, default=3, help="with other arrivals")
     said = f"with commas; NAME{FIXED}: NAME may order jobs, but not choose their sizes"
     parser.add_argument("--policies", type=names, default=names(POLICIES), help=said)
@@ -98,7 +94,7 @@ def parts(base: Path, chosen: argparse.Namespace) -> Iterator[dict[str, float]]:
     """The figures of each part, when it is over; the live runs come before what explains them."""
     policies: list[str] = chosen.policies
     ours = OURS if OURS in policies else policies[0]
-    curves = live_curves.measure(base, quick=chosen.quick)
+    curves = live_curves.measure(base, TRAININGS, quick=chosen.quick)
     speeds = live_curves.at_first_batch(curves)
     submitted = jobs(quick=chosen.quick)
     gap_s = QUICK_GAP_S if chosen.quick else mean_gap_s(submitted, speeds)

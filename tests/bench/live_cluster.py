@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import signal
 import statistics
 import time
 from collections import defaultdict
@@ -19,13 +18,13 @@ from controlplane.cli.timeline_allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from schemas.jobs import ENDED
 from schemas.messages.client import JobDetail
+from tests.bench import report
 from tests.bench.live_jobs import SLOTS, Arrival, Job, spec_of
 from tests.support.cluster import Cluster
 
 LIMIT_S: Final = 1200.0  # of one run; a job that never ends shall not hold up the bench for ever
 LOOK_S: Final = 0.5  # between looks at the jobs
 FIXED: Final = "-fixed"  # of a policy's name: nobody's size or batch may change, only the order
-ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
 JOURNAL: Final = Path("state") / "journal.sqlite"
 
 
@@ -97,18 +96,8 @@ def cluster(
         with BlockingClient(home, timeout=60.0) as client:
             yield made, client
     finally:
-        _end(made)
-
-
-def _end(made: Cluster) -> None:
-    """Bring it down; a second Ctrl-C does not leave processes behind."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDINGS}
-    try:
         if (made.home / "controller.toml").exists():
             made.down()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options: str = "") -> Run:
@@ -139,6 +128,7 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
                     utility=arrival.utility,
                 )
                 names[client.submit(spec)] = arrival
+                report.now(f"{policy}: {len(names)} of {len(coming)} jobs are submitted")
             loads.append(os.getloadavg()[0])
             time.sleep(LOOK_S)
         ended = {name: client.job(name) for name in names}
@@ -154,6 +144,7 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
 def over(client: BlockingClient, made: Cluster, began: float) -> bool:
     """Whether no job is left; fails when that takes too long."""
     left = client.jobs()
+    report.now(f"{made.policy}: {len(left)} jobs are left")
     if not left:
         return True
     said = [f"{job.job} {job.state}: {job.reason}" for job in left]

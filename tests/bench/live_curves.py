@@ -15,7 +15,7 @@ from controlplane.client import BlockingClient
 from schemas.jobs import StopRule
 from tests.bench import report
 from tests.bench.live_cluster import cluster
-from tests.bench.live_jobs import SLOTS, TRAININGS, Example, Job, spec_of
+from tests.bench.live_jobs import SLOTS, Example, Job, spec_of
 
 ENDLESS: Final = 100_000  # epochs
 SETTLES_S: Final = 1.5  # after a change, before its speed is looked at
@@ -25,7 +25,7 @@ READY_S: Final = 60.0
 Curve = dict[tuple[int, int], float]  # samples per second by (slots, times the first batch)
 
 
-def measure(base: Path, *, quick: bool) -> dict[str, Curve]:
+def measure(base: Path, examples: Sequence[Example], *, quick: bool) -> dict[str, Curve]:
     """Resize each example through all sizes; its own telemetry says how fast it is.
 
     Each size has the first batch, and, unless `quick`, the first batch on every slot.
@@ -34,7 +34,7 @@ def measure(base: Path, *, quick: bool) -> dict[str, Curve]:
     points = [(size, 1) for size in sizes] + ([] if quick else [(n, n) for n in sizes[1:]])
     found: dict[str, Curve] = {}
     with cluster(base / "curves", "fifo") as (_, client):
-        for example in TRAININGS:
+        for example in report.counted("speed of example", examples, len(examples)):
             found[example.name] = _curve(client, example, points, base, 4 if quick else LOOKS)
     return found
 

@@ -63,7 +63,7 @@ def reference(chosen: Sequence[Job], base: Path) -> dict[Job, Yardstick]:
             for job in longest_first
             for more in SEEDS
         }
-        for name, job in names.items():
+        for name, job in report.counted("run at a fixed size", names.items(), len(names)):
             ended = story(client, job, client.wait(name))
             assert ended.metric is not None, (name, ended)
             reached[job].append(ended.metric)

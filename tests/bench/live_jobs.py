@@ -38,9 +38,9 @@ class Example:
 
 
 TRAININGS: Final = (
-    Example("digits", "accuracy", 1, 1_347, (4, 7, 15, 30), (1, 5)),
+    Example("digits", "accuracy", 1, 1_347, (4, 7, 15, 30), (3,)),
     Example("language", "perplexity", -1, 5_260, (2, 3, 6, 12), (1,)),
-    Example("embedding", "error", -1, 93_446, (6, 12, 25, 50), (4,)),
+    Example("embedding", "error", -1, 93_446, (6, 12, 25, 50), (2,)),
 )
 
 

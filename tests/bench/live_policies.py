@@ -7,15 +7,13 @@ job waited that would have fitted.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-import signal
 import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +35,7 @@ OPTIONS: Final = {  # as an operator would set them for such jobs
     "gittins": "{ quantum = 10.0 }",
     "oasis": "{ interval_s = 5.0, start_s = 5.0 }",
 }
+QUICK: Final = ("fifo", "tiresias", "ones")
 PATIENT: Final = Utility(value=3.0)
 WAITING: Final = frozenset({"queued", "paused"})
 
@@ -64,19 +63,19 @@ class Outcome:
 def main() -> None:
     """Measure, print, write."""
     every = ",".join(name for name, one in POLICIES.items() if one.oracle != "must")
-    parser = argparse.ArgumentParser(prog="bin/bench live_policies", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="four jobs")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser = report.parser(__doc__ or "", f"four short jobs under {', '.join(QUICK)}")
     parser.add_argument("--seeds", type=int, default=1, help="with other arrivals")
-    parser.add_argument("--policies", type=names, default=names(every), help="with commas")
+    parser.add_argument("--policies", type=names, help="with commas; default: all")
     parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters and logs")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
+    policies = chosen.policies or (QUICK if chosen.quick else names(every))
     found: list[Outcome] = []
     with place(chosen.keep) as base:
-        for seed, policy in itertools.product(range(1, chosen.seeds + 1), chosen.policies):
+        for seed, policy in itertools.product(range(1, chosen.seeds + 1), policies):
             coming = sleepers(seed, chosen.gap, many=4 if chosen.quick else 8)
+            if chosen.quick:
+                coming = [replace(job, epochs=-(-job.epochs // 4)) for job in coming]
             found.append(run(policy, coming, base, base / f"{seed}-{policy}"))
             tell(f"seed {seed}", found[-1:])
             report.write(figures(found), chosen.json)  # what comes later may fail
@@ -93,6 +92,7 @@ def run(policy: str, coming: Sequence[Sleeper], base: Path, home: Path) -> Outco
                 if job.at > time.monotonic() - began:
                     break
                 submitted.append(client.submit(spec_of(job, base / "sleepers", utility=PATIENT)))
+                report.now(f"{policy}: {len(submitted)} of {len(coming)} jobs are submitted")
             time.sleep(LOOK_S)
         return outcome(policy, client, submitted)
 

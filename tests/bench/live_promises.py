@@ -8,9 +8,7 @@ its promises; `fifo` and `fair` take every job and know nothing of values.
 
 from __future__ import annotations
 
-import argparse
 import math
-import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +19,7 @@ from schemas.jobs import Utility
 from tests.bench import live_curves, report
 from tests.bench.live import names, one, place
 from tests.bench.live_cluster import Ended, Run
-from tests.bench.live_jobs import TRAININGS, Arrival, Job, Speeds, arrivals
+from tests.bench.live_jobs import TRAININGS, Arrival, Example, Job, Speeds, arrivals
 
 GAP_S: Final = 6.0  # mean, between submissions
 OASIS: Final = "oasis"
@@ -36,19 +34,17 @@ Repeat = tuple[Sequence[Arrival], Sequence[Run]]  # a run for each policy, ours 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="bin/bench live_promises", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="short jobs")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser = report.parser(__doc__ or "", "three short jobs")
     parser.add_argument("--repeats", type=int, help="with other arrivals; default: 3, quick: 1")
     parser.add_argument("--policies", type=names, default="oasis,fifo,fair", help="ours first")
     parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
     repeats: list[Repeat] = []
     with place(chosen.keep) as base:
-        speeds = live_curves.at_first_batch(live_curves.measure(base, quick=True))
-        submitted = jobs(quick=chosen.quick)
+        examples = TRAININGS[: 1 if chosen.quick else None]
+        speeds = live_curves.at_first_batch(live_curves.measure(base, examples, quick=True))
+        submitted = jobs(examples, quick=chosen.quick)
         for repeat in range(1, (chosen.repeats or (1 if chosen.quick else 3)) + 1):
             coming = valued(arrivals(submitted, repeat, chosen.gap), submitted, speeds)
             turn = repeat % len(chosen.policies)  # nobody is always the first
@@ -62,11 +58,11 @@ def main() -> None:
     report.table("figures", ["key", "value"], list(figures(repeats).items()))
 
 
-def jobs(*, quick: bool) -> list[Job]:
+def jobs(examples: Sequence[Example], *, quick: bool) -> list[Job]:
     """Three of each training, in three lengths if not `quick`, each with a seed of its own."""
     kinds = [
         (example, epochs)
-        for example in TRAININGS
+        for example in examples
         for epochs in (example.epochs[:1] * 3 if quick else example.epochs[:3])
     ]
     return [Job(example, epochs, seed) for seed, (example, epochs) in enumerate(kinds, start=1)]

@@ -8,8 +8,6 @@ stand completion times, changes of slots, and whether every sample was trained o
 
 from __future__ import annotations
 
-import argparse
-import signal
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,24 +20,25 @@ from tests.bench.live_jobs import TRAININGS, Job, arrivals
 from tests.bench.live_losses import MOST, falls
 
 GAP_S: Final = 20.0  # mean, between submissions: slots for all jobs at most times, as in the paper
+QUICK_GAP_S: Final = 5.0
 Repeat = Sequence[Run]  # one for each policy, ours first
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="bin/bench live_quality", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="three short jobs")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser = report.parser(__doc__ or "", "three short jobs")
     parser.add_argument("--repeats", type=int, help="with other arrivals; default: 3, quick: 1")
     parser.add_argument("--policies", type=names, default="slaq,fair", help="ours first")
-    parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
+    parser.add_argument(
+        "--gap", type=float, help="mean seconds between jobs; default: 20, quick: 5"
+    )
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
+    gap_s = chosen.gap or (QUICK_GAP_S if chosen.quick else GAP_S)
     runs: list[Repeat] = []
     with place(chosen.keep) as base:
         for repeat in range(1, (chosen.repeats or (1 if chosen.quick else 3)) + 1):
-            coming = arrivals(jobs(quick=chosen.quick), repeat, chosen.gap)
+            coming = arrivals(jobs(quick=chosen.quick), repeat, gap_s)
             turn = repeat % len(chosen.policies)  # nobody is always the first
             live = {
                 policy: one(policy, coming, base, repeat, {})

@@ -13,6 +13,7 @@ from msgspec.structs import fields, replace
 from controlplane.sim.models.recorded.recording import ChangeTimes, Recording
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from controlplane.sim.traces.recording_file import read_recording, write_recording
+from tests.bench import report
 from tests.bench.live_cluster import JOURNAL
 from tests.bench.live_jobs import SLOTS
 from tests.support.cluster import Cluster
@@ -52,7 +53,7 @@ def replay(
     write_recording(recording, file)
     start_s = recording.took.start_s or 0.0
     found = {}
-    for policy in policies:
+    for policy in report.counted("simulated policy", policies, len(policies)):
         given = [
             word
             for name, value in options.get(policy, {}).items()

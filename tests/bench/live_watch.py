@@ -237,6 +237,7 @@ class _Driver:
                 return
             assert now < lasts_s + DRAIN_S, [f"{job.job} {job.state}: {job.reason}" for job in jobs]
             self._look(client, jobs, now)
+            report.now(f"{len(self.submitted)} of {len(coming)} jobs came, {len(jobs)} are there")
             time.sleep(LOOK_S)
 
     def _look(self, client: BlockingClient, jobs: Sequence[JobSummary], now: float) -> None:

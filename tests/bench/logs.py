@@ -198,13 +198,16 @@ async def measure(base: Path, *, quick: bool) -> dict[str, float]:
     """All three."""
     async with Fleet(base / "home", NODES) as fleet:
         site = await Site.made(base, fleet)
+        report.now("lines as fast as they go")
         figures = await bulk(site, BULK_LINES // 10 if quick else BULK_LINES)
+        report.now(f"{RATE:,} lines a second")
         figures |= await steady(site, STEADY_S / 4 if quick else STEADY_S)
         written = sum(output.file.tell() for output in site.outputs)
         stored = site.stored()
         figures["bytes_not_stored"] = max(0, written - stored)
         incomplete = figures["followers_with_lost_or_repeated_lines"]
         figures["lost"] = figures["bytes_not_stored"] + incomplete  # 0 or not
+        report.now("followers that never read")
         figures |= await stalled(site)
         for task in site.tasks:
             task.cancel()
@@ -213,7 +216,7 @@ async def measure(base: Path, *, quick: bool) -> dict[str, float]:
 
 def main() -> None:
     """Print the table and write the figures."""
-    chosen = report.arguments(__doc__ or "")
+    chosen = report.arguments(__doc__ or "", "a tenth of the lines, 5 s at a steady rate")
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         figures = asyncio.run(measure(Path(folder), quick=chosen.quick))
     report.table("output", ["figure", "value"], list(figures.items()))

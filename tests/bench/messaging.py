@@ -436,15 +436,17 @@ class Bench:
         for work in (self.training.run(), echo(self.meter), self.submitter.keep(scale.jobs)):
             self.fleet.tasks.append(asyncio.create_task(work))
         self.submitter.open.set()
+        report.now(f"{scale.agents} agents, the search as shipped")
         await asyncio.sleep(scale.warm_s)
         await self._block("shipped", scale.shipped_s)
-        for kind in scale.order:
+        for kind in report.counted("block", scale.order, len(scale.order)):
             self.submitter.open.clear()
             await asyncio.sleep(0.2)
             await self.fleet.restart(**(FULL_SPEED if kind == "B" else IDLE))
             self.submitter.open.set()
             await asyncio.sleep(scale.settle_s)
             await self._block(kind, scale.block_s)
+        report.now("a burst of events")
         await self._burst(scale.burst_s)
 
     async def _block(self, kind: str, seconds: float) -> None:
@@ -619,7 +621,7 @@ def cell(samples: Sequence[float]) -> str:
 
 def main() -> None:
     """Print the tables and write the figures."""
-    arguments = report.parser(__doc__ or "")
+    arguments = report.parser(__doc__ or "", "fewer agents, shorter blocks")
     arguments.add_argument("--agents", type=int, help="default: 100, quick 40; jobs stay as many")
     chosen = arguments.parse_args()
     began = time.monotonic()

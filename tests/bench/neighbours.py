@@ -189,6 +189,7 @@ def _one(
     controller: psutil.Process,
     seconds: float,
 ) -> dict[str, float]:
+    report.now(f"{attack}: before and meanwhile")
     begin = time.time()
     time.sleep(seconds)
     middle = time.time()
@@ -215,13 +216,13 @@ def _one(
 
 def main() -> None:
     """Print the table and write the figures."""
-    arguments = report.parser(__doc__ or "")
+    arguments = report.parser(__doc__ or "", "2 s of each")
     known = [*ATTACKS, OUTPUT]
     arguments.add_argument("--attacks", default=",".join(known), help="which of them")
     chosen = arguments.parse_args()
     attacks = chosen.attacks.split(",")
     with tempfile.TemporaryDirectory(prefix="ones-neighbours-") as base:
-        figures = measure(Path(base), attacks, 4.0 if chosen.quick else 10.0)
+        figures = measure(Path(base), attacks, 2.0 if chosen.quick else 10.0)
     names = ("step_p50", "step_p99", "submit_p50", "submit_p99", "line_late_p50", "line_late_p99")
     rows = [
         [

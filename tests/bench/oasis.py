@@ -125,7 +125,8 @@ def _improve_ms(policy: Oasis, view: ClusterView, now: Seconds) -> float:
 
 def main() -> None:
     """Simulate, print and write."""
-    options = report.arguments((__doc__ or "").partition("\n\n")[0])
+    about = (__doc__ or "").partition("\n\n")[0]
+    options = report.arguments(about, "one seed and load, 60 jobs")
     seeds, loads, jobs = (SEEDS[:1], (MAIN,), 60) if options.quick else (SEEDS, LOADS, 150)
     ways = [("oasis", "oasis"), *BASELINES.items()]
     runs: dict[tuple[str, int], list[Run]] = {
@@ -135,7 +136,8 @@ def main() -> None:
     }
     runs["hindsight", MAIN] = [("oasis", MAIN, s, jobs, dict(hindsight(jobs, s))) for s in seeds]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        every = iter(list(pool.map(figures_of, [run for many in runs.values() for run in many])))
+        todo = [run for many in runs.values() for run in many]
+        every = iter(list(report.counted("simulation", pool.map(figures_of, todo), len(todo))))
     rows = {key: row([next(every) for _ in many]) for key, many in runs.items()}
     figures = {"ms_per_job": ms_per_job(), **_keys(rows)}
     columns = [

@@ -32,6 +32,7 @@ from tests.bench.evolution_cells import Bench, Way, average_s
 
 NEAR_S: Final = 60.0  # that a shuffled submission is moved by, at most
 POLLUX_S: Final = 2512.0  # mean of workloads 1, 2, 3 and 6, published setting (OSDI '21, artifact)
+QUICK_JOBS: Final = 60
 NATIVE: Final = {"round_s": 0.0, "stall_s": 1.0, "first_stall_s": 30.0, "prepare_s": 1.0}
 LEVELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "L2": {},
@@ -88,6 +89,14 @@ def shuffled(file: Path, rng: Generator, kept: Path) -> Path:
     return to
 
 
+def shortened(file: Path, kept: Path) -> Path:
+    """The first jobs of a workload."""
+    trace = read_trace(file)
+    to = kept / file.name
+    write_trace(msgspec.structs.replace(trace, jobs=trace.jobs[:QUICK_JOBS]), to)
+    return to
+
+
 def ways(
     folder: Path, files: Iterable[Path], setting: Mapping[str, Any], options: Mapping[str, Any]
 ) -> list[Way]:
@@ -125,8 +134,13 @@ class Recipe:
         found = self.results(setting, options)
         return statistics.mean(average_s(each, each.ended_at) for each in found)
 
+    def _simulate(self, pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+        """Simulate all settings with their options at once, so that no core is idle."""
+        self._bench.do([way for pair in pairs for way in ways(self._folder, self._files, *pair)])
+
     def levels(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
         """What a policy with these options takes at some levels."""
+        self._simulate([(LEVELS[name], options) for name in names])
         rows: list[list[object]] = []
         for name in names:
             found = self.results(LEVELS[name], options)
@@ -142,6 +156,7 @@ class Recipe:
 
     def switches(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
         """Each part switched off, over the policy as it is."""
+        self._simulate([({}, options), *(({}, {**options, **SWITCHES[name]}) for name in names)])
         on = self.mean_s({}, options)
         rows: list[list[object]] = []
         for name in names:
@@ -153,7 +168,9 @@ class Recipe:
 
 def main() -> None:
     """Simulate what the command line asks for."""
-    asked = report.parser(__doc__ or "")
+    asked = report.parser(
+        __doc__ or "", f"{QUICK_JOBS} jobs of one workload, everything switched off together"
+    )
     asked.add_argument("--profiles", type=Path, required=True, help="tables of the applications")
     asked.add_argument("--workloads", default="", help="numbers, as 1,3; all")
     asked.add_argument("--levels", default=",".join(LEVELS), help="as L2,native")
@@ -166,9 +183,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as kept:
         numbers = [number for number in chosen.workloads.split(",") if number]
         files = workloads(chosen.profiles, numbers, chosen.shuffle, Path(kept))
-        recipe = Recipe(
-            Bench([0], chosen.workers), chosen.profiles, files[: 1 if chosen.quick else None]
-        )
+        if chosen.quick:
+            files = [shortened(files[0], Path(kept))]
+        recipe = Recipe(Bench([0], chosen.workers), chosen.profiles, files)
         recipe.levels([name for name in chosen.levels.split(",") if name], options)
         if chosen.switches != "none":
             recipe.switches(["all"] if chosen.quick else chosen.switches.split(","), options)

@@ -126,6 +126,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
     watch = Arrivals()
     fleet = Fleet(home, count, make=lambda *given: BusyAgent(*given, slots=SLOTS, watch=watch))
     fleet.context.set(zmq.MAX_SOCKETS, 4 * count + 100)
+    report.now(f"the journal of {jobs} jobs is written")
     began = time.monotonic()
     placed = write_history(home / "state" / "journal.sqlite", fleet.agents, jobs)
     print(f"journal of {jobs} jobs written in {time.monotonic() - began:.1f} s")  # noqa: T201
@@ -136,6 +137,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
         )[:SLOTS]
     figures: dict[str, float] = {"agents": count, "jobs": jobs}
     try:
+        report.now(f"{count} agents connect")
         fleet.start()
         ready = await until_ready(fleet, 1)
         for agent in fleet.agents:
@@ -149,6 +151,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
         watch.forget()
         greeted = lines(fleet, "node greeted")
         killed = time.monotonic()
+        report.now(f"{count} agents come back after kill -9")
         fleet.process.kill()
         fleet.process.wait()
         fleet.start()
@@ -212,7 +215,7 @@ def show(figures: dict[str, float]) -> None:
 
 def main() -> None:
     """Print the table and write the figures."""
-    chosen = report.arguments(__doc__ or "")
+    chosen = report.arguments(__doc__ or "", "a fifth of the agents and jobs")
     figures = run(200, 2000) if chosen.quick else run(1000, 10_000)
     show(figures)
     report.write(figures, chosen.json)

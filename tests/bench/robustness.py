@@ -104,7 +104,7 @@ def _keys(key: str, ratio: Ratio) -> dict[str, float]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "", "one seed of 20 jobs")
     parser.add_argument("--seeds", default="36-38", help="of workloads and errors, as in 36-38")
     parser.add_argument("--jobs", type=int, default=100, help="in each simulation")
     parser.add_argument("--gpus", default="64,16", help="sizes of the cluster, multiples of 4")

@@ -77,11 +77,12 @@ async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
         async with Client(fleet.home) as client:
             first = await client.submit(spec)
             snapshot = (await client.job(first)).snapshot
+        report.now(f"{jobs} submissions to {agents} agents")
         began = time.monotonic()
         each = [submit(fleet.home, spec, snapshot, jobs // CLIENTS) for _ in range(CLIENTS)]
         await asyncio.gather(*each)
         figures = {"submissions_per_s": jobs / (time.monotonic() - began)}
-        for name, words in LISTS.items():
+        for name, words in report.counted("list", LISTS.items(), len(LISTS)):
             figures[name] = await asyncio.to_thread(command_s, fleet.home, words)
     return figures
 
@@ -102,7 +103,7 @@ def messages(base: Path, agents: int) -> dict[str, float]:
 
 def main() -> None:
     """Print the table and write the figures."""
-    chosen = report.arguments(__doc__ or "")
+    chosen = report.arguments(__doc__ or "", "a tenth of the agents and jobs")
     agents, jobs = (AGENTS // 10, JOBS // 10) if chosen.quick else (AGENTS, JOBS)
     figures: dict[str, float] = {"agents": agents, "jobs": jobs}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:

@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -229,7 +228,7 @@ def decisions(*, quick: bool) -> dict[str, float]:
     """The paper's figure 6: 1,000 to 4,000 jobs on 16,384 slots."""
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
-    for jobs in (1000, 2000, 4000):
+    for jobs in report.counted("number of jobs", (1000, 2000, 4000), 3):
         runs = [decision_s(jobs, SLOTS) for _ in range(1 if quick else ROUNDS)]
         whole, again = (statistics.median(column) for column in zip(*runs, strict=True))
         figures[f"decision_s_{jobs}x{SLOTS}"] = whole
@@ -248,7 +247,7 @@ def simulations(
     """`slaq` beside `fair` on the same jobs, seed by seed."""
     rows: list[list[object]] = []
     ratios: dict[str, list[float]] = {}
-    for seed in seeds:
+    for seed in report.counted("seed", seeds, len(seeds)):
         base, ours = (
             measures(simulate(policy, scenario, seed, chosen))
             for policy, chosen in (("fair", {}), ("slaq", options))
@@ -290,6 +289,7 @@ def measures(result: SimulationResult) -> dict[str, float]:
 def main() -> None:
     """Measure, print, write."""
     chosen = arguments()
+    report.now("fits")
     figures = fits(20 if chosen.quick else 200)
     figures |= decisions(quick=chosen.quick)
     scenario = replace(SLAQ, scaling=chosen.scaling)
@@ -301,9 +301,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="bin/bench slaq", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer fits, one seed of 24 jobs")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser = report.parser(__doc__ or "", "fewer fits, one seed of 24 jobs")
     parser.add_argument("--seeds", type=seeds, default="30-32", help="of simulations, as in 30-32")
     parser.add_argument("--scaling", type=float, default=1.0, help="exponent of speed over cores")
     parser.add_argument("--options", type=json.loads, default="{}", help="of slaq, as JSON")

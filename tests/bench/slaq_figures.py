@@ -7,7 +7,6 @@ predictions has no counterpart among the paper's, only its "less than 5%".
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,8 +100,7 @@ def simulated(
         work_core_s=SLAQ.work_core_s * cores / SLAQ.slots,
     )
     cells = experiment.grid([("fair", {}), ("slaq", {})], [scenario], list(seeds))
-    with experiment.bar() as progress:
-        return experiment.run(cells, _simulate, kept, processes, progress)
+    return experiment.run(cells, _simulate, kept, processes, report.simulated)
 
 
 def _simulate(cell: experiment.Cell) -> SimulationResult:
@@ -111,12 +109,14 @@ def _simulate(cell: experiment.Cell) -> SimulationResult:
 
 def main() -> None:
     """Simulate, measure, draw, print."""
-    parser = argparse.ArgumentParser(prog="bin/bench slaq_figures", description=__doc__)
+    parser = report.parser(__doc__ or "", "one seed on 64 cores, one decision of each size")
     parser.add_argument("--into", type=Path, required=True, help="folder for the figures")
     parser.add_argument("--seeds", default="30-31", help="of simulations, as in 30-31")
     parser.add_argument("--cores", type=int, default=SLAQ.slots, help="whole nodes of 32")
     parser.add_argument("--results", type=Path, help="keeps simulations, to go on after Ctrl-C")
     chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.seeds, chosen.cores = chosen.seeds.partition("-")[0], 2 * PER_NODE
     into: Path = chosen.into
     into.mkdir(parents=True, exist_ok=True)
 
@@ -125,7 +125,11 @@ def main() -> None:
     rows = [[family, 100.0 * ours, 100.0 * kept] for family, (ours, kept) in by_family.items()]
     report.table("mean error ten iterations ahead, %", ("algorithm", "fit", "last loss"), rows)
 
-    took_s = {jobs: median(decision_s(jobs, SLOTS)[0] for _ in range(REPEATS)) for jobs in SIZES}
+    repeats = 1 if chosen.quick else REPEATS
+    took_s = {
+        jobs: median(decision_s(jobs, SLOTS)[0] for _ in range(repeats))
+        for jobs in report.counted("number of jobs", SIZES, len(SIZES))
+    }
     draw_decisions(took_s, into / "slaq-decisions.png")
     sizes = [[f"{jobs} jobs, {SLOTS} slots", took] for jobs, took in took_s.items()]
     report.table("`slaq` decides, every curve fitted anew: seconds of a core", ("", "s"), sizes)
@@ -143,6 +147,8 @@ def main() -> None:
     }
     lines = [[policy, *(found[name] for name in names)] for policy, found in both.items()]
     report.table(f"160 jobs on {chosen.cores} cores, seeds {chosen.seeds}", ("", *names), lines)
+    figures = {f"{name}_{policy}": found[name] for policy, found in both.items() for name in names}
+    report.write(figures, chosen.json)
 
 
 if __name__ == "__main__":

@@ -86,11 +86,11 @@ def settings(share: float) -> list[Setting]:
 
 def main() -> None:
     """Measure, print, write."""
-    chosen = report.arguments(__doc__ or "")
+    chosen = report.arguments(__doc__ or "", "a twentieth of the swaps")
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        for setting in settings(0.1 if chosen.quick else 1.0):
+        for setting in settings(0.05 if chosen.quick else 1.0):
             base = Path(folder) / setting.name.replace(" ", "-")
             mine, key = measured(setting, base, trading=True), setting.name.replace(" ", "_")
             told(rows, figures, setting.name, key, mine)
@@ -144,7 +144,8 @@ def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
         time.sleep(WARM_S)
         swaps: list[Swap] = []
         turns = itertools.cycle([setting.there, setting.here])
-        for places in itertools.islice(turns, setting.swaps):
+        what = setting.name if trading else "both pause"
+        for places in report.counted(f"{what}: swap", turns, setting.swaps):
             began = time.monotonic()
             if not trading:
                 stop(client, jobs)

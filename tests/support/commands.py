@@ -73,9 +73,15 @@ class _Server:
                 "limit_s": limit_s,
                 "cwd": str(cwd or Path.cwd()),
             }
-            self._process.stdin.write(json.dumps(asked) + "\n")
-            self._process.stdin.flush()
-            code = json.loads(self._process.stdout.readline())
+            try:
+                self._process.stdin.write(json.dumps(asked) + "\n")
+                self._process.stdin.flush()
+                code = json.loads(self._process.stdout.readline())
+            except (
+                KeyboardInterrupt
+            ):  # it may be on its way down: nobody deletes its files meanwhile
+                stop_server()  # after this command; the next one shall not read its answer
+                raise
             said = out.read_text(), err.read_text()
         if code is None:
             raise subprocess.TimeoutExpired(["ones", *arguments], limit_s, *said)
