@@ -15,7 +15,7 @@ from nodeagent.job_cgroups import PREFIX, JobGroups
 
 GOES_WITHIN_S: Final = 20.0  # a process that was told to end
 LOOK_S: Final = 0.05
-SHARED: Final = ("torch_", "psm_", "sem.", "ones-")
+SHARED: Final = ("torch_", "psm_", "sem.")
 OWN: Final = "t"  # pytest's temporary folders, inside ours
 
 
@@ -86,7 +86,7 @@ def _processes(folder: Path) -> list[str]:
 
 
 def _shared_memory() -> set[Path]:
-    """Shared memory of this user with names that torch, Python or our tests give."""
+    """Shared memory of this user with names that torch or Python give."""
     found = set()
     for path in Path("/dev/shm").iterdir():  # noqa: S108
         with contextlib.suppress(OSError):
