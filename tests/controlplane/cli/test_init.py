@@ -14,6 +14,7 @@ from controlplane.cli.init_script.job_template import job_file, job_name
 from controlplane.cli.init_script.port_script import changed_lines, port
 from controlplane.cli.init_script.script_facts import look
 from controlplane.cli.init_script.syntax import Source
+from controlplane.cli.init_script.whole_script import agent_name
 from controlplane.client.jobfile import load_job
 from schemas.jobs import JobSpec, StopRule
 from tests.support.commands import ones
@@ -611,3 +612,29 @@ def test_a_script_that_cannot_be_read_is_named(tmp_path: Path, text: str | None,
 
     assert (said.code, said.out) == (2, "")
     assert why in said.err
+
+
+def test_a_script_that_was_changed_before_keeps_its_numbers_and_the_name_of_its_agent() -> None:
+    before = look(Source((SCRIPTS / "plain.py").read_text()))
+
+    after = look(Source(port(before).text))
+
+    assert (after.batch_size, after.lr, after.epochs) == (
+        before.batch_size, before.lr, before.epochs,
+    )  # fmt: skip
+    assert agent_name(after.source.tree) == "agent"
+    assert agent_name(Source("ours = ScalingAgent.from_env(seed=3)").tree) == "ours"
+
+
+def test_the_rate_that_load_is_given_is_the_scripts() -> None:
+    found = look(
+        Source(
+            "from elastic import ScalingAgent\n"
+            "agent = ScalingAgent.from_env()\n"
+            "make = lambda parameters: torch.optim.SGD(parameters, lr=0.5)\n"
+            "model, optimizer, loader = agent.load(Net, make, data, batch_size=8, lr=0.25)\n"
+            "for epoch in agent.epochs(3):\n    pass\n"
+        )
+    )
+
+    assert (found.batch_size, found.lr, found.epochs) == (8, 0.25, 3)
