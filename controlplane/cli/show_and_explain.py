@@ -42,6 +42,10 @@ def print_job(detail: JobDetail) -> None:
             if epoch.left_early:
                 of = f"{epoch.trained_samples} of {epoch.epoch_samples} samples"
                 out(f"epoch {epoch.epoch}: {of} (the script left its loop)\n")
+        last = detail.epochs[-1]
+        if last.train_loss is None and detail.spec.stated_sweep is None:
+            what = "no loss that is a finite number: nan, or no backward() was seen"
+            out(f"epoch {last.epoch}: {what}; `ones logs {job.job}` says which\n")
 
 
 def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
