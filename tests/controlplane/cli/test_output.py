@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from controlplane.cli import job_commands, main, output
 from controlplane.cli.common_options import Common
 from controlplane.cli.output import even, print_data, print_json, print_table, second
+from controlplane.client.stream_pages import OutputLine
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.messages.client import JobState
@@ -149,5 +150,33 @@ def test_output_of_a_job_that_waits_begins_with_the_reason(
     monkeypatch.setattr(HostileClient, "state", now)
 
     printed("logs J", monkeypatch, capsys)
+
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("logs J", "ones: J has printed nothing; `ones show J` says how it stands\n"),
+        (
+            "logs J --rank 7",
+            "ones: rank 7 of J has printed nothing; `ones show J` says how it stands\n",
+        ),
+        ("logs J --grep x", ""),
+    ],
+)
+def test_output_that_is_empty_is_said_to_be(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def now(*_: object) -> JobState:
+        return JobState(job=JobId("J"), state="running", reason="trains on 1 slot")
+
+    async def silent(*_: object, **__: object) -> AsyncIterator[list[OutputLine]]:
+        yield []
+
+    monkeypatch.setattr(HostileClient, "state", now)
+    monkeypatch.setattr(HostileClient, "output_pages", silent)
+
+    printed(command, monkeypatch, capsys)
 
     assert capsys.readouterr().err == said
