@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from controlplane.client.jobfile import load_job
 from controlplane.client.workdir_archive import PackedFile, survey
 
 NAMED: Final = 3  # of the largest files
+LIBRARY: Final = b"elastic"
 
 
 class Submission(NamedTuple):
@@ -59,6 +61,57 @@ def snapshot_line(one: Submission) -> str:
     line = f"{byte_count(one.size)} in {many} file{'s' * (many != 1)} of {one.spec.workdir}"
     largest = ", ".join(f"{name} {byte_count(size)}" for name, size in one.largest)
     return f"{line} ({'largest: ' * (many > 1)}{largest})" if largest else line
+
+
+def library_note(one: Submission) -> str:
+    """What to say of a script that does not use the library, nor does what it imports beside it.
+
+    Args:
+        one: ready to go.
+    """
+    spec, folder = one.spec, Path(one.spec.workdir)
+    if spec.stated_sweep is not None or one.stored:
+        return ""
+    travels = [folder / file.path for file in one.travels if file.path.endswith(".py")]
+    if _uses_library(folder / spec.script, travels):
+        return ""
+    return (
+        f"{spec.script} does not use elastic.ScalingAgent: on one slot it runs once, as it is, "
+        f"on several it fails; `ones init {spec.script}` says what to change"
+    )
+
+
+def _uses_library(script: Path, files: Sequence[Path]) -> bool:
+    """True if a script names the library, or one of `files` does that it may import."""
+    seen: set[Path] = set()
+    left = {script}
+    while left:
+        path = left.pop()
+        seen.add(path)
+        try:
+            source = path.read_bytes()
+            homes = {script.parent / part for part in _first_parts(ast.parse(source))}
+        except (OSError, SyntaxError, ValueError):  # said elsewhere
+            return True
+        if LIBRARY in source:
+            return True
+        left |= {
+            file
+            for file in files
+            if file not in seen and not homes.isdisjoint((file.with_suffix(""), *file.parents))
+        }
+    return False
+
+
+def _first_parts(tree: ast.Module) -> set[str]:
+    """The first parts of all modules that are imported; an empty one for a relative import."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("" if node.level else (node.module or "").partition(".")[0])
+    return names
 
 
 def on_screen(line: str, stream: TextIO) -> str:
