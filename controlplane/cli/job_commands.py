@@ -60,6 +60,9 @@ def resize(
     common: Common = COMMON,
 ) -> int:
     """Change the size of JOB while it trains; the policy leaves it alone until --auto."""
+    if auto and not (slots is None and batch is None and on is None):
+        what = "--auto gives the job back to the policy, which chooses its size"
+        raise BadFieldError(what, "leave out --slots, --batch and --on, or --auto", "auto")
     with BlockingClient(common.home) as client:
         if auto:
             detail = client.resume(job, auto=True)

@@ -12,6 +12,7 @@ from controlplane.cli.output import moment, print_table, second, span
 from controlplane.cli.promised_ends import promise_in_words
 from schemas.messages.client import Explanation, JobDetail, SearchInfo, Size
 
+NO_METRICS: Final = "none; agent.report(accuracy=...) in the script gives some"
 LAST_GROUPS: Final = 20
 LAST_EPOCHS: Final = 10
 
@@ -144,19 +145,20 @@ def _section(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def _facts(detail: JobDetail) -> dict[str, object]:
     job = detail.summary
+    no_metrics = NO_METRICS if detail.spec.stated_sweep is None else "none yet"
     return {
         "user": job.user,
         "submitted": moment(job.submitted_at),
         **_training(detail),
         "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
         "samples": detail.samples_done,
-        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or "none yet",
+        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or no_metrics,
         "waited": span(job.queued_s),
         "ran": span(job.running_s),
         **({"promised": promised} if (promised := promise_in_words(job)) else {}),
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
         "when lost": _when_lost(detail),
-        "exit code": "" if detail.exit_code is None else detail.exit_code,
+        **({} if detail.exit_code is None else {"exit code": detail.exit_code}),
     }
 
 

@@ -220,6 +220,7 @@ def timeline(
     if png_ is not None:
         pasts = pasts_from(events, window.end)
         png(allocations, slots, png_, TITLE, window=window, pasts=pasts)
+        _say_written(png_, common)
     return Exit.OK
 
 
@@ -237,7 +238,13 @@ def _losses(job: str, path: Path | None, common: Common) -> int:
         console.print(loss_terminal(curve, console.width))
     if path is not None:
         loss_png(curve, path)
+        _say_written(path, common)
     return Exit.OK
+
+
+def _say_written(path: Path, common: Common) -> None:
+    if common.output == "table":
+        sys.stderr.write(f"picture in {path}\n")
 
 
 def shown_window(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.init_script.advice import OWN_RATE, SUMMED
+from controlplane.cli.init_script.advice import OWN_RATE, SUMMED, refused
 from controlplane.cli.init_script.job_template import job_file, job_name
 from controlplane.cli.init_script.port_script import changed_lines, port
 from controlplane.cli.init_script.script_facts import look
@@ -305,6 +305,9 @@ def test_what_a_group_would_do_otherwise_is_named(before: str, after: str, line:
         ("    val_loss", "        if n % 4 == 0:\n            optimizer.step()\n    val_loss", [
             "line 9: not each batch is a step, which is refused: step in each, raise batch_size: shares above max_local_batch are taken in passes"]),
         ("        loss(", "        for g in optimizer.param_groups:\n            g['lr'] = rate(step)\n        loss(", [f"line 9: {OWN_RATE}"]),
+        ("model = Net()", "from .parts import Net\nmodel = Net()", [
+            "line 3: a relative import, but a job's script is run as a file of no package: write `from parts import Net`, with the module beside the script"]),
+        ("in loader", "in zip(loader, other)", []),
         ("        loss(", "        warm_up(step)\n        loss(", [f"line 13: {OWN_RATE}"]),
         ("    val_loss", "    optimizer.param_groups[0]['lr'] = rate(epoch)\n    val_loss", []),
     ],
@@ -638,3 +641,20 @@ def test_the_rate_that_load_is_given_is_the_scripts() -> None:
     )
 
     assert (found.batch_size, found.lr, found.epochs) == (8, 0.25, 3)
+
+
+def test_two_loaders_that_are_read_side_by_side_are_named() -> None:
+    text = (
+        "a = DataLoader(one, batch_size=8)\n"
+        "b = DataLoader(other, batch_size=8)\n"
+        "for epoch in range(3):\n"
+        "    for x, y in tqdm(zip(a, b)):\n"
+        "        loss(model(x), y).backward()\n"
+    )
+
+    assert refused(look(Source(text))) == [
+        (
+            "line 4: two loaders are read side by side, and agent.load() deals out one: "
+            "give it one dataset whose samples have both parts"
+        )
+    ]

@@ -40,6 +40,24 @@ def test_a_last_epoch_without_a_finite_loss_is_named(capsys: pytest.CaptureFixtu
     )
 
 
+def test_a_job_without_metrics_says_where_they_come_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
+    bare = msgspec.structs.replace(
+        detail,
+        spec=msgspec.structs.replace(detail.spec, sweep=None),
+        summary=msgspec.structs.replace(detail.summary, metrics={}),
+        exit_code=None,
+    )
+
+    print_job(bare)
+
+    said = capsys.readouterr().out
+    assert "  metrics    none; agent.report(accuracy=...) in the script gives some\n" in said
+    assert "exit code" not in said
+
+
 def test_history_is_folded_to_the_width_of_a_terminal_and_loses_no_word() -> None:
     detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
     at_noon = msgspec.structs.replace(
