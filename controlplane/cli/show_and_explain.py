@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Final
 
 from controlplane.cli.output import moment, print_table, second, span
 from controlplane.cli.promised_ends import promise_in_words
+from controlplane.cli.terminal import width_of
 from schemas.messages.client import Explanation, JobDetail, SearchInfo, Size
 
 NO_METRICS: Final = "none; agent.report(accuracy=...) in the script gives some"
@@ -26,9 +26,7 @@ def print_job(detail: JobDetail) -> None:
     for note in detail.notes:
         out(f"  {'note':10s} {note}\n")
     out("\nhistory\n")
-    for line in history_lines(
-        detail, shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    ):
+    for line in history_lines(detail, width_of(sys.stdout)):
         out(f"{line}\n")
     if len(detail.promises) > 1:
         _section(["said", "done by"], [(second(p.time), second(p.end)) for p in detail.promises])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
 from controlplane.cli.job_lines import cut
 from controlplane.cli.output import byte_count
+from controlplane.cli.terminal import width_of
 from controlplane.client import JobSpec
 from controlplane.client.jobfile import load_job
 from controlplane.client.workdir_archive import PackedFile, survey
@@ -121,4 +121,5 @@ def on_screen(line: str, stream: TextIO) -> str:
         line: of any length.
         stream: where it is printed.
     """
-    return cut(line, shutil.get_terminal_size().columns) if stream.isatty() else line
+    width = width_of(stream)
+    return line if width is None else cut(line, width)

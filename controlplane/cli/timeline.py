@@ -20,7 +20,7 @@ from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut
 from controlplane.cli.output import print_data, seconds_of
-from controlplane.cli.terminal import terminal_console
+from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.cli.timeline_allocations import (
     Allocation,
     Window,
@@ -275,4 +275,4 @@ def _print(allocations: Sequence[Allocation], slots: Sequence[SlotId], window: W
 
 
 def _console() -> Console:
-    return terminal_console(None if sys.stdout.isatty() else PLAIN_WIDTH)
+    return terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
