@@ -61,7 +61,7 @@ def find_home(folder: Path | str | None = None) -> Home:
     chosen = home_folder(folder)
     path = chosen / FILE
     if not path.is_file():
-        hint = "set ONES_HOME or --home, or start one there with `ones local up`"
+        hint = f"set ONES_HOME or --home, or start one with `ones local up --dir {chosen}`"
         raise SettingsError(f"no cluster in {chosen}", hint, "ONES_HOME")
     loaded = toml_settings.load(_ClientFile, path)
     return Home(chosen, loaded.endpoint, chosen / loaded.server_key, chosen / loaded.key)

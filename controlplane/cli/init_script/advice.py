@@ -141,10 +141,11 @@ def _side_by_side(facts: Facts) -> Iterator[Line]:
     tree = facts.source.tree
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
     loaders = {assigned(n) for n in statements if last_name(value_of(n)) == "DataLoader"}
-    for node in (n for loop in _batch_loops(facts) for n in ast.walk(loop.iter)):
-        if called(node) == "zip" and len(loads(node) & loaders) > 1:
+    for loop in _batch_loops(facts):
+        zips = [node for node in ast.walk(loop.iter) if called(node) == "zip"]
+        if any(len(loads(node) & loaders) > 1 for node in zips):
             what = "two loaders are read side by side, and agent.load() deals out one"
-            yield node.lineno, f"{what}: give it one dataset whose samples have both parts"
+            yield loop.lineno, f"{what}: give it one dataset whose samples have both parts"
 
 
 # --- what the library cannot train exactly
