@@ -82,6 +82,7 @@ class ScalingAgent(ScriptQuestions):
         training = training_of(assignment)
         membership = Membership.begin(assignment, slot_device())
         self._voice = WorkerVoice(assignment, lambda: self.rank == 0)
+        self._doubt = ""  # what was said of the loss of the epoch before
         report = self._voice.report
         self._epochs = EpochReports(training, report)
         granted = assignment is None or assignment.granted
@@ -428,6 +429,10 @@ class ScalingAgent(ScriptQuestions):
             self._voice.say(left)
         numbers = metric_values(metrics)
         loss = numbers.pop("loss", training.losses.take())
+        doubt = training.loss_doubt(loss) if training.position.cursor else ""
+        if doubt and doubt != self._doubt:  # once, and not in each epoch again
+            self._voice.say(f"epoch {training.position.epoch}: {doubt}")
+        self._doubt = doubt
         summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))
         training.epoch_open = False
         version = self._membership.version

@@ -18,6 +18,7 @@ from controlplane.service.controller_settings import ControllerSettings
 from nodeagent import settings_check as of_agent
 from nodeagent.agent_settings import AgentSettings
 from schemas.errors import SettingsError
+from schemas.jobs import JobSpec
 from schemas.toml_settings import read_toml
 
 ARTICLES: Final = {"controller": "a", "agent": "an"}
@@ -59,4 +60,9 @@ def _kind_of(path: Path) -> str:
         fields = {field.name for field in msgspec.structs.fields(CHECKS[kind][0])}
         return len(fields & table.keys())
 
-    return max(CHECKS, key=known)
+    stated = len({field.name for field in msgspec.structs.fields(JobSpec)} & table.keys())
+    best = max(CHECKS, key=known)
+    if stated > known(best):
+        remedy = f"`ones submit {path} --dry-run` checks it"
+        raise SettingsError(f"{path} is a job file, not a daemon's settings", remedy, "file")
+    return best

@@ -11,7 +11,7 @@ import msgspec
 from controlplane.cli.common_options import Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import plain, print_json, print_line
-from controlplane.cli.submission import Submission, on_screen, snapshot_line
+from controlplane.cli.submission import Submission, library_note, on_screen, snapshot_line
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.sweeps.sweep import in_words
 from schemas.errors import BadFieldError, OnesError, SettingsError
@@ -42,7 +42,7 @@ def say_dry(ready: Sequence[Submission], common: Common) -> int:
                 sys.stdout.write(f"  {name:15s} {value}\n")
             line = f"  {'snapshot':15s} {snapshot_line(one)}"
             sys.stdout.write(f"{on_screen(line, sys.stdout)}\n")
-            for note in row["notes"] or ():
+            for note in filter(None, (library_note(one), *(row["notes"] or ()))):
                 sys.stdout.write(f"  {'note':15s} {note}\n")
     if why_not and common.output == "table":
         sys.stderr.write(f"no controller was asked: {why_not}\n")

@@ -39,13 +39,13 @@ def fetch(
     """Fetch what JOB made: files that are not in its snapshot, its checkpoints, and model.pt."""
     with BlockingClient(common.home) as client:
         if list_:
-            return _say_list(client.files(job, pattern), common)
+            return _say_list(job, client.files(job, pattern), common, pattern)
         folder, most = to or Path(job), int(most_gb * 1e9)
         with progress(f"fetching {job}") as on_bytes:
             done = client.fetch(job, folder, pattern, most_bytes=most, on_bytes=on_bytes)
         if matches(MODEL, pattern):
             done = _with_model(client, job, folder, python, done)
-    _say_fetched(job, folder, done, common)
+    _say_fetched(job, folder, done, common, pattern)
     if done.missing:
         return Exit.UNREACHABLE
     return Exit.OK if done.files else Exit.NOT_FOUND
@@ -121,7 +121,13 @@ def _as_fetched(path: Path) -> Fetched:
 # --- what is said
 
 
-def _say_list(there: JobFiles, common: Common) -> int:
+def _nothing(job: str, pattern: str) -> str:
+    if pattern == "*":
+        return f"ones: {job} made no file that is not in its snapshot, and has no checkpoint\n"
+    return f"ones: no file of {job} matches {pattern!r}; `ones fetch {job} --list` names them\n"
+
+
+def _say_list(job: str, there: JobFiles, common: Common, pattern: str = "*") -> int:
     rows: list[dict[str, Any]] = [{"path": file.name, "bytes": file.size} for file in there.files]
     if common.output == "json":
         refused, missing = list(there.refused), list(there.missing)
@@ -134,10 +140,12 @@ def _say_list(there: JobFiles, common: Common) -> int:
             size = "" if common.output == "quiet" else f"{byte_count(row['bytes']):>8}  "
             sys.stdout.write(f"{size}{row['path']}\n")
     _warn((*there.refused, *there.missing), common)
+    if not rows and not there.missing and common.output == "table":
+        sys.stderr.write(_nothing(job, pattern))
     return Exit.UNREACHABLE if there.missing else Exit.OK
 
 
-def _say_fetched(job: str, folder: Path, done: Fetch, common: Common) -> None:
+def _say_fetched(job: str, folder: Path, done: Fetch, common: Common, pattern: str = "*") -> None:
     rows = [{"path": str(f.path), "bytes": f.size, "sha256": f.sha256} for f in done.files]
     if common.output == "json":
         more = {"refused": list(done.refused), "missing": list(done.missing)}
@@ -152,7 +160,10 @@ def _say_fetched(job: str, folder: Path, done: Fetch, common: Common) -> None:
             sys.stdout.write(f"{byte_count(f.size):>8}  {f.path.relative_to(folder)}\n")
         total = byte_count(sum(f.size for f in done.files))
         many = f"{len(done.files)} file{'s' * (len(done.files) != 1)}"
-        sys.stdout.write(f"{many}, {total}, in {folder}\n" if done.files else "there is nothing\n")
+        if done.files:
+            sys.stdout.write(f"{many}, {total}, in {folder}\n")
+        elif not done.missing:
+            sys.stderr.write(_nothing(job, pattern))
     _warn((*done.refused, *done.missing), common)
 
 

@@ -60,26 +60,29 @@ def resize(
     common: Common = COMMON,
 ) -> int:
     """Change the size of JOB while it trains; the policy leaves it alone until --auto."""
+    if auto and not (slots is None and batch is None and on is None):
+        what = "--auto gives the job back to the policy, which chooses its size"
+        raise BadFieldError(what, "leave out --slots, --batch and --on, or --auto", "auto")
     with BlockingClient(common.home) as client:
         if auto:
             detail = client.resume(job, auto=True)
         else:
             detail = client.resize(job, slots, batch, on or ())
-    return _moved(detail, common)
+        return _moved(client, detail, common)
 
 
 def pause(job: JobName, *, common: Common = COMMON) -> int:
     """Take the slots of JOB away; it goes on from the same step when it is resumed."""
     with BlockingClient(common.home) as client:
         detail = client.pause(job)
-    return _moved(detail, common)
+        return _moved(client, detail, common)
 
 
 def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
     """End a pause of JOB; with --auto, give it back to the policy."""
     with BlockingClient(common.home) as client:
         detail = client.resume(job, auto=auto)
-    return _moved(detail, common)
+        return _moved(client, detail, common)
 
 
 def samples(job: JobName, *, common: Common = COMMON) -> int:
@@ -157,11 +160,14 @@ def say_if_absent(client: BlockingClient) -> None:
         sys.stderr.write(f"ones: {error}; trying for a minute\n")
 
 
-def _moved(detail: JobDetail, common: Common) -> int:
+def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
     job = detail.summary
     if common.output in {"json", "jsonl"}:
         row = {"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots}
         print_data(row, common.output)
     elif common.output == "table":
         sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
+        last = client.explain(job.job).decisions[-1:] if job.state == "rescaling" else ()
+        if last and last[0].outcome == "ordered":  # what was said above is from before
+            sys.stdout.write(f"{job.job}: {last[0].why}; it begins when that is done\n")
     return Exit.OK

@@ -17,7 +17,7 @@ from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut, job_lines
 from controlplane.cli.output import COLOURS, print_data
-from controlplane.cli.terminal import drawn
+from controlplane.cli.terminal import drawn, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, UnavailableError, UnreachableError
 from schemas.messages.client import Jobs
@@ -91,17 +91,6 @@ def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> li
         coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     head, rows = job_lines(found.jobs, width, _coloured if coloured else str)
     return [head, "─" * (len(head) if width is None else width), *rows]
-
-
-def width_of(out: TextIO) -> int | None:
-    """Columns of a terminal, or what COLUMNS says of another reader; None: it says nothing.
-
-    Args:
-        out: where is printed.
-    """
-    if out.isatty() or os.environ.get("COLUMNS", "").isdecimal():
-        return shutil.get_terminal_size().columns
-    return None
 
 
 def none_found(choice: Choice) -> str:

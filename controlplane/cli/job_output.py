@@ -61,7 +61,8 @@ def logs(
         if follow:
             say_if_absent(client)
         now = client.state(job)
-        if now.state in WAITING:
+        waits = now.state in WAITING
+        if waits:
             sys.stderr.write(f"ones: {job} is {now.state} and waits: {now.reason}\n")
         pages = client.output_pages(
             job,
@@ -73,6 +74,10 @@ def logs(
             unfinished=follow and common.output == "table" and not grep,
             raw=raw,
         )
+        if not (waits or grep or since or tail == 0):
+            whose = job if rank is None else f"rank {rank} of {job}"
+            silent = f"{whose} has printed nothing; `ones show {job}` says how it stands"
+            pages = told_if_empty(pages, silent)
         if common.output in {"json", "jsonl"}:
             print_data(
                 (
@@ -136,6 +141,21 @@ def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
                 bars[line.rank] = line.text
                 out.write(f"{line.text}\n")
         out.flush()
+
+
+def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
+    """The same pages, with a line on stderr behind them if no line came.
+
+    Args:
+        pages: of output.
+        silent: what is said.
+    """
+    came = False
+    for page in pages:
+        came = came or bool(page)
+        yield page
+    if not came:
+        sys.stderr.write(f"ones: {silent}\n")
 
 
 def timed(page: Sequence[OutputLine]) -> list[OutputLine]:

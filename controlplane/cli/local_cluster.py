@@ -24,6 +24,7 @@ from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_data
 from controlplane.client import BlockingClient, find_home
+from controlplane.client.cluster_home import home_folder
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.file_lock import pid_of
@@ -33,6 +34,7 @@ from schemas.toml_settings import read_toml
 
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
+DIR_HELP: Final = "folder of the cluster; default: $ONES_HOME, else ~/.ones"
 DEFAULT_POLICY: Final = "ones"
 ROOM_BYTES: Final = 128 << 20  # an agent takes no work with half of that
 NO_ROOM: Final = "free space there, or choose another --dir"
@@ -88,7 +90,7 @@ class _Part:
 
 def up(
     *,
-    dir_: Annotated[Path, Parameter(name="--dir", help="folder of the cluster")],
+    dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     slots: Annotated[
         int | None, Parameter(help="CPU slots of each agent; default: its GPUs, else 4")
     ] = None,
@@ -101,7 +103,7 @@ def up(
     for name, count in (("slots", slots), ("agents", agents)):
         if count is not None and count < 1:
             raise SettingsError(f"{name}: {count} is below 1", "give 1 or more", name)
-    home = dir_.expanduser().resolve()
+    home = home_folder(dir_ or common.home).resolve()
     try:
         pids = _bring_up(home, slots, agents, policy)
     except OSError as error:
@@ -173,11 +175,11 @@ def _remedy(error: OSError, home: Path) -> str:
 
 def down(
     *,
-    dir_: Annotated[Path, Parameter(name="--dir", help="folder of the cluster")],
+    dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
     """Stop the cluster in a folder with its workers; jobs resume when it is up again."""
-    home = dir_.expanduser().resolve()
+    home = home_folder(dir_ or common.home).resolve()
     if not (home / "controller.toml").exists():
         raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
     with _lock(home):

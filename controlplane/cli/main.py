@@ -8,9 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 
 from controlplane.cli import (
     fetch,
@@ -40,6 +48,15 @@ KEY = "Who may connect, and what they may do; for admins."
 SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies before you use them."
 ADMIN = "The controller's journal: copies, checks, and what is in it."
+
+ELSEWHERE: Final = {  # words of other schedulers and tools, and the command that is meant here
+    "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
+    "info": "show", "jobs": "ps", "kill": "cancel", "list": "ps", "ls": "ps",
+    "nodes": "node list", "queue": "ps", "rm": "cancel", "run": "submit", "sbatch": "submit",
+    "scale": "resize", "scancel": "cancel", "sinfo": "node list", "squeue": "ps",
+    "start": "submit", "status": "ps", "stop": "cancel", "suspend": "pause", "up": "local up",
+    "version": "--version", "watch": "top",
+}  # fmt: skip
 
 
 class UsageError(OnesError):
@@ -126,7 +143,7 @@ def main() -> None:
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        print_error(UsageError(" ".join(str(error).split()), "see `ones --help`"), output)
+        print_error(in_our_words(error), output)
         sys.exit(Exit.USAGE)
     except OnesError as error:
         if isinstance(error, UnknownJobError):
@@ -143,6 +160,37 @@ def main() -> None:
     except KeyboardInterrupt:
         os._exit(130)
     sys.exit(code or Exit.OK)
+
+
+def in_our_words(error: CycloptsError) -> UsageError:
+    """Return what is wrong with a command line, and the help of the command that is meant.
+
+    Args:
+        error: of the parser.
+    """
+    words = error.unused_tokens or [""]
+    command = " ".join(("ones", *(error.command_chain or ())))
+    hint = f"see `{command} --help`"
+    if isinstance(error, UnknownCommandError) and not error.command_chain:
+        if words[0].startswith("-"):
+            hint = f"options follow the command, as in `ones ps {words[0]} ...`"
+            return UsageError(f"{words[0]} comes before a command", hint)
+        if meant := ELSEWHERE.get(words[0]):
+            return UsageError(f"there is no command {words[0]!r}", f"did you mean `ones {meant}`?")
+    if isinstance(error, UnusedCliTokensError):
+        return UsageError(f"`{command}` does not take {' '.join(map(repr, words))}", hint)
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        argument = error.argument
+        if any(name in words for name in argument.names):
+            return UsageError(f"{argument.name} needs a value", hint)
+        positional = argument.index is not None
+        name = argument.name.lstrip("-").upper() if positional else argument.name
+        return UsageError(f"`{command}` needs {name}", hint)
+    text = " ".join(str(error).split()).partition(" Available commands")[0]  # the help has them
+    what, _, guess = text.partition(" Did you mean ")
+    if guess:
+        return UsageError(what.removesuffix("."), f"did you mean {guess} {hint}")
+    return UsageError(what.removesuffix("."), hint)
 
 
 def _asked(arguments: list[str], *names: str) -> str | None:

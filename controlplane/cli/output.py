@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from controlplane.cli.terminal import terminal_console
+from controlplane.cli.terminal import terminal_console, width_of
 from schemas.errors import BadFieldError, OnesError
 from schemas.ids import LAST
 
@@ -111,14 +111,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    wide = None if sys.stdout.isatty() else WIDE
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         right = column in NUMBERS
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell), style=STYLES.get(str(cell), "")) for cell in row))
-    terminal_console(wide).print(table)
+    terminal_console(width_of(sys.stdout) or WIDE).print(table)
 
 
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -133,7 +132,7 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     ]
     whole = "\n".join([text[0], "─" * wide, *text[1:], ""])
     usual = all(line.isascii() and line.isprintable() for line in text)
-    return whole if usual and wide <= WIDE else ""
+    return whole if usual and wide <= (width_of(sys.stdout) or WIDE) else ""
 
 
 WIDE: Final = 200  # columns, where nobody says how many there are

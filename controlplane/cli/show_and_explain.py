@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -10,8 +9,10 @@ from typing import Final
 
 from controlplane.cli.output import moment, print_table, second, span
 from controlplane.cli.promised_ends import promise_in_words
+from controlplane.cli.terminal import width_of
 from schemas.messages.client import Explanation, JobDetail, SearchInfo, Size
 
+NO_METRICS: Final = "none; agent.report(accuracy=...) in the script gives some"
 LAST_GROUPS: Final = 20
 LAST_EPOCHS: Final = 10
 
@@ -25,9 +26,7 @@ def print_job(detail: JobDetail) -> None:
     for note in detail.notes:
         out(f"  {'note':10s} {note}\n")
     out("\nhistory\n")
-    for line in history_lines(
-        detail, shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    ):
+    for line in history_lines(detail, width_of(sys.stdout)):
         out(f"{line}\n")
     if len(detail.promises) > 1:
         _section(["said", "done by"], [(second(p.time), second(p.end)) for p in detail.promises])
@@ -42,6 +41,10 @@ def print_job(detail: JobDetail) -> None:
             if epoch.left_early:
                 of = f"{epoch.trained_samples} of {epoch.epoch_samples} samples"
                 out(f"epoch {epoch.epoch}: {of} (the script left its loop)\n")
+        last = detail.epochs[-1]
+        if last.train_loss is None and detail.spec.stated_sweep is None:
+            what = "no loss that is a finite number: nan, or no backward() was seen"
+            out(f"epoch {last.epoch}: {what}; `ones logs {job.job}` says which\n")
 
 
 def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
@@ -140,19 +143,20 @@ def _section(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def _facts(detail: JobDetail) -> dict[str, object]:
     job = detail.summary
+    no_metrics = NO_METRICS if detail.spec.stated_sweep is None else "none yet"
     return {
         "user": job.user,
         "submitted": moment(job.submitted_at),
         **_training(detail),
         "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
         "samples": detail.samples_done,
-        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or "none yet",
+        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or no_metrics,
         "waited": span(job.queued_s),
         "ran": span(job.running_s),
         **({"promised": promised} if (promised := promise_in_words(job)) else {}),
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
         "when lost": _when_lost(detail),
-        "exit code": "" if detail.exit_code is None else detail.exit_code,
+        **({} if detail.exit_code is None else {"exit code": detail.exit_code}),
     }
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
+import ast
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
 from controlplane.cli.job_lines import cut
 from controlplane.cli.output import byte_count
+from controlplane.cli.terminal import width_of
 from controlplane.client import JobSpec
 from controlplane.client.jobfile import load_job
 from controlplane.client.workdir_archive import PackedFile, survey
 
 NAMED: Final = 3  # of the largest files
+LIBRARY: Final = b"elastic"
 
 
 class Submission(NamedTuple):
@@ -61,6 +63,57 @@ def snapshot_line(one: Submission) -> str:
     return f"{line} ({'largest: ' * (many > 1)}{largest})" if largest else line
 
 
+def library_note(one: Submission) -> str:
+    """What to say of a script that does not use the library, nor does what it imports beside it.
+
+    Args:
+        one: ready to go.
+    """
+    spec, folder = one.spec, Path(one.spec.workdir)
+    if spec.stated_sweep is not None or one.stored:
+        return ""
+    travels = [folder / file.path for file in one.travels if file.path.endswith(".py")]
+    if _uses_library(folder / spec.script, travels):
+        return ""
+    return (
+        f"{spec.script} does not use elastic.ScalingAgent: on one slot it runs once, as it is, "
+        f"on several it fails; `ones init {spec.script}` says what to change"
+    )
+
+
+def _uses_library(script: Path, files: Sequence[Path]) -> bool:
+    """True if a script names the library, or one of `files` does that it may import."""
+    seen: set[Path] = set()
+    left = {script}
+    while left:
+        path = left.pop()
+        seen.add(path)
+        try:
+            source = path.read_bytes()
+            homes = {script.parent / part for part in _first_parts(ast.parse(source))}
+        except (OSError, SyntaxError, ValueError):  # said elsewhere
+            return True
+        if LIBRARY in source:
+            return True
+        left |= {
+            file
+            for file in files
+            if file not in seen and not homes.isdisjoint((file.with_suffix(""), *file.parents))
+        }
+    return False
+
+
+def _first_parts(tree: ast.Module) -> set[str]:
+    """The first parts of all modules that are imported; an empty one for a relative import."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("" if node.level else (node.module or "").partition(".")[0])
+    return names
+
+
 def on_screen(line: str, stream: TextIO) -> str:
     """A line, cut to the width of a terminal.
 
@@ -68,4 +121,5 @@ def on_screen(line: str, stream: TextIO) -> str:
         line: of any length.
         stream: where it is printed.
     """
-    return cut(line, shutil.get_terminal_size().columns) if stream.isatty() else line
+    width = width_of(stream)
+    return line if width is None else cut(line, width)

@@ -22,8 +22,15 @@ from controlplane.cli.output import (
     print_json,
     print_line,
 )
-from controlplane.cli.submission import Submission, on_screen, prepared, snapshot_line
+from controlplane.cli.submission import (
+    Submission,
+    library_note,
+    on_screen,
+    prepared,
+    snapshot_line,
+)
 from controlplane.cli.terminal import terminal_console
+from controlplane.cli.wait_and_cancel import said_to_go_on
 from controlplane.client import BlockingClient
 from controlplane.client.workdir_archive import IGNORE_FILE
 from schemas.errors import BadFieldError, OnesError, UnreachableError
@@ -136,7 +143,7 @@ def _sent(client: BlockingClient, one: Submission, key: str | None, common: Comm
         sys.stdout.write(f"{accepted.job}\n")
         sys.stdout.flush()
     if common.output == "table":
-        for note in accepted.notes:
+        for note in filter(None, (library_note(one), *accepted.notes)):
             sys.stderr.write(f"{accepted.job}: {note}\n")
     return accepted
 
@@ -146,8 +153,11 @@ def _waited(
 ) -> int:
     code: int = Exit.OK
     for one in accepted:
-        detail = client.wait(one.job)
+        with said_to_go_on([job.job for job in accepted[accepted.index(one) :]]):
+            detail = client.wait(one.job)
         if detail.summary.state == "succeeded":
+            if common.output == "table":
+                sys.stderr.write(f"{one.job} succeeded: {detail.summary.reason}\n")
             continue
         code = Exit.JOB_FAILED
         if common.output == "quiet":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
@@ -124,6 +126,17 @@ def harmless_stream(stream: TextIO) -> TextIO:
     if isinstance(behind, io.TextIOWrapper):
         behind.reconfigure(errors="ones-like")
     return cast("TextIO", HarmlessStream(behind))
+
+
+def width_of(out: TextIO) -> int | None:
+    """Columns of a terminal, or what COLUMNS says of another reader; None: it says nothing.
+
+    Args:
+        out: where is printed.
+    """
+    if out.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def terminal_console(width: int | None = None, *, on_stderr: bool = False) -> Console:

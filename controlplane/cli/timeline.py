@@ -20,7 +20,7 @@ from controlplane.cli.common_options import COMMON, Common, JobName
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut
 from controlplane.cli.output import print_data, seconds_of
-from controlplane.cli.terminal import terminal_console
+from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.cli.timeline_allocations import (
     Allocation,
     Window,
@@ -220,6 +220,7 @@ def timeline(
     if png_ is not None:
         pasts = pasts_from(events, window.end)
         png(allocations, slots, png_, TITLE, window=window, pasts=pasts)
+        _say_written(png_, common)
     return Exit.OK
 
 
@@ -237,7 +238,13 @@ def _losses(job: str, path: Path | None, common: Common) -> int:
         console.print(loss_terminal(curve, console.width))
     if path is not None:
         loss_png(curve, path)
+        _say_written(path, common)
     return Exit.OK
+
+
+def _say_written(path: Path, common: Common) -> None:
+    if common.output == "table":
+        sys.stderr.write(f"picture in {path}\n")
 
 
 def shown_window(
@@ -268,4 +275,4 @@ def _print(allocations: Sequence[Allocation], slots: Sequence[SlotId], window: W
 
 
 def _console() -> Console:
-    return terminal_console(None if sys.stdout.isatty() else PLAIN_WIDTH)
+    return terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)

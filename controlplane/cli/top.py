@@ -16,7 +16,7 @@ from rich.text import Text
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import STYLES, print_data
-from controlplane.cli.terminal import terminal_console
+from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.cli.timeline_allocations import job_colour
 from controlplane.cli.top_table import FREE, job_table
 from controlplane.client import BlockingClient
@@ -112,8 +112,7 @@ def top(
             elif live:
                 follow(StatusReader(client, ended=all_), terminal_console(), time.sleep)
             else:
-                wide = None if sys.stdout.isatty() else PLAIN_WIDTH
-                console = terminal_console(wide)
+                console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
                 status = StatusReader(client, ended=all_).read()
                 console.print(dashboard(status, console.width))
     except KeyboardInterrupt:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -43,9 +44,26 @@ def wait(
             row = _row(name, found.state, found.reason)
             return row, f"{name} {found.state}: {found.reason}"
 
-        refused = _for_each((job, *more), end_of, common)
+        with said_to_go_on((job, *more)):
+            refused = _for_each((job, *more), end_of, common)
     failed = any(state != "succeeded" for state in states)
     return refused or (Exit.JOB_FAILED if failed else Exit.OK)
+
+
+@contextlib.contextmanager
+def said_to_go_on(jobs: Sequence[str]) -> Iterator[None]:
+    """Say at Ctrl-C that it ends the waiting, and no job.
+
+    Args:
+        jobs: that are waited for.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        goes, name = ("goes", jobs[0]) if len(jobs) == 1 else ("go", "JOB")
+        sys.stderr.write(f"\nones: {', '.join(jobs)} {goes} on; `ones cancel {name}` ends it\n")
+        sys.stderr.flush()
+        raise
 
 
 def cancel(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:

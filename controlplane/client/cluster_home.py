@@ -44,6 +44,11 @@ class Home:
         return "is the controller up, and its port open from here?"
 
 
+def home_folder(folder: Path | str | None = None) -> Path:
+    """Return `folder`, else $ONES_HOME, else ~/.ones, whether or not a cluster is there."""
+    return Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
+
+
 def find_home(folder: Path | str | None = None) -> Home:
     """The cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
 
@@ -53,10 +58,10 @@ def find_home(folder: Path | str | None = None) -> Home:
     Raises:
         SettingsError: if there is none.
     """
-    chosen = Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
+    chosen = home_folder(folder)
     path = chosen / FILE
     if not path.is_file():
-        hint = "set ONES_HOME or --home, or start one with `ones local up --dir DIR`"
+        hint = f"set ONES_HOME or --home, or start one with `ones local up --dir {chosen}`"
         raise SettingsError(f"no cluster in {chosen}", hint, "ONES_HOME")
     loaded = toml_settings.load(_ClientFile, path)
     return Home(chosen, loaded.endpoint, chosen / loaded.server_key, chosen / loaded.key)

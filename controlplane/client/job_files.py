@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from controlplane.client.stream_pages import StreamPages
+from controlplane.client.workdir_archive import FETCHED
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.ids import JobId, NodeId, node_of
 from schemas.messages.client import JobDetail
@@ -204,6 +205,7 @@ class FileTransfers(StreamPages):
 
         Raises:
             TooLargeError: if the files are larger than that; nothing was fetched.
+            BadFieldError: if `to` cannot be made.
             UnknownJobError: if there is no such job.
             DeniedError: if it is somebody else's.
         """
@@ -212,6 +214,8 @@ class FileTransfers(StreamPages):
         if total > most_bytes:
             what = f"{len(there.files)} files of {total} bytes, the bound is {most_bytes}"
             raise TooLargeError(what, "name fewer with a pattern, or raise the bound", "most")
+        if there.files:
+            _make(to, job)
         came = 0
 
         def count(size: int) -> None:
@@ -250,6 +254,17 @@ class FileTransfers(StreamPages):
 
     async def _ask_node(self, request: ListFiles | ReadFile, kind: type[R]) -> R:
         return await self._bulk_call(request, kind, ASK_S)
+
+
+def _make(to: Path, job: str) -> None:
+    """Make a folder for results; a new one is marked, so that it travels with no later job."""
+    fresh = not to.exists()
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            (to / FETCHED).write_text(f"{job}\n", encoding="utf-8")
+    except OSError as error:
+        raise BadFieldError(f"{to}: {error.strerror}", "choose another --to", "to") from None
 
 
 def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:

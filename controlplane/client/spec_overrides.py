@@ -49,7 +49,8 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
                 f"--set {key}: a job has no such field", nearest(field, FIELDS), key
             )
         if not dot:
-            changed[field] = text if field in TEXTS else toml_value(text)
+            value = toml_value(text)
+            changed[field] = text if field in TEXTS and not isinstance(value, str) else value
         elif field == "args":
             changed["args"] = with_option(_args_of(changed), entry, text)
         elif field in {"env", "stop", "utility"}:

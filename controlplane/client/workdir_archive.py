@@ -21,6 +21,7 @@ MAX_BYTES: Final = 512 << 20  # of the archive
 BOUNDS: Final = USUAL  # a cluster may have others, and says so
 NAMED: Final = 3  # of the largest files and folders
 IGNORE_FILE: Final = ".onesignore"
+FETCHED: Final = ".ones-fetched"  # in a folder that `fetch` made
 IGNORED: Final = (
     ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
     ".ipynb_checkpoints", "*.egg-info", "*.key_secret",
@@ -30,8 +31,9 @@ IGNORED: Final = (
 def pack(folder: Path) -> bytes:
     """A gzipped tar of `folder`, without what never belongs into a job.
 
-    Left out: version control, caches, virtual environments, cluster folders with their keys, and
-    what the patterns of `.onesignore` match (one a line, against name or relative path).
+    Left out: version control, caches, virtual environments, folders that `fetch` made, cluster
+    folders with their keys, and what the patterns of `.onesignore` match (one a line, against name
+    or relative path).
 
     Args:
         folder: the working directory; links to files in it are followed, links to folders and to
@@ -170,8 +172,8 @@ def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _foreign(folder: Path) -> bool:
-    """Virtual environments, and cluster folders, whose keys must not travel."""
-    marks = ("pyvenv.cfg", "controller.toml", "client.toml")
+    """Virtual environments, fetched results, and cluster folders, whose keys must not travel."""
+    marks = ("pyvenv.cfg", FETCHED, "controller.toml", "client.toml")
     return any((folder / mark).exists() for mark in marks)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.ids import JobId
+from schemas.ids import JobId, Seconds
 from schemas.messages.agent import StepsReported
 
 
@@ -11,16 +11,24 @@ class TelemetryTable:
 
     def __init__(self) -> None:
         self._latest: dict[JobId, StepsReported] = {}
+        self._stepped: dict[JobId, Seconds] = {}  # when a report first had its latest step
 
-    def take(self, steps: StepsReported) -> None:
+    def take(self, steps: StepsReported, now: Seconds) -> None:
         """Remember a report; a late one of an older group tells nothing.
 
         Args:
             steps: the report, of a job that has not ended; it replaces the one before of its job.
+            now: seconds since the epoch.
         """
         known = self.of(steps.job)
         if known is None or steps.group >= known.group:
             self._latest[steps.job] = steps
+            if known is None or (steps.group, steps.step) != (known.group, known.step):
+                self._stepped[steps.job] = now
+
+    def stands_s(self, job: JobId, now: Seconds) -> float:
+        """Return for how many seconds `job` has made no step; 0 if nothing was reported of it."""
+        return now - self._stepped.get(job, now)
 
     def of(self, job: JobId) -> StepsReported | None:
         """The latest report of `job`.
@@ -37,3 +45,4 @@ class TelemetryTable:
             job: may have no report.
         """
         self._latest.pop(job, None)
+        self._stepped.pop(job, None)

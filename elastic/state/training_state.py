@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -137,6 +138,24 @@ class TrainingState:
             return ""
         of = f"{position.cursor} of {self.stream.size} samples"
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
+
+    def loss_doubt(self, loss: float | None) -> str:
+        """What to say of a running epoch's loss that shows no training; nothing of any other.
+
+        Args:
+            loss: mean over the epoch; None: none was seen.
+        """
+        if loss is None:
+            return (
+                "no backward() of a loss, one number, was seen: a loop without one trains nothing; "
+                "report(loss=...) tells a loss that it cannot see"
+            )
+        if math.isfinite(loss):
+            return ""
+        return (
+            f"the training loss is {loss:g}: lower lr, clip gradients, or look for such values in "
+            "the data"
+        )
 
     @property
     def schedule_batch(self) -> int:

@@ -550,3 +550,28 @@ def test_what_a_cluster_refuses_is_an_error_on_one() -> None:
         all_that_groups_refuse(managed)
 
     managed._reducer.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "said"),
+    [
+        (lambda out: out.mean() * float("nan"), ["epoch 1: the training loss is nan"]),
+        (None, ["epoch 1: no backward() of a loss"]),
+        (lambda out: out.mean(), []),
+    ],
+)
+def test_a_loop_that_learns_nothing_is_named_once(
+    loss_of: Callable[[torch.Tensor], torch.Tensor] | None,
+    said: list[str],
+    agent: ScalingAgent,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, _, loader = loaded(agent)
+
+    for _ in agent.epochs(3):
+        for (inputs,) in loader:
+            out = model(inputs)
+            if loss_of is not None:
+                loss_of(out).backward()
+
+    assert re.findall(r"epoch \d+: [\w ()]+", capsys.readouterr().err) == said

@@ -106,7 +106,8 @@ def ones(
     if not _servers:
         _servers.append(_Server())
         atexit.register(stop_server)
-    return _servers[0].run(arguments, {**os.environ, **env}, limit_s, cwd)
+    wide = {"COLUMNS": "200"}  # whatever pytest's terminal has
+    return _servers[0].run(arguments, {**os.environ, **wide, **env}, limit_s, cwd)
 
 
 def stop_server() -> None:

@@ -11,7 +11,15 @@ from controlplane.cli.init_script.frameworks import refused_options
 from controlplane.cli.init_script.literal_numbers import literal
 from controlplane.cli.init_script.script_facts import Facts
 from controlplane.cli.init_script.summed_losses import summed_losses
-from controlplane.cli.init_script.syntax import called, dotted, keyword, last_name
+from controlplane.cli.init_script.syntax import (
+    assigned,
+    called,
+    dotted,
+    keyword,
+    last_name,
+    loads,
+    value_of,
+)
 
 ONE_IS_ENOUGH: Final = frozenset({"torch.save", "SummaryWriter", "wandb.init"})
 ASKS_FIRST: Final = re.compile("rank|main_process")
@@ -51,6 +59,7 @@ def refused(facts: Facts) -> list[str]:
         *((line, SUMMED) for line in summed_losses(tree)),
         *_unusable(tree),
         *_own_rates(facts),
+        *_side_by_side(facts),
     ]
     if facts.framework is not None:
         found += refused_options(facts.framework, tree)
@@ -129,11 +138,27 @@ def _own_rates(facts: Facts) -> Iterator[Line]:
             yield target.lineno, OWN_RATE
 
 
+def _side_by_side(facts: Facts) -> Iterator[Line]:
+    tree = facts.source.tree
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    loaders = {assigned(n) for n in statements if last_name(value_of(n)) == "DataLoader"}
+    for loop in _batch_loops(facts):
+        zips = [node for node in ast.walk(loop.iter) if called(node) == "zip"]
+        if any(len(loads(node) & loaders) > 1 for node in zips):
+            what = "two loaders are read side by side, and agent.load() deals out one"
+            yield loop.lineno, f"{what}: give it one dataset whose samples have both parts"
+
+
 # --- optimizers, gradients and datasets that the library refuses
 
 
 def _unusable(tree: ast.Module) -> Iterator[Line]:
     for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            names = ", ".join(alias.name for alias in node.names)
+            plain = f"from {node.module} import {names}" if node.module else f"import {names}"
+            what = "a relative import, but a job's script is run as a file of no package"
+            yield node.lineno, f"{what}: write `{plain}`, with the module beside the script"
         if isinstance(node, ast.Call) and last_name(node) == "LBFGS":
             what = "LBFGS evaluates its closure several times in a step, which is refused"
             yield (

@@ -127,7 +127,24 @@ def look(source: Source) -> Facts:
         facts.step_loop = next(iter(loops), None)
     if facts.framework is not None:
         _look_at_framework(facts, facts.framework, numbers)
+    elif facts.ported:
+        _look_at_library(facts, numbers, made)
     return facts
+
+
+def _look_at_library(facts: Facts, numbers: Numbers, made: list[Made]) -> None:
+    """Read the numbers of a script that uses the library from its calls of the agent."""
+    tree = facts.source.tree
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if last_name(call) == "load" and len(call.args) == 3:  # noqa: PLR2004 - model, optimizer, data
+            values = {one.name: one.value for one in made}
+            facts.batch_size = facts.batch_size or batch_size(call, numbers, values)
+            facts.lr = numbers.of(keyword(call, "lr")) or facts.lr
+        elif last_name(call) == "epochs" and call.args and facts.epochs is None:
+            count = numbers.of(call.args[0])
+            facts.epochs = int(count) if count is not None else None
+        elif last_name(call) in OPTIMIZERS and facts.lr is None:
+            facts.lr = numbers.of(_rate(call, tree))
 
 
 def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> None:

@@ -11,7 +11,7 @@ from controlplane.cli.init_script.script_facts import (
     Made,
     parameters_calls,
 )
-from controlplane.cli.init_script.syntax import Source, called, stores
+from controlplane.cli.init_script.syntax import Source, assigned, called, stores
 
 
 @dataclass(frozen=True)
@@ -76,4 +76,7 @@ def agent_name(tree: ast.Module) -> str:
     Args:
         tree: of the script.
     """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and called(node.value) == "ScalingAgent.from_env":
+            return assigned(node) or "agent"
     return "scaling_agent" if "agent" in stores(tree) else "agent"

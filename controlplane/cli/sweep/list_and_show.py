@@ -22,7 +22,7 @@ from controlplane.cli.output import (
     span,
 )
 from controlplane.cli.sweep.trial_columns import summary_lines
-from controlplane.cli.terminal import terminal_console
+from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import short
 from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
@@ -145,7 +145,7 @@ def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
 
     sys.stdout.write("\n")
     sys.stdout.flush()
-    console = terminal_console(None if sys.stdout.isatty() else PLAIN_WIDTH)
+    console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
     console.print(trial_table(detail, trials, console.width))
 
 

@@ -19,7 +19,7 @@ from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import STYLES, byte_count, even, print_data
 from controlplane.cli.sweep.trial_columns import TRAINING, summary_lines
 from controlplane.cli.sweep.trial_table import GAP, trial_table
-from controlplane.cli.terminal import terminal_console
+from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.tables import ranked, trial_row
 from schemas.errors import UnavailableError, UnreachableError
@@ -51,8 +51,7 @@ def top(
                 console = terminal_console()
                 follow(lambda: client.sweep(job), console, time.sleep, time.time)
             else:
-                wide = None if sys.stdout.isatty() else PLAIN_WIDTH
-                console = terminal_console(wide)
+                console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
                 console.print(dashboard(client.sweep(job), console.width, time.time()))
     except KeyboardInterrupt:
         if not live:

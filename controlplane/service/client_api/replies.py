@@ -41,6 +41,7 @@ DRAINED: Final = "drained"  # it is empty
 UNHEALTHY: Final = "unhealthy"  # a node that is up and cannot start workers
 COUNTDOWN: Final = re.compile(r"\btried again in \d+ s\b")  # of a job whose script failed
 SLOW_START_S: Final = 60.0  # most scripts have loaded by then
+STANDING_S: Final = 60.0  # without a step: most evaluate faster
 
 
 def job_summary(
@@ -70,7 +71,8 @@ def job_summary(
         why = reason.text if job.phase is Phase.QUEUED else why_it_waits(why, reason)
     if job.override_waits:
         why = f"{job.why}; {job.override_waits}"
-    if (slow := _slow_start(job, now)) is not None:
+    slow = _slow_start(job, now) or _standing(job, telemetry.stands_s(job.job, now), now)
+    if slow:
         why = f"{slow}; {why}"
     return JobSummary(
         job=job.job,
@@ -123,6 +125,20 @@ def _slow_start(job: Job, now: Seconds) -> str | None:
     return (
         f"not at agent.epochs after {waited_s / 60:.0f} min{where}: "
         "its script prepares, or it never calls ScalingAgent and is not trained by this cluster"
+    )
+
+
+def _standing(job: Job, stands_s: float, now: Seconds) -> str | None:
+    """What to say of a script that makes no steps any more."""
+    if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
+        return None
+    if job.phase is Phase.RUNNING:  # its last report may be from before a pause
+        stands_s = min(stands_s, now - job.accounting.since)
+    if stands_s < STANDING_S:
+        return None
+    return (
+        f"no step for {stands_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
+        "of its slots wait for its next step"
     )
 
 

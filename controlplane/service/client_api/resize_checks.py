@@ -45,5 +45,8 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
         lowest = max(1, size if size is not None else now)
         if not lowest <= batch <= job.spec.batch_limit:
             what = f"batch: {batch} is outside {lowest} to {job.spec.batch_limit}"
-            hint = "at least one sample for each slot, at most max_batch_size of the job file"
+            most_of = "max_batch_size of the job file"
+            if job.spec.batch_limit_is_left_open:
+                most_of = "what fits its slots, where the job file has no max_batch_size"
+            hint = f"at least one sample for each slot, at most {most_of}"
             raise BadFieldError(what, hint, "batch")

@@ -58,7 +58,7 @@ class PolicyObserver:
         job = state.jobs.get(steps.job)
         if job is None or job.ended:
             return
-        self._telemetry.take(steps)
+        self._telemetry.take(steps, self._commit_loop.now())
         dropped = (unbelievable_usage(steps), unbelievable_passes(steps))
         reason = "; ".join(filter(None, dropped))
         if reason and job.job not in self._warned:

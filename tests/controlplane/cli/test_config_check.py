@@ -16,6 +16,7 @@ import pytest
 from controlplane.cli import config_check
 from controlplane.cli.common_options import Common
 from controlplane.cli.local_cluster import ROLES, _free_ports
+from schemas.errors import SettingsError
 from schemas.link import write_keys
 
 
@@ -27,6 +28,18 @@ def home(tmp_path: Path) -> Path:
     authorised = tmp_path / "keys" / "authorised.toml"
     authorised.touch(mode=0o600)
     return tmp_path
+
+
+def test_a_job_file_is_sent_to_the_command_that_checks_it(home: Path) -> None:
+    file = home / "job.toml"
+    file.write_text('name = "a"\nscript = "train.py"\nslots = [1, 4]\nworkdir = "."\n')
+
+    with pytest.raises(SettingsError) as error:
+        config_check.check(file)
+
+    assert str(error.value) == (
+        f"{file} is a job file, not a daemon's settings; `ones submit {file} --dry-run` checks it"
+    )
 
 
 def controller(home: Path, text: str = "", **ports: int) -> Path:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli.common_options import Common
-from controlplane.cli.fetch import _as_fetched, _say_fetched
-from controlplane.client.job_files import Fetch, Fetched
+from controlplane.cli.fetch import _as_fetched, _say_fetched, _say_list
+from controlplane.client.job_files import Fetch, Fetched, JobFiles
 from controlplane.client.sweeps.runs import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 
@@ -79,3 +79,19 @@ def test_what_came_and_what_did_not_are_said_apart(
         },
         "",
     )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("*", "ones: j-1 made no file that is not in its snapshot, and has no checkpoint\n"),
+        ("*.png", "ones: no file of j-1 matches '*.png'; `ones fetch j-1 --list` names them\n"),
+    ],
+)
+def test_an_empty_answer_says_what_there_is_none_of(
+    pattern: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _say_fetched("j-1", tmp_path, Fetch((), (), ()), Common(), pattern)
+    _say_list("j-1", JobFiles((), (), ()), Common(), pattern)
+
+    assert capsys.readouterr() == ("", said * 2)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.init_script.advice import OWN_RATE, SUMMED
+from controlplane.cli.init_script.advice import OWN_RATE, SUMMED, refused
 from controlplane.cli.init_script.job_template import job_file, job_name
 from controlplane.cli.init_script.port_script import changed_lines, port
 from controlplane.cli.init_script.script_facts import look
 from controlplane.cli.init_script.syntax import Source
+from controlplane.cli.init_script.whole_script import agent_name
 from controlplane.client.jobfile import load_job
 from schemas.jobs import JobSpec, StopRule
 from tests.support.commands import ones
@@ -301,6 +302,9 @@ def test_what_a_group_would_do_otherwise_is_named(before: str, after: str, line:
         ("    val_loss", "        if n % 4 == 0:\n            optimizer.step()\n    val_loss", [
             "line 9: a step for several batches is refused: step in each, and raise batch_size; a share above max_local_batch is computed in several passes"]),
         ("        loss(", "        for g in optimizer.param_groups:\n            g['lr'] = rate(step)\n        loss(", [f"line 9: {OWN_RATE}"]),
+        ("model = Net()", "from .parts import Net\nmodel = Net()", [
+            "line 3: a relative import, but a job's script is run as a file of no package: write `from parts import Net`, with the module beside the script"]),
+        ("in loader", "in zip(loader, other)", []),
         ("        loss(", "        warm_up(step)\n        loss(", [f"line 13: {OWN_RATE}"]),
         ("    val_loss", "    optimizer.param_groups[0]['lr'] = rate(epoch)\n    val_loss", []),
     ],
@@ -619,3 +623,46 @@ def test_a_script_that_cannot_be_read_is_named(tmp_path: Path, text: str | None,
 
     assert (said.code, said.out) == (2, "")
     assert why in said.err
+
+
+def test_a_script_that_was_changed_before_keeps_its_numbers_and_the_name_of_its_agent() -> None:
+    before = look(Source((SCRIPTS / "plain.py").read_text()))
+
+    after = look(Source(port(before).text))
+
+    assert (after.batch_size, after.lr, after.epochs) == (
+        before.batch_size, before.lr, before.epochs,
+    )  # fmt: skip
+    assert agent_name(after.source.tree) == "agent"
+    assert agent_name(Source("ours = ScalingAgent.from_env(seed=3)").tree) == "ours"
+
+
+def test_the_rate_that_load_is_given_is_the_scripts() -> None:
+    found = look(
+        Source(
+            "from elastic import ScalingAgent\n"
+            "agent = ScalingAgent.from_env()\n"
+            "make = lambda parameters: torch.optim.SGD(parameters, lr=0.5)\n"
+            "model, optimizer, loader = agent.load(Net, make, data, batch_size=8, lr=0.25)\n"
+            "for epoch in agent.epochs(3):\n    pass\n"
+        )
+    )
+
+    assert (found.batch_size, found.lr, found.epochs) == (8, 0.25, 3)
+
+
+def test_two_loaders_that_are_read_side_by_side_are_named() -> None:
+    text = (
+        "a = DataLoader(one, batch_size=8)\n"
+        "b = DataLoader(other, batch_size=8)\n"
+        "for epoch in range(3):\n"
+        "    for x, y in tqdm(zip(a, b)):\n"
+        "        loss(model(x), y).backward()\n"
+    )
+
+    assert refused(look(Source(text))) == [
+        (
+            "line 4: two loaders are read side by side, and agent.load() deals out one: "
+            "give it one dataset whose samples have both parts"
+        )
+    ]

@@ -228,3 +228,25 @@ def test_a_cluster_of_other_settings_is_refused_and_not_started(
 
     assert str(error.value) == f"the cluster in {tmp_path} has {said}"
     assert exit_code(error.value) == 1
+
+
+def test_a_cluster_without_a_folder_is_that_of_every_other_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def bring_up(home: Path, *_: object) -> dict[str, int]:
+        started.append(home)
+        (home / "client.toml").parent.mkdir()
+        (home / "client.toml").write_text('endpoint = "tcp://127.0.0.1:7702"')
+        return {"controller": 1}
+
+    monkeypatch.setattr(local_cluster, "_bring_up", bring_up)
+    monkeypatch.setenv("ONES_HOME", str(tmp_path / "mine"))
+
+    local_cluster.up()
+    with pytest.raises(SettingsError) as error:
+        local_cluster.down()
+
+    assert started == [tmp_path / "mine"]
+    assert str(error.value).startswith(f"no cluster in {tmp_path / 'mine'}; ")

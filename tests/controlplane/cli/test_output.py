@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from controlplane.cli import job_commands, main, output
 from controlplane.cli.common_options import Common
 from controlplane.cli.output import even, print_data, print_json, print_table, second
+from controlplane.client.stream_pages import OutputLine
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
-from schemas.messages.client import JobState
+from schemas.messages.client import Explanation, JobDetail, JobState
 from tests.controlplane.cli.test_terminal import HostileClient
+from tests.support.schemas_examples import EXAMPLES
 
 
 @pytest.mark.parametrize(
@@ -151,3 +154,70 @@ def test_output_of_a_job_that_waits_begins_with_the_reason(
     printed("logs J", monkeypatch, capsys)
 
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("logs J", "ones: J has printed nothing; `ones show J` says how it stands\n"),
+        (
+            "logs J --rank 7",
+            "ones: rank 7 of J has printed nothing; `ones show J` says how it stands\n",
+        ),
+        ("logs J --grep x", ""),
+    ],
+)
+def test_output_that_is_empty_is_said_to_be(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def now(*_: object) -> JobState:
+        return JobState(job=JobId("J"), state="running", reason="trains on 1 slot")
+
+    async def silent(*_: object, **__: object) -> AsyncIterator[list[OutputLine]]:
+        yield []
+
+    monkeypatch.setattr(HostileClient, "state", now)
+    monkeypatch.setattr(HostileClient, "output_pages", silent)
+
+    printed(command, monkeypatch, capsys)
+
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", ["node list", "timeline", "top --once", "show J", "explain J"])
+def test_a_reader_that_is_no_terminal_says_its_width_in_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+
+    lines = printed(command, monkeypatch, capsys).splitlines()
+
+    assert [line for line in lines if line.startswith("─") and len(line) > 50] == []
+    assert [line for line in lines if "node-1/0" in line and len(line) > 50] == []
+
+
+def test_an_order_behind_a_change_under_way_is_said_to_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
+    pausing = msgspec.structs.replace(detail.summary, state="rescaling", reason="paused by ann")
+
+    async def resumed(*_: object, **__: object) -> JobDetail:
+        return msgspec.structs.replace(detail, summary=pausing)
+
+    async def explained(*_: object) -> Explanation:
+        told = msgspec.convert(EXAMPLES["client.explanation.1"], Explanation)
+        order = msgspec.structs.replace(
+            told.decisions[0], outcome="ordered", why="ann ended the pause"
+        )
+        return msgspec.structs.replace(told, decisions=(order,))
+
+    monkeypatch.setattr(HostileClient, "resume", resumed)
+    monkeypatch.setattr(HostileClient, "explain", explained)
+
+    said = printed("resume J", monkeypatch, capsys)
+
+    job = pausing.job
+    assert said == (
+        f"{job} rescaling: paused by ann\n{job}: ann ended the pause; it begins when that is done\n"
+    )

@@ -26,6 +26,38 @@ def test_an_epoch_whose_loop_the_script_left_is_said(capsys: pytest.CaptureFixtu
     assert said[1:] == ["epoch 4: 512 of 1000 samples (the script left its loop)"]
 
 
+def test_a_last_epoch_without_a_finite_loss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
+    plain = msgspec.structs.replace(detail.spec, sweep=None)
+    diverged = msgspec.structs.replace(detail.epochs[0], epoch=4, train_loss=None, left_early=False)
+
+    print_job(msgspec.structs.replace(detail, spec=plain, epochs=(diverged,)))
+
+    job = detail.summary.job
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "epoch 4: no loss that is a finite number: nan, or no backward() was seen; "
+        f"`ones logs {job}` says which"
+    )
+
+
+def test_a_job_without_metrics_says_where_they_come_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
+    bare = msgspec.structs.replace(
+        detail,
+        spec=msgspec.structs.replace(detail.spec, sweep=None),
+        summary=msgspec.structs.replace(detail.summary, metrics={}),
+        exit_code=None,
+    )
+
+    print_job(bare)
+
+    said = capsys.readouterr().out
+    assert "  metrics    none; agent.report(accuracy=...) in the script gives some\n" in said
+    assert "exit code" not in said
+
+
 def test_history_is_folded_to_the_width_of_a_terminal_and_loses_no_word() -> None:
     detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
     at_noon = msgspec.structs.replace(

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.cli.failure_report import failing_rank
 from controlplane.cli.output import byte_count
-from controlplane.cli.submission import Submission, snapshot_line
+from controlplane.cli.submission import Submission, library_note, prepared, snapshot_line
 from controlplane.client.jobfile import load_job
 from controlplane.client.workdir_archive import PackedFile, survey
 from schemas.errors import BadFieldError, OnesError
@@ -22,7 +22,7 @@ JOB = 'name = "digits"\nscript = "train.py"\nbatch_size = 64\nargs = ["--width",
 
 
 def job_folder(folder: Path, job: str = JOB) -> Path:
-    return tree(folder, {"job.toml": job, "train.py": "print(1)", "data.bin": b"0" * 2000})
+    return tree(folder, {"job.toml": job, "train.py": "elastic;", "data.bin": b"0" * 2000})
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,31 @@ def test_a_snapshot_is_told_by_size_number_and_its_largest_files(tmp_path: Path)
         "4.0 kB in 4 files of /w (largest: b 4.0 kB, d 20 B, a 10 B)"
     )
     assert snapshot_line(Submission(tmp_path, spec, files[:1])) == "10 B in 1 file of /w (a 10 B)"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"train.py": "import lib", "lib.py": "x = 1", "other.py": "import elastic"},
+            (
+                "train.py does not use elastic.ScalingAgent: on one slot it runs once, as it is, on "
+                "several it fails; `ones init train.py` says what to change"
+            ),
+        ),
+        ({"train.py": "from elastic import ScalingAgent"}, ""),
+        (
+            {"train.py": "import lib", "lib/__init__.py": "from . import a", "lib/a.py": "elastic"},
+            "",
+        ),
+    ],
+)
+def test_a_script_that_does_not_use_the_library_is_named(
+    files: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    folder = tree(tmp_path, {"job.toml": JOB, **files})
+
+    assert library_note(prepared(folder / "job.toml", ())) == said
 
 
 def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path) -> None:

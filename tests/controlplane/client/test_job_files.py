@@ -18,6 +18,7 @@ from controlplane.client.job_files import (
     newest,
     nodes_of,
 )
+from controlplane.client.workdir_archive import survey
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.ids import NodeId
 from schemas.messages.client import JobDetail, VersionInfo
@@ -163,6 +164,28 @@ async def test_more_than_the_bound_is_refused_before_anything_travels(tmp_path: 
     with pytest.raises(TooLargeError, match="1 files of 6 bytes, the bound is 5"):
         await nodes.fetch("j-1", tmp_path / "to", most_bytes=5)
     assert (nodes.reads, (tmp_path / "to").exists()) == (0, False)
+
+
+async def test_what_was_fetched_does_not_travel_with_the_next_job(tmp_path: Path) -> None:
+    nodes = Nodes({"n1": {("work", "a"): b"123456"}})
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "own").mkdir()
+
+    await nodes.fetch("j-1", tmp_path / "j-1")
+    await nodes.fetch("j-1", tmp_path / "own")
+
+    assert [file.path for file in survey(tmp_path)] == ["train.py", "own/work/n1/a"]
+
+
+async def test_a_folder_that_cannot_be_made_is_refused_before_anything_travels(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    nodes = Nodes({"n1": {("work", "a"): b"123456"}})
+
+    with pytest.raises(BadFieldError, match="file: File exists; choose another --to"):
+        await nodes.fetch("j-1", tmp_path / "file")
+    assert nodes.reads == 0
 
 
 async def test_a_target_that_cannot_be_written_is_named(tmp_path: Path) -> None:

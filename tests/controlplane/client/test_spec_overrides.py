@@ -27,6 +27,7 @@ TABLE: dict[str, Any] = {
         ("record_samples=true", {"record_samples": True}),
         ("slots=[1, 4]", {"slots": [1, 4]}),
         ("name=7", {"name": "7"}),
+        ('script="other.py"', {"script": "other.py"}),
         ("stop={ samples = 9 }", {"stop": {"samples": 9}}),
         ("stop.epochs=5", {"stop": {"epochs": 5}}),
         ("stop.samples=5", {"stop": {"samples": 5}}),

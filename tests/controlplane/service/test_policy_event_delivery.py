@@ -12,6 +12,7 @@ import structlog.testing
 
 from controlplane.core.history_records import Record
 from controlplane.policy.api import JobEnded, PolicyEvent, StepsSeen
+from controlplane.service.client_api.replies import job_summary
 from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId, Rank, Seconds, Version
@@ -64,6 +65,36 @@ def steps(step: int, *, job: JobId = A, group: int = 1) -> StepsReported:
 @pytest.fixture
 def service() -> Service:
     return Service()
+
+
+def test_a_running_job_that_makes_no_step_for_a_minute_is_told_so(service: Service) -> None:
+    controller = service.controller
+
+    def told(step: int, after_s: float) -> str:
+        controller.now += after_s
+        service.observer.steps_reported(steps(step))
+        now = Seconds(controller.now)
+        return job_summary(controller.job(A), None, service.telemetry, now).reason
+
+    moves = told(5, 0.0)
+    said = [told(5, 59.0), told(5, 121.0), told(6, 1.0)]
+
+    stands = (
+        "no step for 3 min: its script evaluates, waits or hangs, and changes of its slots wait "
+        "for its next step; "
+    )
+    assert said == [moves, stands + moves, moves]
+
+
+def test_a_job_that_runs_again_after_a_long_pause_is_not_said_to_stand(service: Service) -> None:
+    controller = service.controller
+    service.observer.steps_reported(steps(5))
+    controller.now += 3600.0
+    controller.job(A).accounting.since = Seconds(controller.now)
+
+    summary = job_summary(controller.job(A), None, service.telemetry, Seconds(controller.now))
+
+    assert not summary.reason.startswith("no step")
 
 
 def test_the_latest_report_of_a_running_job_is_shown(service: Service) -> None:

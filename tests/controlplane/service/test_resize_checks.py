@@ -1,0 +1,27 @@
+"""Orders of a size that a job cannot have."""
+
+from __future__ import annotations
+
+import pytest
+
+from controlplane.service.client_api.resize_checks import check_resize
+from schemas.errors import BadFieldError
+from schemas.messages.client import ResizeJob
+from tests.support.builders import A
+from tests.support.controller import running
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [
+        (None, "what fits its slots, where the job file has no max_batch_size"),
+        (128, "max_batch_size of the job file"),
+    ],
+)
+def test_a_batch_above_its_bound_is_told_whose_bound_that_is(limit: int | None, most: str) -> None:
+    controller = running(max_batch_size=limit)
+
+    with pytest.raises(BadFieldError) as error:
+        check_resize(controller.reactor.state, controller.job(A), ResizeJob(job=A, batch=4096))
+
+    assert error.value.hint == f"at least one sample for each slot, at most {most}"
