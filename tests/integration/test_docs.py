@@ -156,7 +156,7 @@ def test_the_page_about_jobs_is_followed_in_its_order(cluster: Cluster, tmp_path
     assert "to change: 6 lines of train.py" in said["ones init train.py"]
     assert "can be submitted" in said["ones submit job.toml --dry-run"]
     assert (desk / job / "model.pt").stat().st_size > 0
-    assert [path.name for path in (desk / "pictures").rglob("*.*")] == ["curve.png"]
+    assert [path.name for path in (desk / "pictures").rglob("[!.]*.*")] == ["curve.png"]
     assert "curve.png" in said["ones fetch digits-1 --list"]
     assert (desk / "model.pt").read_bytes() == (desk / job / "model.pt").read_bytes()
     assert len(said) == 9
