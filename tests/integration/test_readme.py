@@ -16,11 +16,6 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 LIMIT_S = 280.0
 HOME = ".home"
-REMARKS = {  # on stderr
-    "submit": " files of ",
-    "logs": "",  # that the job waits, where it has not begun
-    "sim": "",  # progress
-}
 SUITE = "bin/test"  # which runs this; what needs root is in test_systemd.py
 
 
@@ -79,10 +74,7 @@ def test_every_command_of_the_page_works_as_printed_in_its_order(desk: Path) -> 
     said = {}
     for command in commands():
         done = followed(desk, command)
-        remark = next((text for word, text in REMARKS.items() if word in command), None)
         assert done.returncode == 0, (command, done)
-        assert remark is not None or not done.stderr, (command, done)
-        assert (remark or "") in done.stderr, (command, done)
         said[command.partition(" && ")[0]] = done.stdout
 
     assert len(said) == 19

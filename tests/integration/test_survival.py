@@ -81,12 +81,14 @@ def test_a_controller_refuses_a_bad_option_in_one_line_and_training_goes_on(
     refused = house.ones("local", "up", "--dir", str(house.home))
     settings.write_text(of_fair + "options = { quantum_s = 60.0 }\n")
     other = house.ones("local", "up", "--dir", str(house.home), "--policy", "gittins")
+    again = house.ones("local", "up", "--dir", str(house.home))
 
     bad = "policy.options.quantum_s: -1.0 is below 0.0; raise it"
     assert refused.code == 4
     assert refused.err == f"ones: controller did not start: ones-controller: {bad}\n"
-    assert other.code == 0
-    assert f"the cluster in {house.home} keeps its policy fair; edit " in other.err
+    assert other.code == 1
+    assert f"the cluster in {house.home} has policy = fair, not gittins; edit " in other.err
+    assert again.code == 0
     assert house.show(job)["workers"] == workers
     (base / "go on").touch()
     trained_without_a_scratch(house, job)
