@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.end_workers import end_workers
 from nodeagent.process_identity import open_process, start_ticks
 from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
 from schemas.codec import encode
@@ -147,6 +148,20 @@ def test_sockets_of_a_deep_folder_lie_where_their_names_fit(
     assert {folders.sockets.parent for folders in deep} == {tmp_path}
     assert deep[0].sockets != deep[1].sockets
     assert deep[0].sockets == NodeFolders(deep[0].run, tmp_path, tmp_path).sockets
+
+
+def test_sockets_outside_of_the_run_folder_go_with_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    deep = NodeFolders(tmp_path / ("x" * 80), tmp_path / "work", tmp_path / "checkpoints")
+    short = NodeFolders(tmp_path / "r", tmp_path / "work", tmp_path / "checkpoints")
+    for folders in (deep, short):
+        folders.make()
+
+        assert end_workers(folders, grace_s=0.0) == 0
+
+    assert (deep.run.exists(), deep.sockets.exists(), short.sockets.exists()) == (True, False, True)
 
 
 def test_sockets_in_a_folder_of_somebody_else_are_refused(
