@@ -225,7 +225,7 @@ def cold_starts(events: Iterable[FeedEvent]) -> dict[JobId, float]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it all; `changes` in order of time."""
+    """Result of the run; `changes` in order of time."""
 
     began: float  # seconds on the controller's clock
     jobs: tuple[JobSummary, ...]
@@ -376,7 +376,7 @@ def hanging(head: str, words: str, width: int) -> str:
 
 
 def event_line(at: float, name: str, words: str, width: int) -> str:
-    """What happened after `at` seconds, to whom."""
+    """Format one event: seconds, job and words."""
     return hanging(f"{at:3.0f} s  {name:<12} ", words, width)
 
 

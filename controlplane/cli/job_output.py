@@ -144,7 +144,7 @@ def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
 
 
 def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
-    """The same pages, with a line on stderr behind them if no line came.
+    """Yield the pages, and say on stderr at the end if no line came.
 
     Args:
         pages: of output.
@@ -159,7 +159,7 @@ def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[li
 
 
 def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
-    """The same lines, each behind the time at which the controller got it.
+    """Prefix each line with the time at which the controller received it.
 
     Args:
         page: of output.

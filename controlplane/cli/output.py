@@ -88,7 +88,7 @@ def print_data(value: Any, output: str) -> None:
 
 
 def even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same rows with the keys of all of them; a value that one lacks is null.
+    """Return the rows with the keys of all; missing values are null.
 
     Args:
         rows: of one table.

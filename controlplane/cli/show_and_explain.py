@@ -79,7 +79,7 @@ def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bo
 
 
 def search_facts(search: SearchInfo) -> dict[str, str]:
-    """What the scheduler did so far, and how far off its predictions were.
+    """Return the work of the scheduler so far and the errors of its predictions.
 
     Args:
         search: of all jobs.

@@ -64,7 +64,7 @@ def snapshot_line(one: Submission) -> str:
 
 
 def library_note(one: Submission) -> str:
-    """What to say of a script that does not use the library, nor does what it imports beside it.
+    """Return a remark if neither the script nor the modules beside it use the library.
 
     Args:
         one: ready to go.

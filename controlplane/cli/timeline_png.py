@@ -268,7 +268,7 @@ def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Windo
 
 
 def _look(state: str, colour: str) -> dict[str, Any]:
-    """How a state is drawn behind the lines of a job."""
+    """Style of a state behind the lines of a job."""
     looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
         "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},

@@ -1,4 +1,4 @@
-"""The greedy step: while a search is away, what runs goes on and free slots are not left idle."""
+"""Greedy plan while the policy does not answer: running jobs go on, free slots are filled."""
 
 from __future__ import annotations
 

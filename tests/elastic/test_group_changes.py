@@ -296,20 +296,10 @@ KILLS = {
 }
 
 
-LIKE_OTHERS = {  # as with another rank, or as once before
-    "rank 0 before the reduction",
-    "rank 0 after the reduction",
-    "again before a step is done",
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "batches"),
-    [
-        pytest.param(*kill, id=name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else [])
-        for name, kill in KILLS.items()
-    ],
+    [pytest.param(*kill, id=name) for name, kill in KILLS.items()],
 )
 def test_a_lost_member_costs_no_sample_and_no_step(
     tmp_path: Path, faults: Sequence[str], batches: Sequence[int]

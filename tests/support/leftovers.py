@@ -33,7 +33,7 @@ class Surroundings:
         return self.folder / OWN
 
     def left(self) -> list[str]:
-        """What the run left behind, a line each."""
+        """Return what the run left behind, a line each."""
         deadline = time.monotonic() + GOES_WITHIN_S
         while (processes := _processes(self.folder)) and time.monotonic() < deadline:
             time.sleep(LOOK_S)

@@ -369,7 +369,7 @@ def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason
 
 
 def _named(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
-    """What an order asks for, in words; what it leaves open is left out."""
+    """Return the order in words, without what it leaves open."""
     size = "" if slots is None else f"{slots} slot{'s' * (slots != 1)}"
     said = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
     return ", ".join(filter(None, said))

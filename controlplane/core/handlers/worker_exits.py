@@ -146,7 +146,7 @@ def _go_on_without(
     *,
     left: bool,
 ) -> None:
-    """One that was to quiesce ended instead.
+    """Handle the end of a worker that was asked to quiesce.
 
     Peers may report the broken group before the node reports the exit. If the script failed, and no
     other member was lost before, that exit is what broke the group.

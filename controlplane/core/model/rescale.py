@@ -102,7 +102,7 @@ class Rescale(msgspec.Struct, kw_only=True):
 
     @property
     def pause(self) -> dict[str, float]:
-        """How long training stood still, in ms and in steps, as far as that was reported."""
+        """Pause of training in ms and in steps, as far as it was reported."""
         if not self.pause_ms:
             return {}
         steps = {"pause_steps": self.pause_ms / self.step_ms} if self.step_ms else {}

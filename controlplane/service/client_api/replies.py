@@ -129,7 +129,7 @@ def _slow_start(job: Job, now: Seconds) -> str | None:
 
 
 def _standing(job: Job, stands_s: float, now: Seconds) -> str | None:
-    """What to say of a script that makes no steps any more."""
+    """Return a remark about a script that no longer makes steps."""
     if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
         return None
     if job.phase is Phase.RUNNING:  # its last report may be from before a pause

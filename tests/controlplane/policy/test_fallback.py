@@ -1,4 +1,4 @@
-"""What is done while the search is away."""
+"""The plan while the policy does not answer."""
 
 from __future__ import annotations
 
