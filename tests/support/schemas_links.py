@@ -64,14 +64,18 @@ async def heard(receiver: Socket, say: Callable[[], object]) -> Incoming:
 
 
 def events_of(wire: Socket, *wanted: zmq.Event) -> asyncio.Future[zmq.Event]:
-    """The first of the `wanted` events of the transport below `wire`, from now on."""
+    """Return the first of the `wanted` transport events of `wire` from now on."""
     monitor = wire._socket.get_monitor_socket()
 
     async def first() -> zmq.Event:
-        while True:
-            event = (await recv_monitor_message(monitor))["event"]
-            if event in wanted:
-                return zmq.Event(event)
+        try:
+            while (event := (await recv_monitor_message(monitor))["event"]) not in wanted:
+                pass
+            return zmq.Event(event)
+        finally:
+            if not wire._socket.closed:
+                wire._socket.disable_monitor()  # before its reader is closed: libzmq would wait
+            monitor.close()
 
     return asyncio.ensure_future(first())
 
