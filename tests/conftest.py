@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing.forkserver
 import multiprocessing.process
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import sys
 from collections.abc import Iterator
@@ -129,6 +131,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     commands.stop_server()
     multiprocessing.forkserver._forkserver._stop()
+    multiprocessing.resource_tracker._resource_tracker._stop()
+    multiprocessing.util._run_finalizers()  # which delete the folder of its sockets
     left = surroundings.left()
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -47,7 +47,7 @@ class ReductionTerms:
 
 @dataclass(frozen=True, slots=True)
 class _Swap:
-    """A boundary that was crossed, until its report; all in seconds."""
+    """Costs of a boundary behind which newcomers train, until its first step is over; seconds."""
 
     took_s: float
     step_s: float  # of a usual step before it
@@ -91,7 +91,7 @@ class GroupTransitions:
         self._recovered: Recovered | None = None  # whose lost members' records are to be written
         self._stale = False  # what the loader drew ahead is void
         self._left = False
-        self._swap: _Swap | None = None  # that is to be reported
+        self._swap: _Swap | None = None  # its pause lasts until the newcomers' first step
 
     @property
     def called_off(self) -> threading.Event:
@@ -164,7 +164,6 @@ class GroupTransitions:
         """
         if self._left:
             raise LeftGroup(0)
-        self._report_swap()
         if self.called_off.is_set():
             self.recover(None)
         if self._recovered is not None:
@@ -218,20 +217,28 @@ class GroupTransitions:
         if member.rank == 0 and set(former) - set(membership.workers):
             self._records.write_for_lost(frozenset(membership.workers))
         fault_points.reach("swapped", rank=membership.rank, version=order.version)
-        self._swap = _Swap(time.perf_counter() - began, step_s, sync_s)
+        took_s = time.perf_counter() - began
+        position = self._training.position
+        report_formed(self._report, membership, position, pause_s=took_s, step_s=step_s)
+        if set(membership.workers) - set(former):
+            self._swap = _Swap(took_s, step_s, sync_s)
 
-    def _report_swap(self, waited_s: float = 0.0) -> None:
-        """Report the group that was entered last, if that was not done.
+    def _report_whole_pause(self) -> None:
+        """Report again if members waited for a newcomer in the first step of the new group.
 
-        Args:
-            waited_s: in the reductions of the first step behind the boundary.
+        The first report cannot wait for that step, which may not end if a newcomer is lost.
         """
         swap, self._swap = self._swap, None
-        if swap is not None:
-            pause_s = swap.took_s + max(0.0, waited_s - swap.sync_s)
-            position = self._training.position
+        if swap is None:
+            return
+        waited_s = self._training.recent_steps.synced_s() - swap.sync_s
+        if waited_s > 0.0:
             report_formed(
-                self._report, self._membership, position, pause_s=pause_s, step_s=swap.step_s
+                self._report,
+                self._membership,
+                self._training.position,
+                pause_s=swap.took_s + waited_s,
+                step_s=swap.step_s,
             )
 
     def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
@@ -288,7 +295,7 @@ class GroupTransitions:
             CancelledError: if the wait was called off.
             BrokenGroupError: if the portion did not arrive.
         """
-        self._report_swap(self._training.recent_steps.synced_s())
+        self._report_whole_pause()
         if agreed.skipped > 0 or (terms.compares and not agreed.same):
             self._check.differs = True
         self._records.write()
@@ -329,7 +336,7 @@ class GroupTransitions:
         Raises:
             LeftGroup: if this worker is not in it.
         """
-        self._report_swap()
+        self._swap = None
         self._abort_groups()
         if take_back is not None:
             take_back()

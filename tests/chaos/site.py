@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from nodeagent import control_groups
+from nodeagent.job_cgroups import JobGroups
 from schemas.link import write_keys
 from schemas.messages.worker import ZYGOTE_TITLE
 from tests.chaos.network import Network
@@ -81,6 +83,7 @@ class Site:
         }
         self.home = base / "home"
         self.records = base / "records"
+        self.compiled = base / "compiled"  # by torch
         self._slots, self._policy, self._fence_s = slots, policy, fence_s
         self._own_uids = own_uids
         self._lives = itertools.count()
@@ -95,9 +98,10 @@ class Site:
             stack.enter_context(self.network)
             stack.callback(self._end_everything)
             stack.enter_context(_disk(self.base / "lids"))
-            for folder in (self.home, self.records):
+            for folder in (self.home, self.records, self.compiled):
                 folder.mkdir()
-            self.records.chmod(OPEN)
+            for folder in (self.records, self.compiled):
+                folder.chmod(OPEN)
             self._write_settings()
             self._stack = stack.pop_all()
         return self
@@ -132,7 +136,11 @@ class Site:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env={**os.environ, **self._clock(name)},
+                env={
+                    **os.environ,
+                    "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
+                    **self._clock(name),
+                },
                 start_new_session=True,
             )
 
@@ -254,6 +262,10 @@ class Site:
             if host.process is not None:
                 host.process.kill()
                 host.process.wait()
+            JobGroups(control_groups.find(), host.folder / "run").end_everything()
+        for memory in Path("/dev/shm").glob("*faketime_*"):  # noqa: S108 - of killed processes
+            if not Path("/proc", memory.name.rpartition("_")[2]).exists():
+                memory.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

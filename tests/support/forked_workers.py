@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,4 +147,5 @@ def _logged(folder: Path, work: Callable[[Path], None]) -> None:
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    tempfile.tempdir = str(folder)  # a worker that is killed leaves its files to the test
     work(folder)

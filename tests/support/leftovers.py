@@ -61,6 +61,7 @@ def surround() -> Surroundings:
     """Make a temporary folder, and the default one of this process and all that it starts."""
     before = os.environ.get("TMPDIR")
     folder = Path(tempfile.mkdtemp(prefix="ones-"))
+    folder.chmod(0o711)  # jobs that run as users of their own pass through it
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / OWN / "inductor")
     return Surroundings(folder, frozenset(_shared_memory()), before)
