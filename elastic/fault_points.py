@@ -58,10 +58,7 @@ class Fault:
         """Whether this is the place.
 
         Args:
-            point: one of `POINTS`.
-            rank: of the worker that is there.
             step: 1-based, the fault's or a later one counts; None: the point knows of no step.
-            version: of the group.
         """
         return (
             self.point == point
@@ -105,7 +102,6 @@ def reach(
     """A worker comes to `point`; True asks the caller to corrupt what it is about to send.
 
     Args:
-        point: one of `POINTS`.
         rank: of this worker; None fits only faults without a rank.
         step: 1-based; None fits only faults without a step.
         version: of the group; None fits only faults without a version.

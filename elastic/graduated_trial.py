@@ -43,20 +43,13 @@ class WholeUnit(Unit):
         """The job's own, of all partitions; its batch is the job's.
 
         Args:
-            data: what `train_fn` was given.
-            batch_size: counts for nothing.
             shuffle: counts for nothing: the job's samples come in an order of their own.
-            options: count for nothing.
         """
         return self.elastic_loader  # type: ignore[no-any-return]
 
 
 def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
     """Train a trial to its last epoch, as a member of its job's group.
-
-    Args:
-        assignment: of this worker.
-        trial: of its job.
 
     Raises:
         UsageError: if a function cannot be imported, or what it gives cannot be trained so.

@@ -246,7 +246,6 @@ class ScalingAgent(ScriptQuestions):
 
         Args:
             script: what the script says; None: nothing.
-            alone: the default without a cluster: a batch with its remainder takes one pass.
         """
         if script is not None and script < 1:
             raise UsageError(f"max_local_batch {script} is below 1", "raise it", "max_local_batch")

@@ -18,9 +18,6 @@ class ScriptQuestions:
 
     Args:
         assignment: of this worker; None: it is alone.
-        training: what it trains.
-        membership: its place in its group.
-        executor: carries its steps through.
     """
 
     def __init__(

@@ -19,7 +19,6 @@ class MissingMetricError(ElasticError):
     """The stop rule looks at a metric that the script did not report.
 
     Args:
-        metric: that the rule names.
         reported: names of the metrics that came.
     """
 
@@ -37,11 +36,7 @@ class CheckpointError(ElasticError):
 
 
 class OutOfStepError(ElasticError):
-    """The workers of a group do different things at the same time.
-
-    Args:
-        what: how they differ, in words.
-    """
+    """The workers of a group do different things at the same time."""
 
     def __init__(self, what: str) -> None:
         super().__init__(

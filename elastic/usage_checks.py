@@ -29,7 +29,6 @@ def build(
     """Return the model that `build_model` gives, and what `build_optimizer` makes for it.
 
     Args:
-        build_model: called with nothing.
         build_optimizer: called with the model's parameters.
         place: checks the model and moves it to its device, in between.
 
@@ -79,9 +78,6 @@ def _kind(value: Any) -> str:
 def refuse_sharded(model: nn.Module) -> None:
     """Workers hold whole models: gradients are reduced here, and nowhere else.
 
-    Args:
-        model: what `build_model` gave.
-
     Raises:
         UsageError: if something else of torch distributes the model already.
     """
@@ -95,9 +91,6 @@ def refuse_sharded(model: nn.Module) -> None:
 
 def refuse_lazy(model: nn.Module) -> None:
     """Refuse layers whose parameters get their shapes in the first pass.
-
-    Args:
-        model: what `build_model` gave.
 
     Raises:
         UsageError: if some have no shape yet.
@@ -114,9 +107,6 @@ def refuse_lazy(model: nn.Module) -> None:
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
     """Gradients are summed as real numbers, in one piece of memory.
-
-    Args:
-        parameters: of model and optimizer.
 
     Raises:
         UsageError: if they lie on several devices, or some are complex.
@@ -135,7 +125,6 @@ def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, A
     """Options of torch's DataLoader, without those that say what happens anyway.
 
     Args:
-        options: that the script gave.
         shuffled: the agent shuffles; else samples come in the order of the data.
 
     Raises:
@@ -170,7 +159,6 @@ def refuse_single_samples(samples: int, bound: int, least: int) -> None:
     """A model that looks at a batch as a whole cannot be trained on single samples.
 
     Args:
-        samples: of a step, over all workers.
         bound: samples that a worker takes at once.
         least: samples that the model needs at once.
 
@@ -253,7 +241,6 @@ def metric_value(name: str, value: Any) -> float:
     """A metric as a number.
 
     Args:
-        name: of the metric.
         value: a number, or a tensor with one element.
 
     Raises:

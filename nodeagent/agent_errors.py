@@ -41,12 +41,7 @@ class NodeWorkspaceError(WorkspaceError):
 
 @contextlib.contextmanager
 def passed_over(what: str, **detail: str) -> Iterator[None]:
-    """What fails in there is a line in the log, and holds up nothing behind it.
-
-    Args:
-        what: is done there, in words.
-        detail: further fields of the line.
-    """
+    """What fails in there is a line in the log, and holds up nothing behind it."""
     try:
         yield
     except Exception:

@@ -102,7 +102,6 @@ class Agent:
     """One node's agent: session with the controller, channel to workers, manager of processes.
 
     Args:
-        settings: what the settings file says.
         home: the folder that relative paths in it are relative to.
 
     Raises:
@@ -179,11 +178,7 @@ class Agent:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
-        """What takes over those settings that may change while the agent runs.
-
-        Args:
-            path: of the settings file.
-        """
+        """What takes over those settings that may change while the agent runs."""
         safe = dict.fromkeys(RELOADED, self._use)
         return SettingsReload(self._settings, partial(_checked, path), safe)
 

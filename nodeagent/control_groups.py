@@ -39,8 +39,6 @@ def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN) -> tuple[Hiera
 
     Args:
         group: path of the group to be divided, as in /proc/PID/cgroup; empty: the process's own.
-        mounts: of the process.
-        own: its groups.
 
     Returns:
         None where the host has none, or they cannot be written.
@@ -88,7 +86,6 @@ def divide(group: Path, controllers: frozenset[str]) -> None:
 
     Args:
         group: those in it move to a group below it.
-        controllers: to be used there.
 
     Raises:
         OSError: if it cannot be done.
@@ -113,7 +110,6 @@ def enter(group: Path, pid: int) -> None:
     """Put a process into a group; what it forks from then on is born there.
 
     Args:
-        group: that is there.
         pid: one that is gone is passed over.
 
     Raises:
@@ -136,11 +132,7 @@ def members(group: Path) -> list[int]:
 
 
 def below(group: Path) -> Iterator[Path]:
-    """The groups right below a group; none where it is not there.
-
-    Args:
-        group: any.
-    """
+    """The groups right below a group; none where it is not there."""
     with contextlib.suppress(OSError):
         yield from [path for path in group.iterdir() if path.is_dir()]
 
@@ -149,7 +141,6 @@ def end_all(group: Path, limit_s: float = END_S) -> None:
     """Kill every process of a group, those that are born meanwhile too.
 
     Args:
-        group: without groups below it.
         limit_s: how long to wait until they are gone, seconds.
     """
     deadline = time.monotonic() + limit_s
@@ -189,8 +180,6 @@ def killed_for_memory(tree: Hierarchy, job: Path, worker: Path) -> int:
     """How many processes the kernel killed since memory of a job's group was used up.
 
     Args:
-        tree: in which the groups are.
-        job: the group with the limit.
         worker: the group in it. Version 1 counts where the victim was, 2 where the limit is.
     """
     path = job / "memory.events" if tree.unified else worker / "memory.oom_control"
@@ -205,7 +194,6 @@ def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
 
     Args:
         tree: in which the group is, with `MEMORY`.
-        group: that is there.
         most: bytes; 0: as much as there is.
 
     Raises:
@@ -245,10 +233,6 @@ def bound_pids(group: Path, most: int) -> None:
 
 def write(path: Path, value: str) -> None:
     """Write one of a group's files; they take a value in one piece, and none is made.
-
-    Args:
-        path: of the file.
-        value: as the kernel takes it.
 
     Raises:
         OSError: naming the file.

@@ -21,14 +21,7 @@ READERS: Final = 4  # of files of jobs, at once
 
 
 class ControllerPorts:
-    """Orders and heartbeats on one socket, events on another.
-
-    Args:
-        link: with the node's keys.
-        controller: where it is.
-        key: its public key.
-        node: this one.
-    """
+    """Orders and heartbeats on one socket, events on another."""
 
     def __init__(
         self, link: Link, controller: agent_settings.Controller, key: bytes, node: NodeId
@@ -60,11 +53,7 @@ class ControllerPorts:
         return self._connect("DEALER", welcome.log_port)
 
     def publish(self, data: bytes) -> None:
-        """Say what happens here, to whoever listens.
-
-        Args:
-            data: one encoded message.
-        """
+        """Say what happens here, to whoever listens."""
         if self.events is not None:
             self.events.send(self._node.encode(), data)
 
@@ -73,13 +62,7 @@ class ControllerPorts:
 
 
 class BulkTraffic:
-    """What is large: output and files of jobs up, archives of working directories down.
-
-    Args:
-        folders: of the node.
-        shipper: ships output.
-        fetcher: brings archives here.
-    """
+    """What is large: output and files of jobs up, archives of working directories down."""
 
     def __init__(self, folders: NodeFolders, shipper: LogShipper, fetcher: SnapshotFetcher) -> None:
         self._folders = folders
@@ -103,11 +86,7 @@ class BulkTraffic:
         self._fetcher.use(socket)
 
     def answer(self, asked: AskFiles | AskPiece) -> None:
-        """Answer a question about files of a job, when the disk gives them.
-
-        Args:
-            asked: a list or a piece.
-        """
+        """Answer a question about files of a job, when the disk gives them."""
         task = asyncio.create_task(self._answer(asked))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)

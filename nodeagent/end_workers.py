@@ -24,7 +24,6 @@ def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None =
     Sockets that lie outside of the run folder are deleted.
 
     Args:
-        folders: of the node.
         grace_s: how long a worker may take to end by itself.
         groups: of jobs; they go, with whatever is in them. None: there are none.
 

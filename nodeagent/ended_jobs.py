@@ -29,8 +29,6 @@ class EndedJobs:
     """Working directories, states of sweeps and checkpoints, each kept by itself.
 
     Args:
-        folders: of the node.
-        settings: what they say now.
         busy: the jobs that are known to this node now.
     """
 
@@ -82,12 +80,7 @@ class EndedJobs:
         return tuple(sorted(self._found | self._busy()))
 
     def note(self, job: JobId, *, ended: bool) -> None:
-        """Nothing of a job runs here any more, and it will not come back; or it begins.
-
-        Args:
-            job: its name.
-            ended: which of them.
-        """
+        """Nothing of a job runs here any more, and it will not come back; or it begins."""
         self._found.discard(job)
         for keeper in self._keepers:
             keeper.note(job, ended=ended)
@@ -101,7 +94,6 @@ class Keeper:
     """Keeps one folder within its bounds, in a thread, one thing after the other.
 
     Args:
-        area: the folder.
         keep: what stays, asked anew each time.
         busy: the jobs that are known to this node now.
     """
@@ -117,12 +109,7 @@ class Keeper:
         self._sizes: dict[str, FileSeen] = {}
 
     def note(self, job: JobId, *, ended: bool) -> None:
-        """See `EndedJobs.note`.
-
-        Args:
-            job: its name.
-            ended: whether it has.
-        """
+        """See `EndedJobs.note`."""
         self._noted.pop(job, None)
         self._noted[job] = ended
         self._wake.set()
@@ -144,7 +131,6 @@ class Keeper:
         """Mark those of which something was heard; what the disk does not take is tried again.
 
         Args:
-            keep: what stays.
             look: whether to delete what is beyond that, too.
         """
         noted, self._noted = self._noted, {}

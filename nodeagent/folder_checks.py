@@ -125,7 +125,6 @@ def places_of(
     """The folders that workers need: the node's own, and those that all nodes share.
 
     Args:
-        folders: of the node.
         reserve_bytes: of room, below which one counts as full.
     """
     run = Place("run", folders.run, reserve_bytes, mode=folders.mode)

@@ -37,9 +37,7 @@ class HealthWatch:
     """Folders and the workers' socket, looked at again and again.
 
     Args:
-        places: folders that workers need.
         shared: those that all nodes use, which are looked at less often.
-        socket: where workers connect.
         listen: binds the socket again; raises an `OnesError` or `OSError` if it cannot.
         changed: takes what keeps the node from starting workers, whenever that is different.
     """

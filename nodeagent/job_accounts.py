@@ -50,9 +50,6 @@ class Account:
 def run_as(settings: AgentSettings) -> str:
     """`AGENT`, `SUBMITTER` or `JOB`, as the settings say or else as is safe here.
 
-    Args:
-        settings: of the agent.
-
     Raises:
         SettingsError: if jobs of different users would share the agent's rights, or it has not
             the rights to give them others.
@@ -85,9 +82,6 @@ def _is_loopback(settings: AgentSettings) -> bool:
 
 def check_jobs(settings: AgentSettings) -> str:
     """Refuse accounts that no job may have, before one asks for them.
-
-    Args:
-        settings: of the agent.
 
     Returns:
         What `run_as` says.
@@ -146,7 +140,6 @@ def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
     """Where things lie on this node.
 
     Args:
-        settings: of the agent.
         home: the folder that relative paths in it are relative to.
 
     Raises:
@@ -161,7 +154,6 @@ def account_of(jobs: Jobs, user: str) -> Account:
     """The account that a user's jobs have on this host.
 
     Args:
-        jobs: the settings.
         user: as the controller names who submitted.
 
     Raises:
@@ -196,10 +188,6 @@ class JobAccounts:
     Whose a job's folders are is the memory of it: so a uid stays its job's over restarts, on every
     node that shares its checkpoints, and as long as anything of it is kept.
 
-    Args:
-        settings: of the agent.
-        folders: of the node.
-
     Raises:
         SettingsError: as `check_jobs`.
     """
@@ -217,19 +205,12 @@ class JobAccounts:
         return self._chosen != AGENT
 
     def is_own(self, uid: int) -> bool:
-        """Whether a uid is one job's alone, and nobody's account.
-
-        Args:
-            uid: any.
-        """
+        """Whether a uid is one job's alone, and nobody's account."""
         first, count = self._jobs.uids
         return self._chosen == JOB and first <= uid < first + count
 
     def refuse_owner_of(self, key: Path) -> None:
         """No job may run as who owns the agent's key.
-
-        Args:
-            key: the file.
 
         Raises:
             SettingsError: if one would.
@@ -243,10 +224,6 @@ class JobAccounts:
 
     async def prepare(self, job: JobId, user: str) -> Account | None:
         """Who runs a job, with its folders made.
-
-        Args:
-            job: its name.
-            user: who submitted it.
 
         Returns:
             None: it runs as the agent does.
@@ -302,11 +279,7 @@ class JobAccounts:
         return iter(found.items())
 
     def forget(self, job: JobId) -> None:
-        """Nothing of it runs here any more; as long as its folders stay, so does its uid.
-
-        Args:
-            job: its name.
-        """
+        """Nothing of it runs here any more; as long as its folders stay, so does its uid."""
         for uid in [uid for uid, name in self._taken.items() if name == job]:
             del self._taken[uid]
 

@@ -39,11 +39,7 @@ GROUPS_NEEDED: Final = (
 
 
 def group_of_job(job: JobId) -> str:
-    """The name of a job's group.
-
-    Args:
-        job: its name.
-    """
+    """The name of a job's group."""
     return f"job-{job}"
 
 
@@ -57,7 +53,6 @@ class JobGroups:
     Args:
         trees: of this host; none: nothing is bounded, and everything is passed over.
         run: folder of the node, which tells its groups from those of other agents.
-        limits: for each slot.
     """
 
     def __init__(
@@ -76,11 +71,7 @@ class JobGroups:
         return bool(self._tops)
 
     def bounds(self, controller: str) -> bool:
-        """Whether a limit holds here.
-
-        Args:
-            controller: `MEMORY` or `PIDS`.
-        """
+        """Whether a limit holds here."""
         return any(controller in tree.controllers for tree, _ in self._tops)
 
     def use(self, limits: Jobs) -> None:
@@ -120,8 +111,6 @@ class JobGroups:
         """A worker of a former life of this agent.
 
         Args:
-            worker: its name.
-            job: of the worker.
             pid: of its process, if that runs; one that is in no group yet is put there.
         """
         try:
@@ -144,10 +133,6 @@ class JobGroups:
     def hold(self, worker: WorkerId, job: JobId) -> None:
         """A worker is about to start: its job has a slot more here.
 
-        Args:
-            worker: its name.
-            job: of the worker.
-
         Raises:
             OSError: if there are limits and they cannot be set.
         """
@@ -159,7 +144,6 @@ class JobGroups:
         """Put a worker's process where it belongs, with all that it will fork.
 
         Args:
-            worker: that is held.
             pid: of its process; one that is gone is passed over.
 
         Raises:
@@ -173,7 +157,6 @@ class JobGroups:
 
         Args:
             group: of the job, or of the user, who is bounded as one slot is.
-            pid: of its process.
 
         Raises:
             OSError: if the kernel refuses it and there are limits.

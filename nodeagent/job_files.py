@@ -41,10 +41,6 @@ LEFT_ALONE: Final = frozenset({"__pycache__", ".git"})
 def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
     """Do what the relay asks; it reads the disk, so not in an event loop.
 
-    Args:
-        asked: a list or a piece.
-        folders: of this node.
-
     Returns:
         What was asked for, or why it cannot be had.
     """
@@ -66,11 +62,7 @@ def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
 
 
 def stamp_of(status: os.stat_result) -> str:
-    """What tells one state of a file from another.
-
-    Args:
-        status: of the file.
-    """
+    """What tells one state of a file from another."""
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 

@@ -16,7 +16,6 @@ class JobUids:
 
     Args:
         accounts: say which uids are a job's alone; None: none.
-        zygotes: of this node.
     """
 
     def __init__(self, accounts: JobAccounts | None, zygotes: ZygotePool) -> None:
@@ -26,21 +25,11 @@ class JobUids:
         self._ending: dict[int, asyncio.Task[None]] = {}
 
     def hold(self, worker: WorkerId, uid: int) -> None:
-        """A worker runs, or is about to.
-
-        Args:
-            worker: its name.
-            uid: that it runs as.
-        """
+        """A worker runs, or is about to."""
         self._held[worker] = uid
 
     async def take(self, worker: WorkerId, account: Account) -> None:
-        """Hold an account for a worker that begins, once those before it are all gone.
-
-        Args:
-            worker: its name.
-            account: that it will run as.
-        """
+        """Hold an account for a worker that begins, once those before it are all gone."""
         uid = account.owner.uid
         self.hold(worker, uid)
         if (ending := self._ending.get(uid)) is not None:

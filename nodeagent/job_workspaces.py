@@ -69,7 +69,6 @@ def lay_out(
         archive: a tar file, compressed or not.
         folder: a job's working directory; an older one is replaced.
         digest: sha256 of the archive, hexadecimal.
-        bounds: of what comes out of it.
         owner: whose the folder becomes, and with whose rights it is filled; None: the agent's.
 
     Raises:
@@ -113,9 +112,6 @@ def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
     """The files that `folder` was made with, as they were then.
-
-    Args:
-        folder: a job's working directory.
 
     Returns:
         Size in bytes and time of the last change in ns, by relative path; nothing where nobody

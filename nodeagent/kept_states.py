@@ -26,9 +26,7 @@ def compare(
     What an attempt leaves that is under way, or that the delta cannot know of, stays.
 
     Args:
-        delta: the newest.
         files: on the node's disk, finished or not.
-        digests: of the finished ones.
     """
     wanted = {_key(one.state) for one in delta.wanted}
     attempts = {unit.attempt for unit in delta.units}

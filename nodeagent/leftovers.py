@@ -39,7 +39,6 @@ class Leftovers:
     """A folder that has a folder for each job.
 
     Args:
-        root: the folder.
         shared: other nodes use it, too: a job may live although this node does not know it.
         ours: a file that a job's folder has, if it is one; empty: all of them are.
     """
@@ -53,7 +52,6 @@ class Leftovers:
 
         Args:
             job: its name; where nothing of it lies here, it gets no mark.
-            ended: whether it has.
 
         Raises:
             OSError: if the disk does not take it.
@@ -76,7 +74,6 @@ class Leftovers:
         """Delete folders of jobs that ended too long ago, and the oldest where they are too much.
 
         Args:
-            keep: what stays.
             busy: jobs that are known to this node, which stay.
             now: seconds since the epoch.
             sizes: of what was found before; brought up to date.

@@ -66,7 +66,6 @@ class LogShipper:
     """All output streams of a node.
 
     Args:
-        node: whose they are.
         on_stored: called when all output of an ended worker is safe.
         max_bytes: of a stream of one worker, on this node's disk.
     """
@@ -96,8 +95,6 @@ class LogShipper:
 
         Args:
             worker: its name; one that is watched already is left as it is.
-            assignment: its job, version and rank.
-            folder: where its files are.
         """
         if worker in self._streams:
             return

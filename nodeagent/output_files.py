@@ -28,10 +28,6 @@ class OutputFile:
     A file that is deleted is read on from this agent's handle, or from the worker's own. What
     nobody has any more is a gap: a line in the worker's log says so, and the stream goes on behind
     it. So followers see what is missing, and no position means two different bytes.
-
-    Args:
-        folder: of the worker.
-        name: `LOG` or `SAMPLES`.
     """
 
     def __init__(self, folder: WorkerFolder, name: str) -> None:

@@ -33,9 +33,6 @@ def acting_as(owner: Owner | None) -> Iterator[None]:
     The kernel decides: a thread whose file system uid is not root's has none of root's rights to
     files (capabilities(7)), so no link, race or name leads to what the owner could not have.
 
-    Args:
-        owner: whose; None: the agent's own.
-
     Raises:
         PermissionError: if this process may not.
     """
@@ -96,10 +93,6 @@ def open_regular(path: Path) -> int:
 def require_regular(descriptor: int, path: Path) -> int:
     """What was opened, if it is a regular file; else it is closed.
 
-    Args:
-        descriptor: of it.
-        path: for the error.
-
     Raises:
         OSError: if it is something else.
     """
@@ -113,7 +106,6 @@ def read_small(path: Path, most: int = SMALL) -> bytes:
     """The content of a regular file, whoever wrote it.
 
     Args:
-        path: of the file.
         most: bytes that it may have.
 
     Raises:
@@ -134,7 +126,6 @@ def write_private(path: Path, data: bytes) -> None:
 
     Args:
         path: of the file; one that is there is replaced.
-        data: all of it.
 
     Raises:
         OSError: if the disk does not take it.

@@ -14,9 +14,6 @@ ROUNDS: Final = 1000  # of killing what forks faster than it dies
 def start_ticks(pid: int) -> int | None:
     """Field 22 of /proc/PID/stat, which with the pid names a process for ever; None if gone.
 
-    Args:
-        pid: on this host.
-
     Returns:
         Start time, clock ticks since the host came up (proc(5), field `starttime`).
     """
@@ -68,12 +65,7 @@ def open_process(pid: int, ticks: int) -> int | None:
 
 
 def belongs_to(pid: int, uid: int) -> bool | None:
-    """Whether a process has the rights of a user and no others; None: it is gone.
-
-    Args:
-        pid: on this host.
-        uid: of the user.
-    """
+    """Whether a process has the rights of a user and no others; None: it is gone."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -86,8 +78,6 @@ def signal_group(group: int, what: int, uid: int | None = None) -> None:
     """Signal the processes of a group, as far as they are a user's.
 
     Args:
-        group: its number.
-        what: signal.
         uid: of the user; None: whoever's they are.
     """
     if uid is None:

@@ -127,10 +127,6 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
     names the same device after a restart under another CUDA_VISIBLE_DEVICES, and is the GPU's
     number in `nvidia-smi` where nothing is split.
 
-    Args:
-        gpus: of this host.
-        environ: the agent's environment.
-
     Returns:
         In the order of their indices; empty if CUDA_VISIBLE_DEVICES hides everything.
 
@@ -156,9 +152,6 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
 
 def device_environment(slot: SlotSpec) -> dict[str, str]:
     """The variables that make a slot's device the only one that its worker sees.
-
-    Args:
-        slot: of this node.
 
     Returns:
         They win over a job's own; a worker of a CPU slot sees no GPU.

@@ -56,7 +56,6 @@ class SnapshotFetcher:
 
         Args:
             digest: its sha256, which is its name.
-            target: the file to write.
 
         Raises:
             WorkspaceError: if the controller does not have it or the disk does not take it.

@@ -54,7 +54,6 @@ class StateKeeper:
         """Begin with what lies on the disk.
 
         Args:
-            folders: of the node.
             publish: takes what became of a wanted state, in the loop's thread.
         """
         self._folders = folders
@@ -67,22 +66,14 @@ class StateKeeper:
         self._closed = False
 
     def keep(self, delta: SweepDelta) -> None:
-        """Make this so; what an older one asked for and this one does not is given up.
-
-        Args:
-            delta: the newest of its job.
-        """
+        """Make this so; what an older one asked for and this one does not is given up."""
         self._newest[delta.job] = delta
         if delta.job not in self._sorting:
             self._sorting.add(delta.job)
             self._spawn(self._sort(delta.job))
 
     def forget(self, job: JobId) -> None:
-        """The job is over: its staged data go; states that were wanted last stay for a while.
-
-        Args:
-            job: its name.
-        """
+        """The job is over: its staged data go; states that were wanted last stay for a while."""
         self._spawn(asyncio.to_thread(_drop_data, self._folders.states(job)))
 
     def close(self) -> None:
@@ -212,7 +203,6 @@ def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer |
     """Hand out the states on this node's disk; None: nobody can reach it, which the log says.
 
     Args:
-        folders: of the node.
         address: where other nodes reach this one.
         port: to listen on; 0: any.
     """

@@ -33,7 +33,6 @@ class WorkerChannel:
 
     Args:
         address: ipc://PATH; its folder is there.
-        heard: takes what a worker says.
         token_of: what a worker has to show; empty: an older library shows nothing; None: no such
             worker is here.
         open_to_all: whether workers run as other users than the agent.
@@ -118,7 +117,6 @@ class WorkerChannel:
         """Tell a worker what is wanted of its group.
 
         Args:
-            worker: as in `send`.
             delta: without a group it is nothing that a worker could follow.
         """
         if delta.group is not None:
@@ -134,21 +132,12 @@ class WorkerChannel:
             self.send(worker, order)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """To a worker that greeted; the others hear of everything when they do.
-
-        Args:
-            worker: its name.
-            message: for it.
-        """
+        """To a worker that greeted; the others hear of everything when they do."""
         if (route := self._routes.get(worker)) is not None:
             self.socket.send(route, encode(message))
 
     def forget(self, worker: WorkerId) -> None:
-        """It has ended.
-
-        Args:
-            worker: its name.
-        """
+        """It has ended."""
         self._hang_up(worker)
 
     def close(self) -> None:

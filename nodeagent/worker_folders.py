@@ -77,18 +77,13 @@ class WorkerFolder:
         return owner_of(self.path / OWN)
 
     def stream(self, name: str) -> Path:
-        """The file behind a shipped stream.
-
-        Args:
-            name: `LOG` or `SAMPLES`.
-        """
+        """The file behind a shipped stream."""
         return self.own / {LOG: "log", SAMPLES: "samples"}[name]
 
     def write_assignment(self, assignment: Assignment, owner: Owner | None = None) -> None:
         """Make the folder; the assignment is there whole or not at all.
 
         Args:
-            assignment: replaces one that is there.
             owner: who the worker runs as; None: as the agent does.
 
         Raises:
@@ -117,9 +112,6 @@ class WorkerFolder:
 
     def write_mark(self, mark: ProcessMark) -> None:
         """Note which process the worker is, where it runs as another user and may say anything.
-
-        Args:
-            mark: of a process of that user.
 
         Raises:
             OSError: if the disk does not take it.

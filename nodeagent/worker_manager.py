@@ -94,19 +94,12 @@ class WorkerManager:
     """One process on one slot, from its assignment to its exit code.
 
     Args:
-        node: this one.
         address: where workers on other nodes reach those of this one.
-        folders: of the node.
-        slots: that it offers.
         python: interpreter of jobs that name none.
         grace_s: between TERM and KILL, seconds.
-        zygotes: fork the workers.
-        shipper: ships their output.
         fetcher: brings archives of working directories here.
-        on_event: takes what became of it.
         check_node: looks whether the node can start workers, and tells if it cannot.
         may_read: whether reports may be read now; False while the controller has to catch up.
-        bounds: of a working directory.
         accounts: say as whom jobs run; None: as the agent does.
         groups: of jobs; None: there are none.
     """

@@ -50,11 +50,7 @@ class HeldUnit:
         return self.held > self.over
 
     def tell(self, unit: UnitOrder) -> bool:
-        """Whether the worker should hear of `unit` now; it counts as told.
-
-        Args:
-            unit: of this worker.
-        """
+        """Whether the worker should hear of `unit` now; it counts as told."""
         if unit.attempt <= max(self.told, self.over):
             return False
         self.told, self.held = unit.attempt, max(self.held, unit.attempt)
@@ -76,7 +72,6 @@ class HeldUnit:
         """Whether the unit under way is not wanted any more.
 
         Args:
-            unit: that the worker should have.
             attempts: the highest that whoever says so knows of.
         """
         wanted = unit.attempt if unit is not None else 0
@@ -107,13 +102,7 @@ class WorkerState:
 
     @classmethod
     def wanted(cls, identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
-        """A worker that is not there yet.
-
-        Args:
-            identity: its name.
-            delta: that asks for it.
-            member: its place in the group.
-        """
+        """A worker that is not there yet."""
         return cls(
             worker=identity,
             job=delta.job,

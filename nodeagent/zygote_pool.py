@@ -45,7 +45,6 @@ class ZygoteConnection:
     """One connection to one zygote.
 
     Args:
-        reader: of the zygote's Unix socket.
         writer: of the same; closed by `close`.
     """
 
@@ -237,11 +236,7 @@ class ZygotePool:
             return zygote
 
     def forget(self, uid: int) -> None:
-        """Hang up on the zygotes of a user, who are ended.
-
-        Args:
-            uid: of the user.
-        """
+        """Hang up on the zygotes of a user, who are ended."""
         for key in [key for key in self._known if key[1] == uid]:
             self._known.pop(key).close()
             self._locks.pop(key, None)

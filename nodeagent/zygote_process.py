@@ -58,8 +58,6 @@ def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int
     no session.
 
     Args:
-        path: of the socket.
-        workers: pids of workers.
         uid: whose zygotes count: anybody can have such a command line.
 
     Returns:
@@ -86,7 +84,6 @@ def is_zygote(process: psutil.Process, where: str) -> bool:
 
     Args:
         process: with its `cmdline` in `info`.
-        where: a path, or its beginning.
     """
     arguments = process.info["cmdline"] or [""]
     begins = MODULE in arguments and any(one.startswith(where) for one in arguments)
@@ -105,8 +102,6 @@ def spawn(
     """Begin a zygote.
 
     Args:
-        python: its interpreter.
-        path: of its socket.
         output: what it says; not in a folder of who it runs as.
         account: who it runs as, from its first instruction on; None: as the agent does.
         limits: on it, and on each of its workers.
@@ -189,12 +184,7 @@ def _identity(account: Account | None) -> dict[str, Any]:
 
 
 def cannot(python: str, output: Path) -> StartError:
-    """Why an interpreter's zygote ended as it began.
-
-    Args:
-        python: the interpreter.
-        output: what it said.
-    """
+    """Why an interpreter's zygote ended as it began."""
     descriptor = open_regular(output)
     try:
         start = max(0, os.fstat(descriptor).st_size - LAST_WORDS)

@@ -36,7 +36,6 @@ class Codec(Generic[M]):
         """Decode the messages in `kinds`.
 
         Args:
-            conversation: its name, for error messages.
             kinds: one message class, or a union of them.
         """
         self.conversation = conversation
@@ -91,9 +90,6 @@ class Codec(Generic[M]):
 
 def tag_of(kind: type[Message]) -> str:
     """The tag under which `kind` travels.
-
-    Args:
-        kind: a message class.
 
     Returns:
         What stands under the key `type`, such as `worker.ready.2`.

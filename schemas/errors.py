@@ -69,7 +69,6 @@ def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return a hint for a name that is not known: the one that is most like it, if any is.
 
     Args:
-        name: as it was written.
         known: names that there are, oldest first; `digits` means the last `digits-N` of them. Only
             the last 1000 are compared otherwise, which takes less than 0.1 s.
         otherwise: a hint of where to look; always the last part.
@@ -107,7 +106,6 @@ class UnknownJobError(OnesError):
         """Say which.
 
         Args:
-            job: the name that was asked for.
             known: names of jobs, of which one may have been meant.
         """
         hint = suggestion(job, known, "`ones ps --all` lists every job")
@@ -175,8 +173,6 @@ class RemoteError(OnesError):
 
         Args:
             code: stable and machine-readable, as the other side gave it.
-            message: what happened.
-            hint: what the reader can do.
             field: the path of the field that is wrong.
         """
         super().__init__(message, hint, field)
@@ -187,9 +183,6 @@ def raised(code: str, message: str, hint: str, field: str) -> OnesError:
     """The error that the other side raised, as the same class here.
 
     Args:
-        code: of the error, stable.
-        message: what happened.
-        hint: what the reader can do.
         field: the path of the field that is wrong.
 
     Returns:

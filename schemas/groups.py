@@ -43,9 +43,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     def member(self, worker: WorkerId) -> Member | None:
         """The place of `worker` in this group, if it has one.
 
-        Args:
-            worker: its name.
-
         Returns:
             Its place in this group; None if it has none.
         """

@@ -20,11 +20,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Findings:
-    """Every problem that was found, in the order in which it was looked for.
-
-    Args:
-        path: of the settings file.
-    """
+    """Every problem that was found, in the order in which it was looked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,8 +31,6 @@ class Findings:
 
         Args:
             field: of the file, such as `listen.events`.
-            what: is wrong.
-            remedy: what helps.
         """
         self.found.append(SettingsError(f"{field}: {what}", remedy, field))
 
@@ -44,7 +38,6 @@ class Findings:
         """Do what the daemon would do, and take what it would raise.
 
         Args:
-            field: that it is about.
             work: reads or checks, and changes nothing.
         """
         try:
@@ -54,12 +47,7 @@ class Findings:
             self.add(field, error.message.removeprefix(f"{field}: "), error.hint)
 
     def finite(self, settings: msgspec.Struct, prefix: str = "") -> None:
-        """All numbers are ones that a clock can wait for.
-
-        Args:
-            settings: of any kind.
-            prefix: of its fields, with a dot.
-        """
+        """All numbers are ones that a clock can wait for."""
         for name in settings.__struct_fields__:
             value = getattr(settings, name)
             if isinstance(value, msgspec.Struct):
@@ -71,7 +59,6 @@ class Findings:
         """A folder can be written to, or made.
 
         Args:
-            field: that names it.
             path: of the folder, which need not exist.
         """
         there = next(one for one in (path, *path.parents) if one.exists())
@@ -98,7 +85,6 @@ class Findings:
         """This host can be reached under an address.
 
         Args:
-            field: that names it.
             host: name or address to listen on.
 
         Returns:
@@ -119,7 +105,6 @@ class Findings:
         """Nobody else listens on a port.
 
         Args:
-            field: that names it.
             host: name or address to listen on, which is one of this host.
             port: TCP; 0 stands for none, or any.
         """
@@ -140,8 +125,6 @@ def look_through(
     """What is wrong with a settings file by itself, and what can be looked at further.
 
     Args:
-        kind: of settings.
-        path: of the TOML file.
         without: stands for fields that have to be given and are missing or wrong.
 
     Returns:

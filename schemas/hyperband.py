@@ -11,7 +11,6 @@ def brackets(most: int, eta: int) -> list[tuple[int, int]]:
 
     Args:
         most: epochs of a trial that is never stopped.
-        eta: factor from rung to rung.
     """
     top = 0
     while eta ** (top + 1) <= most:

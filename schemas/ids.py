@@ -21,26 +21,18 @@ def slot_id(node: NodeId, index: int) -> SlotId:
     """The name of slot `index` of `node`.
 
     Args:
-        node: its name; may hold slashes.
         index: 0-based position of the slot on its node.
     """
     return SlotId(f"{node}/{index}")
 
 
 def node_of(slot: SlotId) -> NodeId:
-    """The node that `slot` belongs to.
-
-    Args:
-        slot: as `slot_id` made it.
-    """
+    """The node that `slot` belongs to."""
     return NodeId(slot.rpartition("/")[0])
 
 
 def index_of(slot: SlotId) -> int:
     """The position of `slot` on its node.
-
-    Args:
-        slot: as `slot_id` made it.
 
     Raises:
         ValueError: if it ends with no number.
@@ -52,8 +44,6 @@ def worker_id(job: JobId, version: Version, rank: Rank) -> WorkerId:
     """The name of one worker process; also the name of its folder on the node.
 
     Args:
-        job: its name.
         version: of the group that the worker was born with.
-        rank: in that group.
     """
     return WorkerId(f"{job}.v{version}.r{rank}")

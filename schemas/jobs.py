@@ -81,11 +81,7 @@ CLUSTER_PREFIX: Final = "ONES_"
 
 
 def is_reserved(name: str) -> bool:
-    """Whether no job may set a variable: the cluster does.
-
-    Args:
-        name: of the variable.
-    """
+    """Whether no job may set a variable: the cluster does."""
     return name.startswith(CLUSTER_PREFIX) or name in CLUSTER_VARIABLES
 
 

@@ -19,7 +19,6 @@ class LogLines:
         """Begin with nothing lost.
 
         Args:
-            fd: to write to; it stays open.
             lost: the line that says how many are missing, without its end.
         """
         self._fd = fd

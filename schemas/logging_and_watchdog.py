@@ -24,9 +24,6 @@ def configure_logging(fd: int = 2) -> None:
 
     No line can end the process: those that cannot be written are counted, and the count is the
     next line that can.
-
-    Args:
-        fd: that they are written to.
     """
     readable = os.isatty(fd) and "JOURNAL_STREAM" not in os.environ
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
@@ -119,7 +116,6 @@ class Audit:
             what: what was refused, a word for machines.
             why: for people; cut to 500 characters.
             peer: who did it: the owner of a key, or a stranger's address.
-            detail: further fields of the line.
         """
         self._begin_second()
         if self._said.total() >= self._limit or (peer and self._said[peer] >= self._of_one):
@@ -130,13 +126,7 @@ class Audit:
         self._log.warning("audit", what=what, why=why[:500], **said)
 
     def done(self, what: str, by: str, **detail: str) -> None:
-        """Somebody used a right that is not everybody's; such a line is never left out.
-
-        Args:
-            what: a word for machines.
-            by: who it was.
-            detail: further fields of the line.
-        """
+        """Somebody used a right that is not everybody's; such a line is never left out."""
         self._log.info("audit", what=what, by=by, **{f"of_{k}": v for k, v in detail.items()})
 
     async def tell_what_was_left_out(self) -> None:

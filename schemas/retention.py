@@ -22,7 +22,6 @@ def outdated(
     Args:
         files: that may go.
         keep_s: seconds.
-        keep_bytes: of all that may go together.
         now: seconds since the epoch.
 
     Returns:

@@ -23,7 +23,6 @@ class SettingsReload(Generic[S]):
     """The settings of a running daemon.
 
     Args:
-        current: that it began with.
         load: reads the file again; raises a `SettingsError` if it is wrong.
         safe: fields that may change, each with what makes it so; given the new settings.
         always: done at each reload, as for files that the settings name.

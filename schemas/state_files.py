@@ -67,7 +67,6 @@ def header_of(frames: Frames, digest: str) -> bytes:
     """What stands before the frames in a file and on the way.
 
     Args:
-        frames: of a state.
         digest: SHA-256 of them, hexadecimal.
     """
     sizes = b"".join(SIZE.pack(len(frame)) for frame in frames)
@@ -78,7 +77,6 @@ def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
     """The frames of a file's content, without copies; each byte is checked.
 
     Args:
-        content: of a whole file.
         digest: that they should have, hexadecimal; empty: the one in the header.
 
     Raises:
@@ -94,9 +92,6 @@ def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
 
 def split_frames(content: Buffer) -> tuple[str, list[memoryview]]:
     """The digest that a file's header names, and its frames, which are not looked at.
-
-    Args:
-        content: of a whole file.
 
     Raises:
         DamagedStateError: if it is no state, or cut.
@@ -114,11 +109,7 @@ def split_frames(content: Buffer) -> tuple[str, list[memoryview]]:
 
 
 def header_size(start: Buffer) -> int | None:
-    """Bytes before the first frame; None: too little of the file is there to say.
-
-    Args:
-        start: of the file.
-    """
+    """Bytes before the first frame; None: too little of the file is there to say."""
     if len(start) < HEADER.size:
         return None
     return int(HEADER.size + SIZE.size * HEADER.unpack_from(start)[2])
@@ -129,7 +120,6 @@ def require_digest(found: str, wanted: str) -> None:
 
     Args:
         found: SHA-256, hexadecimal.
-        wanted: the same.
 
     Raises:
         DamagedStateError: if they differ.
@@ -155,7 +145,6 @@ def write_state(folder: Path, file: StateFile, frames: Frames, digest: str) -> i
     Args:
         folder: of the job; made if it is not there.
         file: whose it is; one that is there is replaced.
-        frames: of the state.
         digest: SHA-256 of them, hexadecimal.
 
     Raises:
@@ -196,11 +185,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def states_in(folder: Path) -> Iterator[tuple[StateFile, Path]]:
-    """The files of states in `folder`, finished or not; a folder that is not there has none.
-
-    Args:
-        folder: of a job.
-    """
+    """The files of states in `folder`, finished or not; a folder that is not there has none."""
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.iterdir()):
             if (file := StateFile.of(path.name)) is not None:
@@ -230,8 +215,6 @@ def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | No
     """The file of a state, by its header; None: it is not there.
 
     Args:
-        folder: of the job.
-        trial: whose state.
         version: visits that it has behind it.
         digest: SHA-256 of its frames, hexadecimal.
     """
@@ -247,9 +230,6 @@ def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | No
 def map_state(path: Path) -> memoryview:
     """The content of a file, mapped into memory; it stays while somebody has the view.
 
-    Args:
-        path: of a file that is finished.
-
     Raises:
         OSError: if it is gone, or cannot be read.
     """
@@ -261,7 +241,6 @@ def read_piece(path: Path, offset: int, most: int) -> tuple[int, bytes]:
     """Some of a file that its owner may cut meanwhile: what is mapped then ends who reads it.
 
     Args:
-        path: of the file.
         offset: from its start, bytes.
         most: bytes.
 
@@ -280,7 +259,6 @@ def check_file(path: Path, digest: str) -> None:
     """Look at each byte of a file, none of which is kept.
 
     Args:
-        path: of the file.
         digest: SHA-256 that its frames should have, hexadecimal.
 
     Raises:

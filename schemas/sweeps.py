@@ -215,9 +215,6 @@ FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
 def check_sweep(spec: SweepSpec) -> None:
     """Refuse what no sweep can do.
 
-    Args:
-        spec: as its user wrote it.
-
     Raises:
         SettingsError: names the field and the remedy.
     """
@@ -291,9 +288,6 @@ def is_metric(name: str) -> bool:
 
 def check_search(spec: SearchSpec) -> None:
     """Refuse what no sweep can do.
-
-    Args:
-        spec: as its user wrote it.
 
     Raises:
         SettingsError: names the field and the remedy.

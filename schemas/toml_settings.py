@@ -28,7 +28,6 @@ def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) ->
 
     Args:
         kind: the struct that the file fills.
-        path: a TOML file.
         environ: variables; those that do not begin with `ONES__` are passed over.
 
     Raises:
@@ -42,7 +41,6 @@ def read_table(path: Path, environ: Mapping[str, str] | None = None) -> dict[str
     """The table in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
 
     Args:
-        path: a TOML file.
         environ: variables; those that do not begin with `ONES__` are passed over.
 
     Raises:
@@ -107,7 +105,6 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "
 
     Args:
         kind: the struct that `table` fills.
-        table: as it was parsed.
         path: where it came from, for error messages.
         prefix: of its keys in the file, such as `sweep.searcher.`; empty: it is the whole file.
 
@@ -129,7 +126,6 @@ def every_problem(
 
     Args:
         kind: the struct that `table` should fill.
-        table: as it was parsed.
         path: where it came from, for error messages.
         prefix: of its keys in the file, with its dot; their unknown ones were told with the file's.
 
@@ -159,7 +155,6 @@ def sound_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> di
     """What is left of `table` without the keys that are wrong, so that the rest can be looked at.
 
     Args:
-        table: as it was parsed.
         wrong: what `every_problem` says of it.
     """
     fields = {problem.field for problem in wrong}
@@ -187,8 +182,6 @@ def reloaded(current: S, fresh: S, safe: Collection[str]) -> Reloaded[S]:
     """Take over from `fresh` what may change while a process runs.
 
     Args:
-        current: settings in use.
-        fresh: as the file has them now.
         safe: fields that may change, such as `silence.lost_s`.
     """
     changed: list[str] = []
@@ -215,8 +208,6 @@ def wrong_value(
 
     Args:
         kind: the struct that could not be filled.
-        error: as msgspec raised it.
-        path: of the file.
         prefix: of the struct's keys in the file, with its dot.
         key: of `kind`, whose value alone was converted; empty: the whole table was.
     """
@@ -236,7 +227,6 @@ def written(kind: Any, field: str) -> str:
     The example comes from the struct's `EXAMPLES`, else from the key's default or type.
 
     Args:
-        kind: a struct.
         field: of the struct, such as `limits.range[1]`.
     """
     key = field

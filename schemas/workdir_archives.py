@@ -55,10 +55,6 @@ class ArchiveTooLargeError(TooLargeError):
 def opened(archive: IO[bytes], bounds: ArchiveBounds) -> Iterator[tarfile.TarFile]:
     """The tar file in `archive`, packed with gzip or not, of which no more is read than is allowed.
 
-    Args:
-        archive: at its beginning.
-        bounds: of what comes out.
-
     Raises:
         ArchiveTooLargeError: while it is read, as soon as a bound is exceeded.
         OSError: or another of `UNREADABLE`, if it is none.
@@ -74,10 +70,6 @@ def opened(archive: IO[bytes], bounds: ArchiveBounds) -> Iterator[tarfile.TarFil
 
 def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.TarInfo]:
     """What is in the archive, one by one, before anything of it is unpacked.
-
-    Args:
-        tar: as `opened` gave it.
-        bounds: of all of it.
 
     Raises:
         ArchiveTooLargeError: at the member that is too much.
@@ -106,10 +98,6 @@ def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.Tar
 
 def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
     """Refuse an archive that no node would unpack, without unpacking it.
-
-    Args:
-        archive: at its beginning.
-        bounds: of what comes out.
 
     Raises:
         ArchiveTooLargeError: if it exceeds one.

@@ -22,12 +22,7 @@ ASK_S: Final = 3.0  # a dry run waits so long for a controller
 
 
 def say_dry(ready: Sequence[Submission], common: Common) -> int:
-    """Say what would be submitted, and what the controller would say of it, where one answers.
-
-    Args:
-        ready: checked.
-        common: how to print.
-    """
+    """Say what would be submitted, and what the controller would say of it, where one answers."""
     notes, why_not = _notes(ready, common)
     rows = [_dry(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
     if common.output == "json":

@@ -29,8 +29,6 @@ def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Fail
     """What a person wants to know when a job did not succeed.
 
     Args:
-        client: open.
-        detail: of a job that has ended.
         from_seq: number of a feed event before its first, 1-based.
     """
     job = detail.summary
@@ -44,9 +42,6 @@ def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Fail
 
 def as_text(failure: Failure) -> Iterator[str]:
     """A failure as lines for people.
-
-    Args:
-        failure: of a job.
 
     Yields:
         Its state and reason; if it failed, the last lines of who did it.
@@ -64,11 +59,7 @@ def as_text(failure: Failure) -> Iterator[str]:
 
 
 def as_json(failure: Failure) -> dict[str, Any]:
-    """A failure for programs, in the form of an error.
-
-    Args:
-        failure: of a job.
-    """
+    """A failure for programs, in the form of an error."""
     error = {
         "code": "job_failed",
         "message": f"{failure.job} {failure.state}: {failure.reason}",
@@ -85,9 +76,6 @@ def _logs(failure: Failure) -> str:
 
 def failing_rank(events: Iterable[FeedEvent]) -> int | None:
     """The worker whose end was not in order, of the last group that a job had.
-
-    Args:
-        events: of one job, in order.
 
     Returns:
         Its rank; None if no worker ended by itself with anything but 0.

@@ -175,11 +175,7 @@ def _warn(lines: tuple[str, ...], common: Common) -> None:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, from the moment on at which much is on its way; else nothing.
-
-    Args:
-        what: is on its way.
-    """
+    """A bar on a terminal, from the moment on at which much is on its way; else nothing."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -149,11 +149,7 @@ def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]
 
 
 def say_if_absent(client: BlockingClient) -> None:
-    """Say at once that no controller is there; those who wait and follow go on for a minute.
-
-    Args:
-        client: open.
-    """
+    """Say at once that no controller is there; those who wait and follow go on for a minute."""
     try:
         client.cluster()
     except UnreachableError as error:

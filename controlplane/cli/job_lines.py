@@ -99,12 +99,7 @@ def _line(parts: Sequence[str], width: int | None) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """`text` on at most `width` columns; an ellipsis says that there is more.
-
-    Args:
-        text: one line.
-        width: columns.
-    """
+    """`text` on at most `width` columns; an ellipsis says that there is more."""
     if len(text) * 2 <= width or _columns(text) <= width:
         return text
     while text and _columns(text) >= width:
@@ -113,11 +108,7 @@ def cut(text: str, width: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """What a script said cannot break the table, nor say anything to a terminal.
-
-    Args:
-        text: that others wrote.
-    """
+    """What a script said cannot break the table, nor say anything to a terminal."""
     if text.isprintable() and (text.isascii() or not HARMFUL.search(text)):
         return text
     line = harmless(" ".join(text.split()))

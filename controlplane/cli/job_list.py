@@ -81,7 +81,6 @@ def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> li
     """What `ps` prints: the head, a rule, and a line for each job; nothing without jobs.
 
     Args:
-        found: what the controller answered.
         width: columns; None: any.
         coloured: None: on a terminal, unless NO_COLOR is set.
     """
@@ -94,11 +93,7 @@ def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> li
 
 
 def none_found(choice: Choice) -> str:
-    """Says that there are no such jobs.
-
-    Args:
-        choice: what was asked for.
-    """
+    """Says that there are no such jobs."""
     if choice.state or choice.user or choice.name:
         return (
             "no such job" if choice.all_ or choice.state else "no such job; -a looks at ended ones"
@@ -107,14 +102,7 @@ def none_found(choice: Choice) -> str:
 
 
 def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
-    """What `ps --watch` shows: as many jobs as fit, and how many do not.
-
-    Args:
-        found: what the controller answered.
-        columns: width.
-        lines: height.
-        note: for the first line.
-    """
+    """What `ps --watch` shows: as many jobs as fit, and how many do not."""
     shown = table(found, columns, coloured="NO_COLOR" not in os.environ)
     waiting = sum(job.state == "queued" for job in found.jobs)
     running = sum(bool(job.slots) for job in found.jobs)
@@ -130,8 +118,6 @@ def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None])
     """Draw every second, for ever; a controller that is away for a while is borne.
 
     Args:
-        ask: the jobs now.
-        out: a terminal.
         pause: waits so many seconds.
 
     Raises:

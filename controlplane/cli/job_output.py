@@ -103,12 +103,7 @@ def logs(
 
 
 def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
-    """Print finished lines; keep the unfinished one at the bottom.
-
-    Args:
-        pages: of output.
-        out: the terminal.
-    """
+    """Print finished lines; keep the unfinished one at the bottom."""
     going: dict[int | None, str] = {}  # by rank
     for page in filter(None, pages):
         text = CLEAR if going else ""
@@ -126,12 +121,7 @@ def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
 
 
 def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
-    """Write finished lines, and each bar's newest state once per page.
-
-    Args:
-        pages: of output.
-        out: no terminal.
-    """
+    """Write finished lines, and each bar's newest state once per page."""
     bars: dict[int | None, str] = {}  # by rank: the state that was written last
     for page in pages:
         for line in page:
@@ -144,12 +134,7 @@ def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
 
 
 def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
-    """Yield the pages, and say on stderr at the end if no line came.
-
-    Args:
-        pages: of output.
-        silent: what is said.
-    """
+    """Yield the pages, and say on stderr at the end if no line came."""
     came = False
     for page in pages:
         came = came or bool(page)
@@ -159,11 +144,7 @@ def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[li
 
 
 def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
-    """Prefix each line with the time at which the controller received it.
-
-    Args:
-        page: of output.
-    """
+    """Prefix each line with the time at which the controller received it."""
     return [
         line._replace(text=f"{moment(line.time)} {line.text}") if line.time else line
         for line in page
@@ -176,7 +157,6 @@ def prefixed(
     """Lines with the rank that wrote each of them, from the page on in which a second one speaks.
 
     Args:
-        pages: of output.
         prefix: True: from the beginning; False: never.
     """
     ranks: set[int] = set()

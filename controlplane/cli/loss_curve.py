@@ -51,9 +51,6 @@ def loss_curve(detail: JobDetail) -> LossCurve:
     """The losses of a job with their fit, whatever the policy.
 
     The fit is that of policy `slaq` (SLAQ section 2), here over the epochs' losses alone.
-
-    Args:
-        detail: of the job.
     """
     known = {e.epoch: e.train_loss for e in detail.epochs if e.train_loss is not None}
     reported = tuple(
@@ -73,11 +70,7 @@ def loss_curve(detail: JobDetail) -> LossCurve:
 
 
 def in_words(curve: LossCurve) -> list[str]:
-    """The same for people: what was reported, the fit, what it foretells.
-
-    Args:
-        curve: of a job.
-    """
+    """The same for people: what was reported, the fit, what it foretells."""
     lines = [f"{curve.job}  {curve.state}"]
     if curve.reported:
         last, lowest = curve.reported[-1], min(point.loss for point in curve.reported)

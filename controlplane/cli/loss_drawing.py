@@ -39,13 +39,7 @@ STYLES: Final[dict[str, dict[str, Any]]] = {
 
 
 def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
-    """Losses over epochs as a text, what is said of them above it; only that without any.
-
-    Args:
-        curve: of a job.
-        width: columns.
-        rows: of the picture.
-    """
+    """Losses over epochs as a text, what is said of them above it; only that without any."""
     text = Text("\n".join(in_words(curve)), no_wrap=True, overflow="ellipsis")
     everything = _shown(curve)
     if not everything:
@@ -71,10 +65,6 @@ def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
 
 def loss_png(curve: LossCurve, path: Path) -> None:
     """Draw the same into a file.
-
-    Args:
-        curve: of a job.
-        path: of the file.
 
     Raises:
         BadFieldError: if there is no loss to draw.

@@ -163,11 +163,7 @@ def main() -> None:
 
 
 def in_our_words(error: CycloptsError) -> UsageError:
-    """Return what is wrong with a command line, and the help of the command that is meant.
-
-    Args:
-        error: of the parser.
-    """
+    """Return what is wrong with a command line, and the help of the command that is meant."""
     words = error.unused_tokens or [""]
     command = " ".join(("ones", *(error.command_chain or ())))
     hint = f"see `{command} --help`"

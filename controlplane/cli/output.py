@@ -28,11 +28,7 @@ def print_error(error: OnesError, output: str) -> None:
 
 
 def error_body(error: OnesError) -> dict[str, str | None]:
-    """An error as JSON has it.
-
-    Args:
-        error: to be told.
-    """
+    """An error as JSON has it."""
     body = {"code": error.code, "message": error.message, "hint": error.hint}
     return {**body, "field": error.field or None}
 
@@ -78,7 +74,6 @@ def print_data(value: Any, output: str) -> None:
     Args:
         value: what `plain` takes. An iterator is printed line by line (jsonl), or whole at its
             end (json).
-        output: json or jsonl.
     """
     if output == "jsonl":
         for row in value if isinstance(value, list | tuple | Iterator) else (value,):
@@ -88,11 +83,7 @@ def print_data(value: Any, output: str) -> None:
 
 
 def even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with the keys of all; missing values are null.
-
-    Args:
-        rows: of one table.
-    """
+    """Return the rows with the keys of all; missing values are null."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [{**keys, **row} for row in rows]
 
@@ -192,7 +183,6 @@ def seconds_of(text: str, option: str) -> float:
 
     Args:
         text: such as `90`, `90s`, `5m`, `2h` or `1d`.
-        option: whose value it is.
 
     Raises:
         BadFieldError: if it is none.

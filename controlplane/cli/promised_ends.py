@@ -7,11 +7,7 @@ from schemas.messages.client import JobSummary
 
 
 def promise_in_words(job: JobSummary) -> str:
-    """By when a job was promised to be done, and whether that was kept; nothing without a promise.
-
-    Args:
-        job: as the controller told of it.
-    """
+    """Return the time a job was promised to end and whether that was kept, or nothing."""
     if job.promised_end is None:
         return ""
     said = second(job.promised_end)

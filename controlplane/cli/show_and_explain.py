@@ -51,8 +51,6 @@ def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bo
     """Print every decision about a job and its reason, and how good the scheduler's numbers are.
 
     Args:
-        explanation: the controller's answer.
-        search: of all jobs.
         numbers: whether those behind each decision are printed too.
     """
     rows = [
@@ -79,11 +77,7 @@ def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bo
 
 
 def search_facts(search: SearchInfo) -> dict[str, str]:
-    """Return the work of the scheduler so far and the errors of its predictions.
-
-    Args:
-        search: of all jobs.
-    """
+    """Return the work of the scheduler so far and the errors of its predictions."""
     found = {"changes": f"{search.rescales} of slots, {search.batch_changes} of the batch alone"}
     if search.predicted_gain is not None and search.realised_gain is not None:
         found["speed-up"] = (
@@ -116,7 +110,6 @@ def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
     """Days, and below each its changes by the time of day.
 
     Args:
-        detail: of the job.
         width: columns, to which long lines are folded; None: they are not.
     """
     day = ""

@@ -22,10 +22,6 @@ HOUR_S: Final = 3600.0
 def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
     """A bar on stderr of the jobs that have ended, for as long as the context lasts.
 
-    Args:
-        policy: that is simulated.
-        jobs: how many there will be.
-
     Yields:
         What to give `simulate` as `record`; None where nobody looks.
     """

@@ -41,10 +41,6 @@ class Submission(NamedTuple):
 def prepared(file: Path, overrides: Sequence[str]) -> Submission:
     """A job file, checked, with what would travel.
 
-    Args:
-        file: of a job or a sweep.
-        overrides: KEY=VALUE over the file.
-
     Raises:
         SettingsError: if the file cannot be used.
         BadFieldError: if a value cannot be accepted.
@@ -64,11 +60,7 @@ def snapshot_line(one: Submission) -> str:
 
 
 def library_note(one: Submission) -> str:
-    """Return a remark if neither the script nor the modules beside it use the library.
-
-    Args:
-        one: ready to go.
-    """
+    """Return a remark if neither the script nor the modules beside it use the library."""
     spec, folder = one.spec, Path(one.spec.workdir)
     if spec.stated_sweep is not None or one.stored:
         return ""
@@ -115,11 +107,6 @@ def _first_parts(tree: ast.Module) -> set[str]:
 
 
 def on_screen(line: str, stream: TextIO) -> str:
-    """A line, cut to the width of a terminal.
-
-    Args:
-        line: of any length.
-        stream: where it is printed.
-    """
+    """A line, cut to the width of a terminal."""
     width = width_of(stream)
     return line if width is None else cut(line, width)

@@ -79,12 +79,7 @@ def send(
     """Submit jobs that are ready to go, or only say what would go.
 
     Args:
-        ready: checked.
         key: submitting twice with it gives one job.
-        wait: until all have ended.
-        dry_run: submit nothing.
-        yes: ask nothing.
-        common: how to print.
 
     Returns:
         The exit code.

@@ -82,20 +82,12 @@ class HarmlessStream:
         self.rich_proxied_file = drawn  # as rich looks for it: it draws there
 
     def write(self, text: str) -> int:
-        """Write `text`, made harmless.
-
-        Args:
-            text: anybody's.
-        """
+        """Write `text`, made harmless."""
         self.rich_proxied_file.write(harmless(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each of `lines`.
-
-        Args:
-            lines: with their newlines.
-        """
+        """Write each of `lines`."""
         for line in lines:
             self.write(line)
 
@@ -105,11 +97,7 @@ class HarmlessStream:
 
 
 def drawn(stream: TextIO) -> TextIO:
-    """The stream behind one for people, for lines whose foreign parts are harmless already.
-
-    Args:
-        stream: such as sys.stdout.
-    """
+    """The stream behind one for people, for lines whose foreign parts are harmless already."""
     behind: TextIO = getattr(stream, "rich_proxied_file", stream)
     return behind
 
@@ -118,9 +106,6 @@ def harmless_stream(stream: TextIO) -> TextIO:
     """A stream for people before `stream`; everything that has none of its own writes to it.
 
     Characters missing from the encoding are replaced by similar ASCII, or `?`.
-
-    Args:
-        stream: such as sys.stdout.
     """
     behind = drawn(stream)
     if isinstance(behind, io.TextIOWrapper):
@@ -129,11 +114,7 @@ def harmless_stream(stream: TextIO) -> TextIO:
 
 
 def width_of(out: TextIO) -> int | None:
-    """Columns of a terminal, or what COLUMNS says of another reader; None: it says nothing.
-
-    Args:
-        out: where is printed.
-    """
+    """Columns of a terminal, or what COLUMNS says of another reader; None: it says nothing."""
     if out.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return shutil.get_terminal_size().columns
     return None
@@ -144,7 +125,6 @@ def terminal_console(width: int | None = None, *, on_stderr: bool = False) -> Co
 
     Args:
         width: columns; None: of the terminal.
-        on_stderr: on standard error.
     """
     from controlplane.cli.harmless_console import HarmlessConsole  # noqa: PLC0415 - rich is slow
 

@@ -69,9 +69,6 @@ def terminal(
     """One line for each slot, a time axis below them, and which job is what.
 
     Args:
-        allocations: who had which slot.
-        slots: the lines, from the top.
-        width: columns of all of it.
         window: what the axis spans; default: all allocations.
         colour: blocks in a colour for each job, paler where it had the slot for less than half of
             a column's time; else a letter for each job.

@@ -52,10 +52,6 @@ def png(
     """Draw who had which slot into a file, however many slots there are, and jobs below.
 
     Args:
-        allocations: who had which slot.
-        slots: the rows, from the top.
-        path: of the file.
-        title: above the bars.
         window: what the axis spans; default: all allocations.
         pasts: of jobs: their states, batch sizes and rates, in a panel each; default: no panel.
 
@@ -97,10 +93,6 @@ def png(
 def new_figure(width: float, height: float) -> Figure:
     """An empty picture.
 
-    Args:
-        width: inches.
-        height: inches.
-
     Raises:
         SettingsError: if matplotlib is not installed.
     """
@@ -114,10 +106,6 @@ def new_figure(width: float, height: float) -> Figure:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture into a file.
-
-    Args:
-        figure: the picture.
-        path: of the file.
 
     Raises:
         SettingsError: if it cannot be written.

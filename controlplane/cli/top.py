@@ -48,7 +48,6 @@ class StatusReader:
     """Reads a cluster's status; asks for a job's workers only when the feed says that they changed.
 
     Args:
-        client: of the cluster.
         ended: whether ended jobs are listed too.
     """
 
@@ -125,8 +124,6 @@ def follow(reader: StatusReader, console: Console, pause: Callable[[float], None
     """Draw every second, for ever; a controller that is away for a while is borne.
 
     Args:
-        reader: of the status.
-        console: where to draw.
         pause: waits so many seconds.
 
     Raises:
@@ -150,8 +147,6 @@ def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | Non
     """The header, at most `most` jobs, and the slots of every node.
 
     Args:
-        status: to draw.
-        width: columns.
         note: behind the header, such as that the controller is away.
         most: lines of jobs; None: all.
     """

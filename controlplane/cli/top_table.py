@@ -37,8 +37,6 @@ def job_table(
     """Jobs, oldest first; if there is no room for all, those on slots come before the others.
 
     Args:
-        jobs: to list.
-        colours: of jobs, indices.
         width: columns; what has no room is left out.
         most: lines of jobs; None: all.
     """
@@ -69,7 +67,6 @@ def fitting(width: int, rows: Sequence[Mapping[str, RenderableType]]) -> list[st
     """The columns of the table for which there is room.
 
     Args:
-        width: columns of the screen.
         rows: the cells of each job by column.
     """
     kept = [name for name in COLUMNS if name not in IF_ANY or any(str(row[name]) for row in rows)]

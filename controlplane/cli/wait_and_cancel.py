@@ -52,11 +52,7 @@ def wait(
 
 @contextlib.contextmanager
 def said_to_go_on(jobs: Sequence[str]) -> Iterator[None]:
-    """Say at Ctrl-C that it ends the waiting, and no job.
-
-    Args:
-        jobs: that are waited for.
-    """
+    """Say at Ctrl-C that it ends the waiting, and no job."""
     try:
         yield
     except KeyboardInterrupt:

@@ -125,9 +125,6 @@ class Client(SweepRequests):
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
         """What the cluster would say of a job; nothing is submitted.
 
-        Args:
-            spec: what would be run.
-
         Returns:
             What it lacks for the policy that the cluster has, and what it would get instead; empty
             if it lacks nothing.
@@ -205,7 +202,6 @@ class Client(SweepRequests):
         The policy leaves the job alone until `resume` with `auto`.
 
         Args:
-            job: its name.
             slots: how many; 0 pauses the job; None: as an order before this one said, without one
                 as many as it has.
             batch: global batch, samples per step; None: the same.
@@ -253,7 +249,6 @@ class Client(SweepRequests):
         """Empty a node: its jobs train on elsewhere or wait with their state kept, and none comes.
 
         Args:
-            node: its name.
             within_s: seconds, after which what still runs there is stopped; None: it is not.
             reason: for those whose jobs move.
 
@@ -267,9 +262,6 @@ class Client(SweepRequests):
     async def undrain(self, node: str) -> NodeInfo:
         """Give a node back that is drained.
 
-        Args:
-            node: its name.
-
         Raises:
             DeniedError: if the key is of no operator and no admin.
             UnknownNodeError: if no such node ever joined.
@@ -280,7 +272,6 @@ class Client(SweepRequests):
         """The job when it has ended.
 
         Args:
-            job: its name.
             timeout: seconds; None: for ever.
 
         Raises:
@@ -293,7 +284,6 @@ class Client(SweepRequests):
         """Where a job stands when it has ended, and nothing of its history.
 
         Args:
-            job: its name.
             timeout: seconds; None: for ever.
 
         Raises:
@@ -328,7 +318,6 @@ class Client(SweepRequests):
         """Lines of a job's output from its start on, without their newlines.
 
         Args:
-            job: its name.
             rank: only of this worker; None: of all, as they arrived.
             follow: go on until the job has ended; else end at the last line there is.
 
@@ -343,9 +332,6 @@ class Client(SweepRequests):
         """Records `{"epoch", "step", "rank", "ids"}` of committed steps, each sample once an epoch.
 
         Steps that were lost with a worker, and done again from a checkpoint, are left out.
-
-        Args:
-            job: its name.
 
         Raises:
             UnknownJobError: if there is no such job.

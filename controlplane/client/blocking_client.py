@@ -120,11 +120,7 @@ class BlockingClient(BlockingSweepRequests):
         return self._run(self._client.submit_stored(spec, snapshot, key, project=project))
 
     def check(self, spec: JobSpec) -> tuple[str, ...]:
-        """See `Client.check`.
-
-        Args:
-            spec: what would be run.
-        """
+        """See `Client.check`."""
         return self._run(self._client.check(spec))
 
     def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
@@ -198,7 +194,6 @@ class BlockingClient(BlockingSweepRequests):
         Args:
             job: its name, as `submit` returned it.
             file: of the list that `files` gave.
-            target: the file to write.
             on_bytes: called in the client's thread with the size of each piece.
         """
         return self._run(self._client.fetch_file(job, file, target, on_bytes))
@@ -274,18 +269,13 @@ class BlockingClient(BlockingSweepRequests):
         """See `Client.drain`.
 
         Args:
-            node: its name.
             within_s: seconds, after which what still runs there is stopped; None: it is not.
             reason: for those whose jobs move.
         """
         return self._run(self._client.drain(node, within_s, reason))
 
     def undrain(self, node: str) -> NodeInfo:
-        """See `Client.undrain`.
-
-        Args:
-            node: its name.
-        """
+        """See `Client.undrain`."""
         return self._run(self._client.undrain(node))
 
     def state(self, job: str, wait_s: float = 0.0) -> JobState:
@@ -301,7 +291,6 @@ class BlockingClient(BlockingSweepRequests):
         """See `Client.wait_state`.
 
         Args:
-            job: its name.
             timeout: seconds; None: for ever.
         """
         return self._run(self._client.wait_state(job, timeout))

@@ -68,7 +68,6 @@ class FileTransfers(StreamPages):
         """What a job made or changed on every node where it ran, and its checkpoints.
 
         Args:
-            job: its name.
             pattern: of names, such as `*.png` or `checkpoints/*`; against a file's own name too.
 
         Returns:
@@ -103,7 +102,6 @@ class FileTransfers(StreamPages):
         """The content of one file, in pieces of 1 MiB at most.
 
         Args:
-            job: its name.
             file: of the list that `files` gave.
 
         Raises:
@@ -140,7 +138,6 @@ class FileTransfers(StreamPages):
         """Bring one file here, whole or not at all.
 
         Args:
-            job: its name.
             file: of the list that `files` gave.
             target: the file to write; one that is there is replaced.
             on_bytes: called in the client's loop with the size of each piece.
@@ -194,7 +191,6 @@ class FileTransfers(StreamPages):
         """Bring what a job made here: `to`/work/NODE/PATH and `to`/checkpoints/NAME.
 
         Args:
-            job: its name.
             to: a folder, made if there is none.
             pattern: of names, such as `*.png` or `checkpoints/*`.
             most_bytes: bound of all files together.
@@ -235,9 +231,6 @@ class FileTransfers(StreamPages):
     async def last_checkpoint(self, job: str) -> JobFile:
         """The checkpoint with which a job would go on, or ended.
 
-        Args:
-            job: its name.
-
         Raises:
             UnknownJobError: if there is no such job.
             BadFieldError: if it has none that can be had.
@@ -268,11 +261,7 @@ def _make(to: Path, job: str) -> None:
 
 
 def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
-    """Every node that a job had a slot on.
-
-    Args:
-        detail: of the job.
-    """
+    """Every node that a job had a slot on."""
     slots = [slot for version in detail.versions for slot in version.slots]
     return tuple(dict.fromkeys(node_of(slot) for slot in slots))
 

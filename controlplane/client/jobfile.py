@@ -54,7 +54,6 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     """`spec` with absolute paths, if it can be accepted.
 
     Args:
-        spec: as somebody wrote it.
         base: the folder that its relative paths are relative to.
 
     Raises:

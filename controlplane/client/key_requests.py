@@ -105,9 +105,7 @@ class BlockingKeyRequests:
 
         Args:
             public: Z85.
-            name: of its owner.
             role: admin, operator, user, viewer or node.
-            projects: whose jobs it is for.
             expires: seconds since the epoch; None: never.
         """
         return self._run(self._sweeps.add_key(public, name, role, projects, expires))

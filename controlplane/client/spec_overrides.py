@@ -124,11 +124,7 @@ def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None
 
 
 def toml_value(text: str) -> Any:
-    """A value as TOML has it; what is none is a text.
-
-    Args:
-        text: as it was typed.
-    """
+    """A value as TOML has it; what is none is a text."""
     try:
         parsed = tomllib.loads(f"x = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):

@@ -70,9 +70,6 @@ class StreamPages(JoinedPages):
     async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
         """Sample records as they come from the controller.
 
-        Args:
-            job: its name.
-
         Yields:
             Records as `samples` gives them; a page may be empty.
 
@@ -115,7 +112,6 @@ class StreamPages(JoinedPages):
         """Lines of a job's output, as they come.
 
         Args:
-            job: its name.
             rank: only of this worker; None: of all.
             follow: until the job has ended.
             since: only what reached the controller then or later, seconds since the epoch.
@@ -160,7 +156,6 @@ class StreamPages(JoinedPages):
         """Whole lines of workers, as they come from the log relay.
 
         Args:
-            job: its name.
             stream: log or samples.
             rank: only of this worker; None: of all.
             follow: until the job has ended.
@@ -196,7 +191,6 @@ class StreamPages(JoinedPages):
         """Raw pieces of a stream in the order in which they were stored.
 
         Args:
-            job: its name.
             stream: log or samples.
             rank: only of workers of this rank; None: of all.
             follow: until the job has ended; else end behind the last piece there is.
@@ -263,9 +257,6 @@ def _output_line(data: bytes, piece: LogPiece, whole: bool, *, raw: bool) -> Out
 
 def line_pattern(text: str) -> re.Pattern[str]:
     """Compile a regular expression for lines.
-
-    Args:
-        text: as a user wrote it.
 
     Raises:
         BadFieldError: if it is none.

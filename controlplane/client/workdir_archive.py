@@ -69,9 +69,6 @@ class PackedFile(NamedTuple):
 def survey(folder: Path) -> tuple[PackedFile, ...]:
     """The files that `pack` takes, without reading them.
 
-    Args:
-        folder: the working directory.
-
     Returns:
         In the order of the archive.
 
@@ -106,9 +103,6 @@ def _too_large(folder: Path, files: Sequence[PackedFile], what: str) -> TooLarge
 
 def digest_of(archive: bytes) -> str:
     """The name of an archive: its sha256.
-
-    Args:
-        archive: as `pack` returned it.
 
     Returns:
         64 hexadecimal digits.

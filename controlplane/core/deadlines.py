@@ -56,10 +56,7 @@ class Deadlines(msgspec.Struct, kw_only=True):
         """A change came to `phase`: it has to leave it.
 
         Args:
-            job: whose group changes.
-            version: that it changes to.
             phase: one that is not the end of a change.
-            now: when it came to that phase.
         """
         limit_s = LIMITS_S[phase]
         at = Seconds(now + limit_s)

@@ -22,11 +22,6 @@ BEGUN = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
 def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
     """What `node` should run of `job` now.
 
-    Args:
-        state: of the cluster.
-        job: one of its jobs.
-        node: one of its nodes.
-
     Returns:
         With a group if something of the job runs there, without one if nothing may.
     """
@@ -65,7 +60,6 @@ def lives_on(state: State, job: Job) -> bool:
     """Whether a job that was a trial of this sweep has not ended, and may begin with its state.
 
     Args:
-        state: of the cluster.
         job: any; one that is no sweep has no trials.
     """
     if job.sweep is None:
@@ -147,9 +141,7 @@ def address_of(state: State, worker: Worker, port: int) -> str:
     """HOST:PORT of something that a worker serves.
 
     Args:
-        state: of the cluster.
         worker: it serves it, on its node's address.
-        port: that it announced.
     """
     node = state.nodes[node_of(worker.slot)]
     return f"{node.spec.address}:{port}"

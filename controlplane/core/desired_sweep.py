@@ -24,8 +24,6 @@ def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> Swee
     """What `node` should do and keep of `job` now.
 
     Args:
-        state: of the cluster.
-        job: that is a sweep.
         sweep: of the job, with the revision that the delta is to have.
         node: may have nothing of it; then it is told so.
     """
@@ -52,9 +50,6 @@ def unit_order(state: State, job: Job, sweep: JobSweep, unit: RunUnit) -> UnitOr
     """A unit as its worker is told.
 
     Args:
-        state: of the cluster.
-        job: that is a sweep.
-        sweep: of the job.
         unit: that was ordered just now.
     """
     name = unit.state
@@ -76,7 +71,6 @@ def state_ref(sweep: JobSweep, name: StateName) -> StateRef:
     """A state as nodes are told, with its digest.
 
     Args:
-        sweep: that it is of.
         name: of a state that some node has.
     """
     digest = sweep.engine.state.models[name.trial].digest(name.version)
@@ -89,10 +83,6 @@ def sources(
     """Where a state can be had: the memory of the worker that made it, then agents of nodes.
 
     Args:
-        state: of the cluster.
-        job: that is a sweep.
-        sweep: of the job.
-        name: of the state.
         asking: a worker that wants it; it needs no way to its own memory.
     """
     found = list(_memory(job, sweep, name, asking))

@@ -20,10 +20,7 @@ class IllegalTransitionError(CoreError):
         """Say which arrow it would have been.
 
         Args:
-            who: the job, node or process.
-            phase: where it stands.
             happening: the trigger that finds no arrow there.
-            story: what came before, in words.
         """
         super().__init__(f"{who} is {phase} and cannot take {happening}; before: {story}")
         self.who = who

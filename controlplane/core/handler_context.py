@@ -54,7 +54,6 @@ class HandlerContext:
         """Send each of `nodes` what it should run of `job` now.
 
         Args:
-            job: as it is after the change.
             nodes: each gets one message, even if nothing of the job is to run there.
         """
         self.out += [SendDelta(node, desired(self.state, job, node)) for node in nodes]
@@ -69,12 +68,7 @@ class HandlerContext:
             self.send_to(job, dict.fromkeys(node_of(member.slot) for member in job.group.members))
 
     def send_sweep(self, node: NodeId, delta: SweepDelta) -> None:
-        """Send `node` what it should do and keep of a sweep now.
-
-        Args:
-            node: that it is for.
-            delta: with a revision of its own.
-        """
+        """Send `node` what it should do and keep of a sweep now."""
         self.out.append(SendSweepDelta(node, delta))
 
     def advance(
@@ -89,10 +83,6 @@ class HandlerContext:
 
         Args:
             job: it is changed in place.
-            trigger: what happened.
-            status: what it is afterwards.
-            why: in words, for users.
-            detail: numbers for programs.
 
         Raises:
             IllegalTransitionError: if the arrow is not drawn.
@@ -112,9 +102,6 @@ class HandlerContext:
 
         Args:
             job: it is changed in place.
-            trigger: what happened.
-            status: what it is afterwards.
-            why: in words, for users.
             detail: numbers for programs, kept in its history.
 
         Raises:
@@ -139,9 +126,7 @@ class HandlerContext:
         """Move a worker along its table.
 
         Args:
-            job: of the worker.
             worker: it is changed in place.
-            trigger: what happened.
 
         Returns:
             False when that is known: the worker is already there, further, or leaving.
@@ -158,9 +143,7 @@ class HandlerContext:
         """Move a worker along its table because it says so itself.
 
         Args:
-            job: of the worker.
             worker: it is changed in place, unless it cannot be where it says.
-            trigger: what it reported.
 
         Returns:
             False when that is known, or cannot be; what cannot be is announced as ignored.
@@ -172,13 +155,7 @@ class HandlerContext:
             return False
 
     def ignore(self, job: Job, worker: Worker, what: str) -> None:
-        """Announce that a worker's report is passed over: it cannot be, where things stand.
-
-        Args:
-            job: of the worker.
-            worker: that reported.
-            what: it reported, in words.
-        """
+        """Announce that a worker's report is passed over: it cannot be, where things stand."""
         reason = f"it {what}, but the worker is {worker.phase.value} and its job {job.phase.value}"
         self.announce("worker.report_ignored", job, {**place(worker), "reason": reason})
 
@@ -212,7 +189,6 @@ class HandlerContext:
         """Announce which phase `job` came to, and why.
 
         Args:
-            job: that was moved already.
             detail: numbers for programs, beside the reason.
         """
         self.announce(f"job.{job.status.phase.value}", job, {"reason": job.why, **(detail or {})})
@@ -224,14 +200,7 @@ class HandlerContext:
         detail: Detail | None = None,
         node: Node | None = None,
     ) -> None:
-        """Add an event to the feed.
-
-        Args:
-            event: such as job.epoch.
-            job: that it is about.
-            detail: numbers and names.
-            node: that it is about.
-        """
+        """Add an event to the feed."""
         self.state.feed_seq += 1
         announced = FeedEvent(
             seq=self.state.feed_seq,
@@ -246,9 +215,6 @@ class HandlerContext:
 
 def place(worker: Worker) -> Detail:
     """Which worker an announcement is about.
-
-    Args:
-        worker: of any phase.
 
     Returns:
         Its rank, slot and version, as numbers and names of the announcement.

@@ -156,7 +156,6 @@ def followed(story: GroupStory, record: GroupConcluded | SpeedMeasured) -> Group
     """A decision, and one thing more that became of it.
 
     Args:
-        story: so far.
         record: what came next. Of outcomes the first counts.
     """
     decision, version = story

@@ -26,20 +26,11 @@ class LivingCounts:
                 self.promised.add(job.job)
 
     def came(self, job: Job) -> None:
-        """Count a job that was not there.
-
-        Args:
-            job: in its first phase.
-        """
+        """Count a job that was not there."""
         self.phases[job.phase] += 1
 
     def moved(self, job: Job, before: Phase) -> None:
-        """Count a job elsewhere, or no more.
-
-        Args:
-            job: as it is now.
-            before: where it was counted.
-        """
+        """Count a job elsewhere, or no more."""
         self.phases[before] -= 1
         if job.phase in ENDED:
             self.promised.discard(job.job)

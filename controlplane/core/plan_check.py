@@ -52,7 +52,6 @@ def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) ->
 
     Args:
         plan: complete: a running job that it leaves out should stop.
-        state: of the cluster.
         now: seconds since the epoch.
         whole: whether `plan` is complete; else it says nothing of jobs that it leaves out.
     """
@@ -71,12 +70,7 @@ def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) ->
 
 
 def complete(plan: Plan, state: State) -> Plan:
-    """`plan` with an entry for every running job that it leaves out and could have known of.
-
-    Args:
-        plan: as a policy made it.
-        state: of the cluster.
-    """
+    """`plan` with an entry for every running job that it leaves out and could have known of."""
     absent = {
         name: dict[SlotId, int]()
         for name in [name for name in state.jobs_with_processes if name not in plan.local_batch]
@@ -94,7 +88,6 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
 
     Args:
         plan: whose entries (ONES eq. 1) are slot -> local batch of each job, samples per step.
-        state: of the cluster.
         now: seconds since the epoch.
     """
     usable = _Slots(state)

@@ -60,10 +60,6 @@ def _of_record(record: Record, job: Job) -> PolicyEvent | None:
 def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     """What telemetry teaches, while its group is in force.
 
-    Args:
-        steps: as a worker reported them.
-        state: of the core.
-
     Returns:
         None if they are of a group that does not train any more.
     """
@@ -99,7 +95,6 @@ def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]
 
     Args:
         jobs: to learn from, oldest first; of very many the latest.
-        past: of these.
     """
     found: list[tuple[Seconds, PolicyEvent]] = []
     for job in deque(jobs, maxlen=KEPT_JOBS):

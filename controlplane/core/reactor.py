@@ -92,7 +92,6 @@ class Reactor:
 
         Args:
             state: as an earlier reactor left it; None: nothing happened yet.
-            totals: that go with it.
         """
         self.state = State() if state is None else state
         # For people: nothing here looks at it.
@@ -113,7 +112,6 @@ class Reactor:
         """Apply one input.
 
         Args:
-            event: what happened.
             now: when, in seconds since the epoch; never before an earlier input's.
 
         Returns:

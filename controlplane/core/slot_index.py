@@ -79,9 +79,7 @@ class SlotIndex:
         """Index what these hold, now and later.
 
         Args:
-            jobs: all of them.
             jobs_with_processes: those with a process that may still exist.
-            nodes: all that ever joined.
         """
         self._jobs = jobs
         self._jobs_with_processes = jobs_with_processes
@@ -341,11 +339,7 @@ def _lives(worker: Worker) -> bool:
 
 
 def slots_of_job(job: Job) -> JobSlots:
-    """What a job has, reserves and leaves, from a look at each of its workers.
-
-    Args:
-        job: of any phase.
-    """
+    """What a job has, reserves and leaves, from a look at each of its workers."""
     group, staying = job.status.group, _staying(job)
     owned, reserved, releasing = [], [], []
     for worker in job.workers.values():

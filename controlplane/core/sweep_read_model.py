@@ -44,8 +44,6 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         """A unit has its state.
 
         Args:
-            trial: whose state it was.
-            waited_s: for it.
             hops: it came from another process or node.
         """
         self.waited_s += waited_s
@@ -56,9 +54,7 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         """A unit came to its end.
 
         Args:
-            unit: as the ledger has it.
             size: of the state that it left, bytes.
-            again: it is in the ledger already.
         """
         self.late_s.append(unit.seconds)
         del self.late_s[:-KEPT_TIMES]
@@ -70,13 +66,7 @@ class SweepHistory(msgspec.Struct, kw_only=True):
             self.units.append(unit)
 
     def epoch_ended(self, trial: int, metrics: dict[str, float], now: Seconds) -> None:
-        """An epoch of a trial is over.
-
-        Args:
-            trial: its number.
-            metrics: of the epoch.
-            now: when.
-        """
+        """An epoch of a trial is over."""
         history = self._open(trial)
         history.metrics.append(metrics)
         history.ended_at.append(now)
@@ -85,7 +75,6 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         """A trial trains no further.
 
         Args:
-            trial: its number.
             why: in words; the first word counts.
         """
         history = self._open(trial)

@@ -35,20 +35,11 @@ class Totals(msgspec.Struct, kw_only=True):
         return self.sweeps.get(job) or SweepHistory()
 
     def sweep(self, job: JobId) -> SweepHistory:
-        """The past of the sweep `job`, to be written to.
-
-        Args:
-            job: that is a sweep.
-        """
+        """The past of the sweep `job`, to be written to."""
         return self.sweeps.setdefault(job, SweepHistory())
 
     def job_ended(self, job: Job, now: Seconds) -> None:
-        """A job is over.
-
-        Args:
-            job: as it is now.
-            now: when.
-        """
+        """A job is over."""
         phase = job.phase
         self.ended[phase.value] = self.ended.get(phase.value, 0) + 1
         if job.promised_end is None or phase in {Phase.FAILED, Phase.CANCELLED}:
@@ -62,7 +53,6 @@ class Totals(msgspec.Struct, kw_only=True):
         """A speed-up was measured.
 
         Args:
-            promise: what its policy expected.
             samples_per_s: what came, mean over an epoch.
         """
         self.gains.append((promise.then / promise.now, samples_per_s / promise.now))

@@ -33,9 +33,7 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
     """Copy a journal as it is at one moment, also while a controller writes it.
 
     Args:
-        journal: of any state.
         copy: file that is written, whole or not at all.
-        force: also if it is there already.
 
     Raises:
         JournalError: if `copy` is there, there is no room, or what was copied is damaged.

@@ -19,9 +19,6 @@ MOST: Final = 10  # differences that are named
 def differences(reader: Reader) -> Iterator[str]:
     """Where a replay from the earliest state that is kept comes to something else than is written.
 
-    Args:
-        reader: of the journal.
-
     Raises:
         JournalError: if the journal is damaged.
         CoreError: if its inputs are none that this release could have taken.
@@ -70,11 +67,7 @@ class _Events:
 
 
 def problems(reader: Reader) -> Iterator[str]:
-    """Everything that is wrong with a journal; whether it can be replayed is part of that.
-
-    Args:
-        reader: of the journal.
-    """
+    """Everything that is wrong with a journal; whether it can be replayed is part of that."""
     found = False
     try:
         for problem in reader.problems_of_state():

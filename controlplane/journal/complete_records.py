@@ -27,7 +27,6 @@ def complete_records(path: Path, reader: Reader) -> None:
 
     Args:
         path: of the journal; nobody appends to it meanwhile.
-        reader: of the same.
 
     Raises:
         JournalError: if the journal is damaged, or there is no room.

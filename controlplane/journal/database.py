@@ -35,9 +35,6 @@ FREED: Final = "INCREMENTAL"  # pages that were freed are given back piece by pi
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open the database of a journal, made if there is none, migrated if an older release made it.
 
-    Args:
-        path: of the SQLite file.
-
     Returns:
         A connection of its own, to be used by one thread at a time.
 
@@ -135,9 +132,6 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 def schema_of(database: sqlite3.Connection) -> str:
     """The number of the schema that a journal has, as it is written down.
 
-    Args:
-        database: with the table `meta`.
-
     Raises:
         sqlite3.Error: if it is no journal.
     """
@@ -146,10 +140,6 @@ def schema_of(database: sqlite3.Connection) -> str:
 
 def meta(database: sqlite3.Connection, key: str) -> str:
     """What the journal says of itself under `key`; empty: nothing.
-
-    Args:
-        database: of a journal.
-        key: in the table `meta`.
 
     Raises:
         sqlite3.Error: if it is no journal.

@@ -59,9 +59,6 @@ class EndedJob(NamedTuple):
 def ended_row(record: JobLeft) -> EndedRow:
     """A job that left, encoded.
 
-    Args:
-        record: of its departure.
-
     Raises:
         ValueError: if it cannot be written down, and so TypeError and OverflowError.
     """
@@ -80,10 +77,6 @@ def ended_row(record: JobLeft) -> EndedRow:
 
 def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None:
     """Write jobs that left, within a transaction of the caller's.
-
-    Args:
-        database: of the journal.
-        rows: one for each.
 
     Raises:
         sqlite3.Error: if they cannot be written.
@@ -147,9 +140,6 @@ class EndedJobs:
     def get(self, job: JobId) -> Job | None:
         """The last that is known of a job; None: it did not leave, or is not kept.
 
-        Args:
-            job: its name.
-
         Raises:
             JournalError: if it cannot be read, or its row is damaged.
         """
@@ -158,9 +148,6 @@ class EndedJobs:
 
     def owner(self, job: JobId) -> JobOwner | None:
         """Whose a job was; None: it did not leave, or is not kept.
-
-        Args:
-            job: its name.
 
         Raises:
             JournalError: if it cannot be read.
@@ -171,9 +158,6 @@ class EndedJobs:
     def of_key(self, key: str) -> JobId | None:
         """The job of a submission's key; None: it did not leave, or is not kept.
 
-        Args:
-            key: USER/KEY.
-
         Raises:
             JournalError: if it cannot be read.
         """
@@ -182,9 +166,6 @@ class EndedJobs:
 
     def behind(self, number: int) -> Iterator[EndedJob]:
         """Those that were accepted after some other, in that order.
-
-        Args:
-            number: of that one.
 
         Raises:
             JournalError: if they cannot be read.
@@ -198,9 +179,6 @@ class EndedJobs:
 
     def latest(self, most: int) -> list[Job]:
         """Those that were accepted last, oldest first; without those whose rows are damaged.
-
-        Args:
-            most: of them.
 
         Raises:
             JournalError: if they cannot be read.

@@ -48,9 +48,6 @@ class SweepRow(NamedTuple):
 def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
     """The past of a sweep, encoded.
 
-    Args:
-        history: all of it.
-
     Yields:
         Each part.
     """
@@ -69,7 +66,6 @@ class EndedSweeps:
 
     Args:
         database: of a journal, used by the caller's thread alone.
-        checks: prove its rows.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks) -> None:
@@ -82,7 +78,6 @@ class EndedSweeps:
         Args:
             job: that is a sweep, and has left.
             first: number of the first trial that is wanted.
-            most: trials.
 
         Raises:
             JournalError: if it cannot be read.
@@ -100,7 +95,6 @@ class EndedSweeps:
         Args:
             job: that is a sweep, and has left.
             first: unit that is wanted, from 0.
-            most: of them.
 
         Raises:
             JournalError: if one cannot be read: a ledger with a hole is none.

@@ -99,7 +99,6 @@ def insert_rows(
     """Write records where those of their jobs are, within a transaction of the caller's.
 
     Args:
-        database: of the journal.
         rows: each with the number of its input.
 
     Raises:
@@ -117,7 +116,6 @@ def append_rows(
     The past of a sweep, which comes all at once, is written where it stays.
 
     Args:
-        database: of the journal.
         rows: each with the number of its input.
 
     Returns:
@@ -235,7 +233,6 @@ class JobRecords:
 
         Args:
             job: may be unknown.
-            name: of the list.
 
         Raises:
             JournalError: if it cannot be read.
@@ -271,7 +268,6 @@ class JobRecords:
 
         Args:
             job: may be unknown.
-            after: those behind this position.
 
         Raises:
             JournalError: if they cannot be read.
@@ -283,7 +279,6 @@ class JobRecords:
 
         Args:
             job: may be unknown.
-            after: those behind this position.
         """
         return ((at, record.epoch) for at, record in self._behind(job, EPOCHS, after))
 
@@ -292,7 +287,6 @@ class JobRecords:
 
         Args:
             job: may be unknown.
-            after: those behind this position.
         """
         return ((at, record.promise) for at, record in self._behind(job, PROMISES, after))
 
@@ -301,7 +295,6 @@ class JobRecords:
 
         Args:
             job: may be unknown.
-            after: those behind this position.
         """
         return stories(self._behind(job, GROUPS, after))
 

@@ -37,7 +37,6 @@ class Reader:
     """A second connection to a journal: sees what is committed, changes nothing.
 
     Args:
-        path: the database file.
         database: a connection to it; None: one that may wait for others and be waited for.
         damaged: told of each row of the past of jobs that is met and damaged; it is passed over.
 
@@ -146,9 +145,6 @@ class Reader:
 
     def body_of(self, snapshot: Snapshot) -> bytes:
         """The state in a snapshot, as `state_image` made it.
-
-        Args:
-            snapshot: one of `snapshots`.
 
         Raises:
             JournalError: if it is damaged.

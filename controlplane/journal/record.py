@@ -97,9 +97,7 @@ def checksum(number: int, at: float, body: bytes) -> int:
     """Of one row, so that neither its content nor its place can change unnoticed.
 
     Args:
-        number: of the input or the event.
         at: its time, seconds since the epoch; 0 of an event, which has it inside.
-        body: as it is written.
 
     Returns:
         CRC-32.

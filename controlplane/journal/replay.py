@@ -60,7 +60,6 @@ def recover(
     """The reactor as it was after the last input of a journal, without reading all of it.
 
     Args:
-        reader: of the journal.
         warn: told of snapshots that cannot be used.
         most: no input behind this one; None: all.
 
@@ -79,9 +78,6 @@ def recover(
 
 def earliest(reader: Reader) -> tuple[Reactor, int]:
     """The earliest state that a journal still knows, and the number of the last input in it.
-
-    Args:
-        reader: of the journal.
 
     Raises:
         JournalError: if the journal is damaged, and nothing that is left of it tells the state.

@@ -39,7 +39,6 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
 
     Args:
         database: of a journal, a connection in autocommit mode.
-        keep: what is kept.
         now: seconds since the epoch.
 
     Returns:
@@ -67,7 +66,6 @@ def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Reten
     Args:
         database: of a journal, a connection in autocommit mode.
         jobs: that are looked at; those that are done with are taken out.
-        keep: what is kept.
 
     Raises:
         sqlite3.Error: if there is no room.
@@ -80,9 +78,6 @@ def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Reten
 
 def used_bytes(database: sqlite3.Connection) -> int:
     """Bytes of the file that hold something.
-
-    Args:
-        database: of a journal.
 
     Raises:
         sqlite3.Error: if it cannot be read.

@@ -59,7 +59,6 @@ def merge(database: sqlite3.Connection, done: Pass, added: int) -> Pass:
 
     Args:
         database: of the journal, within a transaction that added records.
-        done: by the transactions before.
         added: how many records this one added.
 
     Returns:
@@ -95,9 +94,7 @@ def settle(database: sqlite3.Connection, job: JobId, name: str) -> None:
     """Have all records of one list in the older level, within a transaction of the caller's.
 
     Args:
-        database: of the journal.
         job: may be unknown.
-        name: of the list.
 
     Raises:
         sqlite3.Error: if it cannot be written.

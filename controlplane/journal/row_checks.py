@@ -19,12 +19,6 @@ FIELDS: Final = "number, job, user, name, state, key, ended, body"  # of `ended_
 def record_checksum(job: str, name: str, at: int, body: bytes) -> int:
     """Of one row of `job_records`, so that neither its content nor its place can change unnoticed.
 
-    Args:
-        job: that it is about.
-        name: of its list.
-        at: its position.
-        body: as it is written.
-
     Returns:
         CRC-32.
     """
@@ -32,11 +26,7 @@ def record_checksum(job: str, name: str, at: int, body: bytes) -> int:
 
 
 def ended_checksum(row: Sequence[Any]) -> int:
-    """The same of one row of `ended_jobs`: lists choose by any of its fields.
-
-    Args:
-        row: all of them, its body last.
-    """
+    """The same of one row of `ended_jobs`: lists choose by any of its fields."""
     return zlib.crc32(row[-1], zlib.crc32(repr((*row[:-1],)).encode()))
 
 
@@ -44,7 +34,6 @@ class RowChecks:
     """Proves rows, and remembers which were damaged.
 
     Args:
-        database: of a journal.
         told: of each damaged row, by its name, once.
     """
 
@@ -63,15 +52,7 @@ class RowChecks:
         self._end = float(meta(database, UNCHECKED_ENDED) or 0) if has_checksums else everything
 
     def proves_record(self, job: str, name: str, at: int, body: bytes, crc: int | None) -> bool:
-        """Whether a row of `job_records` is as it was written; it is told of if it is not.
-
-        Args:
-            job: that it is about.
-            name: of its list.
-            at: its position.
-            body: as it is read.
-            crc: as it is read.
-        """
+        """Whether a row of `job_records` is as it was written; it is told of if it is not."""
         if crc is None:
             good = at >> PLACES <= self._input
         else:
@@ -81,12 +62,7 @@ class RowChecks:
         return good
 
     def proves_ended(self, row: Sequence[Any], crc: int | None) -> bool:
-        """The same of a row of `ended_jobs`.
-
-        Args:
-            row: its fields.
-            crc: as it is read.
-        """
+        """The same of a row of `ended_jobs`."""
         if crc is None:
             good = isinstance(row[-2], float) and row[-2] <= self._end
         else:
@@ -96,22 +72,13 @@ class RowChecks:
         return good
 
     def damaged(self, job: str, what: str) -> None:
-        """Tell of a row that is not as it was written, unless that was done.
-
-        Args:
-            job: that it is about.
-            what: names the row.
-        """
+        """Tell of a row that is not as it was written, unless that was done."""
         if (job, what) not in self._damaged and len(self._damaged) < TOLD:
             self._damaged[job, what] = None
             self._told(what)
 
     def damage_of(self, job: str) -> tuple[str, ...]:
-        """Damaged rows about a job that were met by now.
-
-        Args:
-            job: its name.
-        """
+        """Damaged rows about a job that were met by now."""
         return tuple(what for name, what in self._damaged if name == job)
 
     def problems(self) -> Iterator[str]:

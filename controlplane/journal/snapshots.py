@@ -30,9 +30,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
     """Those that are whole, the newest first.
 
-    Args:
-        database: of a journal.
-
     Raises:
         sqlite3.Error: if they cannot be read.
     """
@@ -45,10 +42,6 @@ def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
 
 def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
     """The bytes of a snapshot; None: they are not those that were written.
-
-    Args:
-        database: of a journal.
-        snapshot: one that is in it.
 
     Raises:
         sqlite3.Error: if they cannot be read.
@@ -68,7 +61,6 @@ def write_snapshot(database: sqlite3.Connection, number: int, at: Seconds, body:
         database: of a journal, a connection in autocommit mode.
         number: of the last input that is in it.
         at: the time of that, seconds since the epoch.
-        body: as `state_image` made it.
 
     Raises:
         sqlite3.Error: if there is no room; what was there before is there still.

@@ -91,12 +91,7 @@ def copy_of(reactor: Reactor) -> Reactor:
 
 
 def gives_back(image: bytes, reactor: Reactor) -> bool:
-    """Whether an image is of the state of `reactor`, and of all of it.
-
-    Args:
-        image: as `image_of` made it.
-        reactor: of which it should be.
-    """
+    """Whether an image is of the state of `reactor`, and of all of it."""
     again = reactor_from(image)
     if (again.state, again.totals) == (reactor.state, reactor.totals):
         return True

@@ -39,7 +39,6 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
     Args:
         path: of the journal, whoever writes it beside.
         reactor: after input `number`, which is durable.
-        number: of the last input in it.
         at: the time of that, seconds since the epoch.
 
     Raises:

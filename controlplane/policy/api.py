@@ -255,24 +255,18 @@ class Oracle(Protocol):
         """Seconds that a job still trains on so many slots close together, with its first batch.
 
         Args:
-            job: as the view shows it.
             slots: that it would have, close together.
         """
         ...
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps that it has left at its first batch, as the published simulators count them.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Steps that it has left at its first batch, as the published simulators count them."""
         ...
 
     def step_s(self, job: JobView, slots: int) -> float:
         """Seconds of one of these steps on so many slots close together.
 
         Args:
-            job: as the view shows it.
             slots: that it would have, close together.
         """
         ...
@@ -300,7 +294,6 @@ class Policy(Protocol):
         """Take in what happened.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
         ...
@@ -309,7 +302,6 @@ class Policy(Protocol):
         """Think; returns whether thinking on could still find something better.
 
         Args:
-            view: what is to be planned for.
             budget: how long to think, counted in work.
             rng: the only source of chance: the same draws give the same plan.
             now: seconds on the controller's clock.
@@ -320,7 +312,6 @@ class Policy(Protocol):
         """Read out a complete plan for `view`, the best so far; changes nothing.
 
         Args:
-            view: what is to be planned for.
             now: seconds on the controller's clock.
 
         Returns:
@@ -335,7 +326,6 @@ class Policy(Protocol):
         stalls nobody. Changes nothing but what the policy remembers to have learnt.
 
         Args:
-            view: what is to be planned for.
             now: seconds on the controller's clock.
 
         Returns:

@@ -13,7 +13,6 @@ def fallback_plan(view: ClusterView, now: Seconds, *, admits: bool = False) -> P
     """Keep every running job as it is; start waiting ones on their least slots, oldest first.
 
     Args:
-        view: the cluster.
         now: seconds on the controller's clock.
         admits: whether the search decides which jobs start at all: one that states its utility
             and never started waits for that, since it could not be rejected afterwards.

@@ -18,7 +18,6 @@ class ImmediatePolicy(Policy):
         """Views tell all that it needs; a subclass that needs more takes it here.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
 
@@ -26,7 +25,6 @@ class ImmediatePolicy(Policy):
         """There is nothing to search for.
 
         Args:
-            view: the cluster.
             budget: not used.
             rng: not used.
             now: seconds on the controller's clock.

@@ -18,10 +18,8 @@ def job_notes(
     """One sentence for each need of the policy that a job does not meet.
 
     Args:
-        policy: its name.
         needs: of jobs, as the registry has them.
         utility_stated: whether the user said what the job's end is worth.
-        epochs: that the job has finished.
         train_loss: that it reported last; None: none yet.
 
     Returns:

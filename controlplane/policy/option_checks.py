@@ -14,10 +14,6 @@ LEAST_ROUND_S: Final = 0.1  # between rounds
 def refuse_below(options: Any, least: Mapping[str, float]) -> None:
     """Refuse numbers that are below their least or not finite.
 
-    Args:
-        options: a struct.
-        least: by name of the option.
-
     Raises:
         SettingsError: with the name of the first such option.
     """
@@ -32,10 +28,6 @@ def refuse_below(options: Any, least: Mapping[str, float]) -> None:
 def refuse_above(options: Any, most: Mapping[str, float]) -> None:
     """Refuse numbers that are above their most.
 
-    Args:
-        options: a struct.
-        most: by name of the option.
-
     Raises:
         SettingsError: with the name of the first such option.
     """
@@ -47,11 +39,6 @@ def refuse_above(options: Any, most: Mapping[str, float]) -> None:
 
 def refuse(name: str, what: str, remedy: str) -> None:
     """Refuse the value of an option.
-
-    Args:
-        name: of the option.
-        what: is wrong with it.
-        remedy: what the user can do.
 
     Raises:
         SettingsError: always.

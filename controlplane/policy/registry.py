@@ -131,9 +131,6 @@ POLICIES: Final[Mapping[str, Entry]] = {
 def entry(name: str) -> Entry:
     """Where the policy of that name is.
 
-    Args:
-        name: as in `POLICIES`.
-
     Raises:
         SettingsError: if there is none.
     """
@@ -154,7 +151,6 @@ def make(
     """A new policy of that name, which brings jobs that lost members back to their least slots.
 
     Args:
-        name: as in `POLICIES`.
         options: of the policy; those that are left out have its defaults.
         oracle: in a simulation; None in a cluster.
 
@@ -175,10 +171,6 @@ def make(
 def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
     """Refuse what only a simulation can do.
 
-    Args:
-        name: as in `POLICIES`.
-        options: of the policy.
-
     Raises:
         SettingsError: if there is no such policy, or nobody in a cluster can tell it what it asks.
     """
@@ -193,10 +185,6 @@ def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
 def check_options(name: str, options: Mapping[str, Any]) -> Any:
     """`options` as the policy takes them.
 
-    Args:
-        name: as in `POLICIES`.
-        options: as the settings have them.
-
     Raises:
         SettingsError: if an option is unknown, of the wrong type or out of its range.
     """
@@ -210,10 +198,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> Any:
 
 def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
     """Whether the policy, or its placer, learns from telemetry between epochs.
-
-    Args:
-        name: as in `POLICIES`.
-        options: of the policy.
 
     Raises:
         SettingsError: if there is no such policy.

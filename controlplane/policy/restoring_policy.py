@@ -19,7 +19,6 @@ class RestoringPolicy(Policy):
     (`planning/least_slots`), and decides about all others around them.
 
     Args:
-        policy: decides.
         gangs: whether it gives jobs their wanted slots and never another number: then they get
             these again where they are free.
     """

@@ -25,7 +25,6 @@ def stretch_alone(slots: IntArray, nodes: IntArray, cores: float) -> FloatArray:
     Args:
         slots: shape (L,), of the job.
         nodes: shape (L,), that it is spread over evenly.
-        cores: of each node.
 
     Returns:
         Shape (L,), 1 or more.

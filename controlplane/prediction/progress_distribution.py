@@ -121,7 +121,6 @@ def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | N
     """A and b of the greatest likelihood; None if `points` tell nothing.
 
     Args:
-        points: of finished jobs.
         start: where to begin, if it is better than least squares.
     """
     sane = np.isfinite(points.progress) & np.isfinite(points.epochs) & (points.epochs > 0)
@@ -221,7 +220,6 @@ class Reservoir:
         """Take further points in; each of all is kept with the same chance.
 
         Args:
-            points: of a finished job.
             rng: draws what chance decides.
         """
         table = np.column_stack([points.features, points.epochs, points.progress])

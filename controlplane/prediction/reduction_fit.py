@@ -33,11 +33,7 @@ OVERLAP_COST: Final = (
 
 
 def can_separate(samples: Sequence[Sample]) -> bool:
-    """Whether every measurement on several slots tells what of it was a reduction.
-
-    Args:
-        samples: of one family.
-    """
+    """Whether every measurement on several slots tells what of it was a reduction."""
     return all(sample.sync_s is not None for sample in samples if sample.slots > 1)
 
 

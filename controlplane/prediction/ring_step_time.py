@@ -71,7 +71,6 @@ def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -
     believed with little weight, the less the more sizes there are.
 
     Args:
-        samples: of one family.
         batch: of the job that it is for; what is believed is believed for it.
         alone_s: seconds of its step on one slot, if there are no samples.
     """

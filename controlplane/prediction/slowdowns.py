@@ -49,7 +49,6 @@ def separate(
     network).
 
     Args:
-        seen: of one family.
         gpu_types: what is believed of each GPU type, logarithms.
         colocations: what is believed of each class of neighbours.
         colocation_trust: weight of that belief, in samples.

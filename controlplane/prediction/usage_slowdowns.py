@@ -31,9 +31,6 @@ def usage_features(form: Form, cores: float, bytes_per_s: float) -> tuple[float,
 def believed_weights(form: Form) -> FloatArray:
     """Weights before anything was measured: neighbours that use more cost more.
 
-    Args:
-        form: of the features.
-
     Returns:
         Shape (features,).
     """
@@ -51,7 +48,6 @@ def fit_usage_slowdowns(
     function of CPU and bandwidth usage").
 
     Args:
-        form: of the features.
         sizes: what each measurement was taken of, length O.
         features: shape (O, features).
         log_steps: shape (O,), logarithms of seconds.
@@ -79,8 +75,6 @@ def predicted_slowdown(form: Form, weights: FloatArray, cores: float, bytes_per_
     """Logarithm of the factor on a step, from 0 to `MOST`.
 
     Args:
-        form: of the features.
-        weights: of them.
         cores: that neighbours use.
         bytes_per_s: that neighbours send.
     """

@@ -63,7 +63,6 @@ class SeenPasses:
         Args:
             slots: workers.
             local_batch: samples of one pass of one worker.
-            passes: of one worker in a step.
         """
         if slots > 1:
             self.several = max(self.several, local_batch)

@@ -24,20 +24,11 @@ class ArchiveSenders:
         self._archives = archives
 
     def sent(self, who: str, digest: str) -> bool:
-        """Whether somebody sent an archive himself.
-
-        Args:
-            who: the name of a user.
-            digest: of the archive.
-        """
+        """Whether somebody sent an archive himself."""
         return (self._of(who) / digest).is_file()
 
     def note(self, who: str, digest: str) -> None:
         """Somebody sent an archive.
-
-        Args:
-            who: the name of a user.
-            digest: of the archive.
 
         Raises:
             OSError: if the disk does not take it.
@@ -46,11 +37,7 @@ class ArchiveSenders:
         (self._of(who) / digest).touch(mode=0o600)
 
     def archives_of(self, who: str) -> list[FileSeen]:
-        """What a user sent and is still here; when it was asked for last.
-
-        Args:
-            who: the name of a user.
-        """
+        """What a user sent and is still here; when it was asked for last."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for mark in self._of(who).iterdir():
@@ -62,10 +49,6 @@ class ArchiveSenders:
     def drop(self, who: str, digest: str) -> None:
         """An archive is a user's no more, and goes if it is nobody else's.
 
-        Args:
-            who: the name of a user.
-            digest: of the archive.
-
         Raises:
             OSError: if it cannot be deleted.
         """
@@ -75,9 +58,6 @@ class ArchiveSenders:
 
     def forget(self, digest: str) -> None:
         """An archive is gone.
-
-        Args:
-            digest: of it.
 
         Raises:
             OSError: if a mark of it cannot be deleted.
@@ -97,11 +77,7 @@ class ArchiveSenders:
 
 
 def folder_of(who: str) -> str:
-    """A name for files of a user.
-
-    Args:
-        who: his name.
-    """
+    """A name for files of a user."""
     return hashlib.sha256(who.encode()).hexdigest()[:16]
 
 
@@ -111,7 +87,6 @@ def make_room(
     """Which archives of a user go: those that no job needs, the oldest first.
 
     Args:
-        archives: all of his.
         most: bytes that they may have then.
         stay: names of those that some job needs.
         before: what was asked for since stays, seconds since the epoch.

@@ -75,7 +75,6 @@ class CommitLoop:
     Args:
         journal: its file; it is made if there is none. The state is that of its last snapshot and
             of the inputs since.
-        perform: lets one command out.
         recorded: told what each durable input did, before its commands leave.
 
     Raises:
@@ -112,9 +111,6 @@ class CommitLoop:
     def job(self, name: JobId) -> Job:
         """A job as it is durable, whether it is in the state or has left it.
 
-        Args:
-            name: of the job.
-
         Raises:
             UnknownJobError: if there is none, or it is not kept any more.
         """
@@ -134,9 +130,6 @@ class CommitLoop:
 
     def begin(self, release: str) -> Term:
         """Enter the history as a new incarnation.
-
-        Args:
-            release: of this program.
 
         Returns:
             The term: above that of the incarnation before, and of those that the journal does not
@@ -193,7 +186,6 @@ class CommitLoop:
         """The same for a client's request, refused while nothing can become durable.
 
         Args:
-            event: the input.
             after_effects: called with its commands when they have been performed.
 
         Raises:
@@ -235,11 +227,7 @@ class CommitLoop:
         self._writer.between_commits(work)
 
     def snapshot_taken(self, number: int) -> None:
-        """The journal has the state after an input: a restart begins there.
-
-        Args:
-            number: of the input.
-        """
+        """The journal has the state after an input: a restart begins there."""
         inputs = max(0, self._last - number)
         share = inputs / self.tail.inputs if self.tail.inputs else 0.0
         self.tail = Tail(inputs, self.tail.seconds * share)

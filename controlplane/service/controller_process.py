@@ -114,7 +114,6 @@ class Controller:
     """Everything of one controller; the journal is replayed when it is made.
 
     Args:
-        settings: what the settings file says.
         home: the folder that relative paths in it are relative to.
 
     Raises:
@@ -202,11 +201,7 @@ class Controller:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
-        """What takes over those settings that may change while the controller runs.
-
-        Args:
-            path: of the settings file.
-        """
+        """What takes over those settings that may change while the controller runs."""
         safe: dict[str, Callable[[ControllerSettings], None]] = {
             **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
             **{f"store.{name}": self._bound_store for name in Store.__struct_fields__},

@@ -104,9 +104,6 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 def load(path: Path) -> ControllerSettings:
     """The settings in `path`, overridden by `ONES__SECTION__KEY` variables.
 
-    Args:
-        path: of a TOML file.
-
     Raises:
         SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
     """

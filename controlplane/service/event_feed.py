@@ -26,10 +26,8 @@ class EventFeed:
 
     Args:
         socket: XPUB of the feed's port; subscriptions are granted one by one.
-        audit: refused subscriptions.
         last_seq: number of the last event that was published before, 0 if none was.
         bind: opens such a socket anew, however long that takes.
-        owner_of: whose a job is.
     """
 
     def __init__(

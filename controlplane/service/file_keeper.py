@@ -30,9 +30,6 @@ YOUNG_S: Final = 3600.0  # what changed since may be asked for any moment
 def seen_in(folder: Path) -> list[FileSeen]:
     """What a folder has; what disappears meanwhile is left out.
 
-    Args:
-        folder: without folders in it.
-
     Raises:
         OSError: if it cannot be read.
     """
@@ -52,9 +49,6 @@ class FileKeeper:
 
     Args:
         state: the core's committed state now.
-        logs: output of jobs.
-        archives: of working directories.
-        settings: what is kept.
     """
 
     def __init__(
@@ -70,11 +64,7 @@ class FileKeeper:
         self._settings = settings
 
     def use(self, settings: Store) -> None:
-        """Keep as much as this from the next look on.
-
-        Args:
-            settings: what is kept.
-        """
+        """Keep as much as this from the next look on."""
         self._settings = settings
 
     async def run(self) -> None:

@@ -28,7 +28,6 @@ class HelloQueue:
         """A hello came.
 
         Args:
-            route: where its answer goes.
             hello: of any node. If the same is under way, only its answer takes the new route.
         """
         begun = self.under_way.get(hello.node)
@@ -50,9 +49,6 @@ class HelloQueue:
 
     def done(self, node: NodeId) -> bytes:
         """A hello is durable: the next one may come.
-
-        Args:
-            node: whose hello was under way.
 
         Returns:
             Where the answer goes.

@@ -84,12 +84,7 @@ class JobFiles:
             del self._waiting[name]
 
     def receive(self, node: NodeId, message: FromNode) -> None:
-        """Take an agent's answer; one that nobody waits for, or of another node, is dropped.
-
-        Args:
-            node: whose key it came under.
-            message: the answer.
-        """
+        """Take an agent's answer; one that nobody waits for, or of another node, is dropped."""
         asked, _, answer = self._waiting.get(message.request, (NodeId(""), "", None))
         if answer is not None and asked == node and not answer.done():
             answer.set_result(message)

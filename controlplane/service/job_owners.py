@@ -12,11 +12,7 @@ REMEMBERED: Final = 10_000  # of those that left: it never changes
 
 
 class JobOwners:
-    """Answers from the newest state, else from the journal.
-
-    Args:
-        commit_loop: has both.
-    """
+    """Answers from the newest state, else from the journal."""
 
     def __init__(self, commit_loop: CommitLoop) -> None:
         self._commit_loop = commit_loop
@@ -24,9 +20,6 @@ class JobOwners:
 
     def of(self, name: JobId) -> JobOwner | None:
         """Whose a job is; None if there is none, or it is not kept any more.
-
-        Args:
-            name: of the job, or anything else.
 
         Raises:
             JournalError: if the journal cannot be read.

@@ -30,8 +30,6 @@ class JournalKeeper:
     """Has a child take a snapshot when there is much behind the last one, and old rows deleted.
 
     Args:
-        commit_loop: whose journal it is.
-        path: of the journal.
         settings: when a snapshot is taken, and what is kept.
     """
 

@@ -50,9 +50,6 @@ class KeyFile:
     def write(self, changes: dict[bytes, KeyInfo]) -> None:
         """Put these in the place of what it has.
 
-        Args:
-            changes: by public key.
-
         Raises:
             OSError: if it cannot be written; what it had is still there.
         """

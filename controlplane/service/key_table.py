@@ -24,8 +24,6 @@ class KeyTable:
     """Owns `known`, which all sockets ask; a revocation beats whatever else is said of a key.
 
     Args:
-        file: what was said online.
-        listed: what authorised.toml says.
         clock: seconds since the epoch.
 
     Raises:
@@ -103,10 +101,6 @@ class KeyTable:
     def add(self, request: AddKey, by: str) -> KeyInfo:
         """Let somebody connect from now on.
 
-        Args:
-            request: the key, and whose it is.
-            by: the admin who asks.
-
         Returns:
             The key as it is kept.
 
@@ -148,7 +142,6 @@ class KeyTable:
 
         Args:
             wanted: a public key, or the name of their owner.
-            by: the admin who asks.
 
         Raises:
             BadFieldError: if there is no such key, or nobody could undo it.

@@ -35,9 +35,6 @@ class MetricsServer:
 
     When there are as many as may be, the one that came first of those hosts gives way that have
     the most.
-
-    Args:
-        render: makes the page, in the loop.
     """
 
     def __init__(self, render: Render) -> None:
@@ -51,7 +48,6 @@ class MetricsServer:
         """Answer meanwhile.
 
         Args:
-            host: address to listen on.
             port: 0 is none.
 
         Raises:

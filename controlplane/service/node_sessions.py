@@ -62,14 +62,9 @@ class NodeSessions:
     """All nodes, as the controller's sockets see them.
 
     Args:
-        commit_loop: takes what nodes report.
         orders: ROUTER for agents: hello, heartbeats, acknowledgements in; deltas out.
-        events: SUB, what agents publish.
-        term: of this controller.
         timings: when a silent node is suspect, when it is lost.
         ports: of the log relay and of `events`, which a welcome tells.
-        on_steps: takes telemetry.
-        audit: refused messages.
     """
 
     def __init__(
@@ -101,11 +96,7 @@ class NodeSessions:
             self._session(node)
 
     def use(self, timings: SessionTimings) -> None:
-        """Judge silence by other times from now on.
-
-        Args:
-            timings: of every session.
-        """
+        """Judge silence by other times from now on."""
         self._timings = timings
         for session in self._sessions.values():
             session.timings = timings

@@ -90,7 +90,6 @@ class Metrics:
         """Write the numbers about once a second, for ever.
 
         Args:
-            core: as it is now.
             search: how the scheduler stands now.
             stalled: whether nothing becomes durable.
         """
@@ -103,7 +102,6 @@ class Metrics:
         """Take the numbers of now.
 
         Args:
-            core: which is only read.
             search: how the scheduler stands; a count below that of the last time began anew.
         """
         state, totals = core.state, core.totals

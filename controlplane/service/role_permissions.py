@@ -98,31 +98,17 @@ REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
 
 
 def may(who: Identity, action: Action, job: JobOwner) -> bool:
-    """Whether somebody may do that with a job.
-
-    Args:
-        who: the owner of a key.
-        action: what he wants.
-        job: whose it is.
-    """
+    """Whether somebody may do that with a job."""
     return action in RIGHTS.get((_kind(who), _whose(who, job)), _NOTHING)
 
 
 def sees_all(who: Identity) -> bool:
-    """Whether somebody may know of every job.
-
-    Args:
-        who: the owner of a key.
-    """
+    """Whether somebody may know of every job."""
     return Action.STATE in RIGHTS.get((_kind(who), Whose.OTHER), _NOTHING)
 
 
 def projects_of(who: Identity) -> tuple[str, ...]:
-    """Whose jobs somebody may know of, beside his own; what he submits is the first one's.
-
-    Args:
-        who: the owner of a key.
-    """
+    """Whose jobs somebody may know of, beside his own; what he submits is the first one's."""
     return who.projects or ((who.name,) if who.role in WRITERS else ())
 
 
@@ -131,7 +117,6 @@ def permit(who: Identity, request: Message, job: JobOwner | None) -> None:
 
     Args:
         who: the owner of the key that asks.
-        request: as it came.
         job: whose the job is that it names; None: there is no such job, or it names none.
 
     Raises:
@@ -168,7 +153,6 @@ def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
     """What somebody hears of the feed who asks for a topic.
 
     Args:
-        who: the owner of a key.
         topic: the first bytes of the messages that he wants.
 
     Returns:
@@ -198,9 +182,6 @@ def topics_of(who: Identity) -> tuple[str, ...]:
 
 def refuse_revoked(incoming: Incoming) -> None:
     """Whoever connected while his key was authorised may do nothing when it is not any more.
-
-    Args:
-        incoming: what he said.
 
     Raises:
         DeniedError: if it is not.

@@ -29,9 +29,6 @@ class SnapshotStore:
 
     Args:
         folder: where they are; it is made if there is none, and left-over parts are deleted.
-        max_bytes: of one archive.
-        bounds: of what comes out of one.
-        upload_bytes: of one user's parts together.
         user_bytes: of one user's archives together.
     """
 
@@ -63,7 +60,6 @@ class SnapshotStore:
         """Whether the whole archive is here, and somebody sent all of it himself.
 
         Args:
-            who: the name of a user.
             digest: sha256 of the archive, hexadecimal; False for anything else.
         """
         return self.has(digest) and self.senders.sent(who, digest)
@@ -84,9 +80,6 @@ class SnapshotStore:
 
     async def inspect(self, digest: str) -> None:
         """Refuse an archive that no node would unpack; once for each, in a thread.
-
-        Args:
-            digest: of one that is here.
 
         Raises:
             TooLargeError: if it comes to more than its bounds.
@@ -122,7 +115,6 @@ class SnapshotStore:
                 not hear of each other's: who names a digest need not have the archive.
             digest: sha256 of the whole archive, hexadecimal.
             offset: of `data`, bytes; 0 begins anew.
-            data: the piece.
             total: size of the archive, bytes.
 
         Returns:
@@ -230,7 +222,6 @@ class SnapshotStore:
         """A piece of an archive.
 
         Args:
-            digest: its name.
             offset: where the piece begins, bytes.
 
         Returns:

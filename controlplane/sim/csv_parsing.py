@@ -33,9 +33,6 @@ class CsvRow:
     def text(self, column: str) -> str:
         """A name: not empty, printable, at most `MOST_TEXT` characters.
 
-        Args:
-            column: that holds it.
-
         Raises:
             TraceError: if it is empty, too long or cannot be printed.
         """
@@ -52,7 +49,6 @@ class CsvRow:
         """A number.
 
         Args:
-            column: that holds it.
             least: it may be.
             most: it may be.
 
@@ -74,7 +70,6 @@ class CsvRow:
         """A whole number; 4.0 counts as one.
 
         Args:
-            column: that holds it.
             least: it may be.
             most: it may be.
 
@@ -96,13 +91,7 @@ class CsvRow:
         return bool(self.values.get(column))
 
     def error(self, column: str, what: str, hint: str) -> TraceError:
-        """What is wrong with one value, to be raised.
-
-        Args:
-            column: that holds it.
-            what: is wrong.
-            hint: what to do about it.
-        """
+        """What is wrong with one value, to be raised."""
         return TraceError(f"{self.file}:{self.line}: column {column}: {what}", hint, column)
 
 
@@ -112,7 +101,6 @@ def with_header(
     """The rows of a CSV file whose first line names its columns, in any order.
 
     Args:
-        path: of the file.
         required: columns that must be there.
         optional: columns that may be there.
 
@@ -141,7 +129,6 @@ def without_header(
     """The rows of a file without a header; the number of columns says what they mean.
 
     Args:
-        path: of the file.
         delimiter: between cells; after tabs nothing is quoted.
         layouts: names of the columns, by their number.
 
@@ -153,12 +140,6 @@ def without_header(
 
 def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> CsvRow:
     """One line of a CSV file as a row.
-
-    Args:
-        file: for complaints.
-        line: its number, for complaints.
-        text: of the line.
-        names: of the columns.
 
     Raises:
         TraceError: if it is no such line.

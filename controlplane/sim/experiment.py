@@ -83,7 +83,6 @@ class CellsFailedError(OnesError):
 
         Args:
             failures: at least one.
-            results: of all other cells.
             path: of the file that keeps those; None: nothing does.
         """
         reasons = "; ".join(f"{failure.cell}: {failure.why}" for failure in failures[:SHOWN])
@@ -113,9 +112,7 @@ def grid(
     """Every policy in every scenario with every seed; policies side by side.
 
     Args:
-        policies: names with options.
         scenarios: frozen structs that msgspec can write.
-        seeds: of traces and searches.
     """
     chosen = list(policies)
     return [
@@ -137,11 +134,9 @@ def run(
 
     Args:
         cells: equal ones are simulated once.
-        simulate: called in the workers.
         path: of the file where results go as they come; what it has of these cells is not
             simulated again. None: nothing is kept.
         workers: processes at a time, at least 1.
-        on_progress: called in this process.
 
     Returns:
         The result of each cell, in their order.
@@ -185,11 +180,7 @@ def _how_to_resume(experiment: _Experiment) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def bar(title: str = "simulating") -> Iterator[OnProgress]:
-    """A progress bar on stderr for as long as the context lasts; give it to `run`.
-
-    Args:
-        title: words in front of it.
-    """
+    """A progress bar on stderr for as long as the context lasts; give it to `run`."""
     from rich import progress  # noqa: PLC0415 - slow to import
     from rich.console import Console  # noqa: PLC0415
 

@@ -75,10 +75,7 @@ def simulate(
     """Live through a scenario under one policy.
 
     Args:
-        policy: as the registry calls it.
-        scenario: workload, cluster and costs.
         seed: of the workload and the search.
-        options: of the policy.
         trace: what is submitted, if not what the scenario says.
         model: how jobs train, if not as the scenario says.
         record: called with every input of the core and its commands.

@@ -88,11 +88,7 @@ def _whole_model_of(scenario: Scenario) -> TrainingModel:
 
 
 def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
-    """What its models ask of nodes: among these a share of interference is a mean.
-
-    Args:
-        scenario: its physics.
-    """
+    """What its models ask of nodes: among these a share of interference is a mean."""
     if scenario.physics == "harmony":
         servers = 0 if scenario.exchange == "all-reduce" else 2  # of 1 to 3
         return tuple(replace(demand_of(name), servers=servers) for name in BATCHES)
@@ -102,9 +98,6 @@ def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
 
 def curves_of(scenario: Scenario) -> RecordedCurves:
     """The loss curves that its jobs replay.
-
-    Args:
-        scenario: its `curves` may name a file.
 
     Raises:
         TraceError: if there is no such file, or it is none.
@@ -132,7 +125,6 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
 
     Args:
         scenario: names a file, or says what to generate.
-        seed: of a generated trace.
 
     Raises:
         TraceError: if the file cannot be read, or nothing can be generated for this model.
@@ -201,13 +193,7 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
 
 
 def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a policy, and what an operator would tell it of this scenario's costs.
-
-    Args:
-        policy: its name.
-        scenario: with the costs of changes.
-        options: that were given; they win.
-    """
+    """The options of a policy, and what an operator would tell it of this scenario's costs."""
     chosen: dict[str, Any] = {}
     if scenario.physics == "profiles" and scenario.round_s > 0.0:
         chosen |= PUBLISHED.get(policy, {})

@@ -23,8 +23,6 @@ def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:
     changes none of the others.
 
     Args:
-        space: checked.
-        seed: of the sweep.
         number: from 0.
     """
     return _where_they_apply(space, lambda name: _draw(space[name], stream(seed, number, name)))
@@ -34,9 +32,6 @@ def grid(space: Space) -> list[dict[str, Value]]:
     """Every combination, the last value changing fastest.
 
     Those that would differ only in values that do not apply are listed once.
-
-    Args:
-        space: of choices and whole numbers.
     """
     names = list(space)
     found: dict[tuple[tuple[str, Value], ...], dict[str, Value]] = {}
@@ -51,10 +46,7 @@ def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[
     """A configuration near `values`: each value drawn anew or moved a little.
 
     Args:
-        space: that they are of.
-        values: of a configuration.
         resample: how often a value is drawn anew, 0 to 1.
-        rng: the only source of chance.
     """
 
     def near(name: str) -> Value:
@@ -77,11 +69,7 @@ def _where_they_apply(space: Space, value_of: Callable[[str], Value]) -> dict[st
 
 
 def conditions_first(space: Mapping[str, Parameter]) -> Iterator[str]:
-    """All names, each after those that it depends on.
-
-    Args:
-        space: checked.
-    """
+    """All names, each after those that it depends on."""
     ready: set[str] = set()
     while len(ready) < len(space):
         for name, parameter in space.items():

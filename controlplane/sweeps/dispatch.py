@@ -50,13 +50,7 @@ def _takes_units(state: SweepState, place: Place) -> bool:
 
 
 def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
-    """How long a unit may take once state and data are there, seconds.
-
-    Args:
-        state: of the sweep.
-        trial: whose unit it is.
-        worker: that does it.
-    """
+    """How long a unit may take once state and data are there, seconds."""
     expected = state.times.expected(trial, worker)
     if state.times.knows(trial):
         return max(LEAST_PATIENCE_S, PATIENCE * expected)
@@ -67,8 +61,6 @@ def waits_for_unit(state: SweepState, place: Place, now: Seconds) -> bool:
     """Whether a worker that is revoked may end its unit first.
 
     Args:
-        state: of the sweep.
-        place: of the worker.
         now: seconds on the controller's clock.
     """
     lease = state.leases[place.attempt] if place.attempt is not None else None
@@ -81,11 +73,7 @@ def waits_for_unit(state: SweepState, place: Place, now: Seconds) -> bool:
 
 
 def training_trials(state: SweepState) -> list[int]:
-    """Trials that have a unit under way, or could have one now.
-
-    Args:
-        state: of the sweep.
-    """
+    """Trials that have a unit under way, or could have one now."""
     leased = {lease.trial for lease in state.leases.values()}
     return [
         trial.number
@@ -109,7 +97,6 @@ def hop_problem(
     """The sweep as the hopper sees it.
 
     Args:
-        state: of the sweep.
         workers: that may take units, in the order of the problem's slots.
         numbers: of the trials that train, in the order of the problem's models.
         now: seconds on the controller's clock.

@@ -12,11 +12,7 @@ from controlplane.sweeps.trials import Trial, graduated, with_later_score
 
 
 def graduate_last_trials(state: SweepState) -> list[Order]:
-    """Let those go that are at the end of an epoch; the others end theirs first.
-
-    Args:
-        state: of the sweep.
-    """
+    """Let those go that are at the end of an epoch; the others end theirs first."""
     state.graduating = _last_trials(state)
     found: list[Order] = []
     for number in sorted(state.graduating):
@@ -33,12 +29,7 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
 
 
 def at_the_end_of_an_epoch(state: SweepState, number: int) -> bool:
-    """Whether a trial has trained whole epochs, at least one, and is at no unit.
-
-    Args:
-        state: of the sweep.
-        number: of the trial.
-    """
+    """Whether a trial has trained whole epochs, at least one, and is at no unit."""
     model = state.models[number]
     begun = len(model.visits) % state.partitions
     return bool(model.visits) and not begun and not model.again and state.lease_of(number) is None
@@ -48,8 +39,6 @@ def score_graduate(state: SweepState, number: int, score: float) -> None:
     """A trial that graduated ended another epoch, elsewhere.
 
     Args:
-        state: of the sweep.
-        number: of the trial.
         score: larger is better; one that is not finite counts for nothing.
     """
     trial = state.trials[number]

@@ -12,11 +12,7 @@ COPY_TRIES = 3  # of one state; then the next state is copied
 
 
 def keep_states(state: SweepState) -> list[Order]:
-    """Go on from the newest states that there are, copy those that are in one place, drop others.
-
-    Args:
-        state: of the sweep.
-    """
+    """Continue from the newest states, copy those with one replica, drop the others."""
     needed: set[StateName] = set()
     found: list[Order] = []
     leased = {lease.trial for lease in state.leases.values()}

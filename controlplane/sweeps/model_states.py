@@ -96,7 +96,6 @@ class ModelState:
         """A visit is done.
 
         Args:
-            partition: that was visited.
             digest: of the state that it left; of a visit that was done again the last one counts.
 
         Returns:
@@ -119,11 +118,7 @@ class StoredStates:
     _versions: dict[int, set[int]] = field(default_factory=dict)  # of each trial
 
     def versions(self, trial: int) -> set[int]:
-        """Visits of the states of a trial that a node has.
-
-        Args:
-            trial: its number.
-        """
+        """Visits of the states of a trial that a node has."""
         return self._versions.get(trial, set())
 
     def on(self, node: NodeId) -> list[StateName]:
@@ -147,12 +142,7 @@ class StoredStates:
         return [(node, name) for name in names for node in self._nodes.get(name, ())]
 
     def add(self, name: StateName, node: NodeId) -> None:
-        """The node has it.
-
-        Args:
-            name: of the state.
-            node: that wrote it.
-        """
+        """The node has it."""
         nodes = self._nodes.setdefault(name, [])
         self._versions.setdefault(name.trial, set()).add(name.version)
         if node not in nodes:
@@ -180,11 +170,7 @@ class StoredStates:
             self._versions.pop(name.trial, None)
 
     def drop_all_but(self, needed: set[StateName]) -> list[DropState]:
-        """Forget what nobody needs, and have it deleted.
-
-        Args:
-            needed: by anybody.
-        """
+        """Forget what nobody needs, and have it deleted."""
         found = [
             DropState(name, node)
             for name, nodes in self._nodes.items()

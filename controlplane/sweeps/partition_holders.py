@@ -22,9 +22,7 @@ def partition_holders(
 
     Args:
         workers: nodes that have any, and how many.
-        partitions: of the data.
         replicas: nodes that hold each; more than there are: every node.
-        before: what each node held.
         can_hold: False of a node that could not give the partition.
 
     Returns:

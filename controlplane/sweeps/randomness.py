@@ -6,9 +6,5 @@ from random import Random
 
 
 def stream(*key: str | int) -> Random:
-    """Draws that are the same for the same key, on every machine.
-
-    Args:
-        key: of whom the draws are for.
-    """
+    """Draws that are the same for the same key, on every machine."""
     return Random("/".join(map(str, key)))  # noqa: S311 - nothing here is a secret

@@ -61,8 +61,6 @@ class Sweep:
         """Nothing has begun.
 
         Args:
-            spec: checked.
-            partitions: of the data.
             keep: best trials whose states are kept.
             order: who visits which partition next.
             graduate_slots: trials that are fewer than half of these go on as elastic jobs; 0: they
@@ -104,7 +102,6 @@ class Sweep:
         """Its process is no more; what its node has stays.
 
         Args:
-            worker: of the sweep.
             now: seconds on the controller's clock.
             why: how it ended; empty: nobody is to blame.
             fault: by itself; else it was killed.
@@ -118,7 +115,6 @@ class Sweep:
         """Its slot is wanted: it ends its unit first, if that is over in time.
 
         Args:
-            worker: of the sweep.
             now: seconds on the controller's clock.
             within_s: it has to be gone; 0: at once. A unit that is expected to take longer is
                 given up now, and one that does take longer is given up then.
@@ -316,18 +312,13 @@ class Sweep:
         """A trial that graduated trained an epoch in its job.
 
         Args:
-            trial: its number.
             metrics: of the epoch; without the one that counts, or one that is not finite, its score
                 stays what it was.
         """
         score_graduate(self.state, trial, score(self.state.spec, metrics)[0])
 
     def close(self, why: str) -> list[Order]:
-        """All ends here: trials that have not ended are stopped, the best states stay.
-
-        Args:
-            why: in words.
-        """
+        """All ends here: trials that have not ended are stopped, the best states stay."""
         state = self.state
         left = [Stop(trial.number, why) for trial in state.trials if not trial.ended]
         found = decide(state, left)

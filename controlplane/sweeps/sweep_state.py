@@ -97,11 +97,7 @@ class SweepState:
     stuck: str = ""  # why nothing can go on, whatever comes
 
     def release(self, worker: WorkerId) -> list[StopUnit | ReleaseWorker]:
-        """The worker is of the sweep no more, and its unit counts no more.
-
-        Args:
-            worker: of the sweep.
-        """
+        """The worker is of the sweep no more, and its unit counts no more."""
         place = self.workers.pop(worker)
         lease = self.leases.pop(place.attempt, None) if place.attempt is not None else None
         stopped = [] if lease is None else [StopUnit(lease.order.attempt, worker)]
@@ -125,9 +121,5 @@ class SweepState:
         return lease, place, [ReleaseWorker(worker)]
 
     def lease_of(self, trial: int) -> Lease | None:
-        """The unit of a trial that is under way and counts.
-
-        Args:
-            trial: its number.
-        """
+        """The unit of a trial that is under way and counts."""
         return next((one for one in self.leases.values() if one.trial == trial), None)

@@ -12,12 +12,7 @@ from controlplane.sweeps.trials import Add, Decision, Stop, apply, failed, with_
 
 
 def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
-    """Carry out what a searcher or a user decided, as a whole.
-
-    Args:
-        state: of the sweep.
-        decisions: all of one answer.
-    """
+    """Carry out what a searcher or a user decided, as a whole."""
     found: list[Order] = []
     state.trials = apply(state.trials, decisions)
     for one in decisions:
@@ -39,8 +34,6 @@ def add_score(state: SweepState, number: int, metrics: dict[str, float]) -> list
     """An epoch of a trial is over.
 
     Args:
-        state: of the sweep.
-        number: of the trial.
         metrics: of the epoch; without a finite one that counts, the trial fails.
     """
     value, wrong = score(state.spec, metrics)
@@ -57,9 +50,7 @@ def fail(state: SweepState, number: int, why: str) -> list[Order]:
     """A trial trains no further, through its own fault.
 
     Args:
-        state: of the sweep.
         number: of the trial; nothing happens if it has ended.
-        why: in words, for users.
     """
     if state.trials[number].ended:
         return []

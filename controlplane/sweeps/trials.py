@@ -35,11 +35,7 @@ class Trial:
         return not self.ended and self.epochs >= self.granted
 
     def score_after(self, epochs: int) -> float | None:
-        """Its score after so many epochs; None if it has none.
-
-        Args:
-            epochs: of its state, from 1.
-        """
+        """Its score after so many epochs; None if it has none."""
         at = epochs - self.began_at - 1
         return self.scores[at] if 0 <= at < len(self.scores) else None
 
@@ -94,7 +90,6 @@ def ranked(trials: Sequence[Trial], epochs: int) -> list[Trial]:
     """Those that have a score after so many epochs, the best first; among equals in order.
 
     Args:
-        trials: any.
         epochs: from 1.
     """
     scored = [(trial.score_after(epochs), trial) for trial in trials]
@@ -107,7 +102,6 @@ def apply(trials: Sequence[Trial], decisions: Iterable[Decision]) -> list[Trial]
 
     Args:
         trials: in order of their numbers.
-        decisions: all of one answer.
     """
     after = list(trials)
     for one in decisions:
@@ -128,9 +122,7 @@ def with_score(trial: Trial, score: float, last_epoch: int) -> Trial:
     """The trial after one more epoch.
 
     Args:
-        trial: that trained it.
         score: larger is better; NaN or infinite: it failed.
-        last_epoch: after which it is done.
     """
     if not math.isfinite(score):
         return _changed(trial, ended="failed")
@@ -139,20 +131,12 @@ def with_score(trial: Trial, score: float, last_epoch: int) -> Trial:
 
 
 def failed(trial: Trial) -> Trial:
-    """The trial after it failed.
-
-    Args:
-        trial: that trains no further.
-    """
+    """The trial after it failed."""
     return _changed(trial, ended="failed")
 
 
 def graduated(trial: Trial) -> Trial:
-    """The trial after it went on as a job of its own.
-
-    Args:
-        trial: that trains no further here.
-    """
+    """The trial after it went on as a job of its own."""
     return _changed(trial, ended="graduated")
 
 
@@ -160,7 +144,6 @@ def with_later_score(trial: Trial, score: float) -> Trial:
     """A trial that graduated, after one more epoch.
 
     Args:
-        trial: that trains elsewhere.
         score: larger is better; one that is not finite is left out.
     """
     return _changed(trial, scores=(*trial.scores, score)) if math.isfinite(score) else trial

@@ -25,9 +25,6 @@ def unit_fault(
 
     Args:
         state: of the sweep; the lease is out of it.
-        lease: of the unit.
-        node: of its worker.
-        why: in words.
         fault: whose it is: of the trial, of a state that could not be read, of the data, or of a
             disk that has no room for the state.
     """
@@ -57,9 +54,6 @@ def refuse_data(
 
     Args:
         state: of the sweep, which is stuck if no node that has workers is left for the partition.
-        node: that could not.
-        partition: of the data.
-        why: in words.
         for_good: at once: it would be the same the next time.
     """
     failed = state.data.failed
@@ -73,13 +67,7 @@ def refuse_data(
 
 
 def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
-    """Whether a partition may be given to a node: it did not fail there too often.
-
-    Args:
-        state: of the sweep.
-        node: of the cluster.
-        partition: of the data.
-    """
+    """Whether a partition may be given to a node: it did not fail there too often."""
     return state.data.failed.get((node, partition), 0) < STAGINGS
 
 
@@ -87,10 +75,7 @@ def crash(state: SweepState, trial: int, why: str, *, fault: bool = True) -> lis
     """A worker ended in a unit, by its own fault or killed by somebody.
 
     Args:
-        state: of the sweep.
         trial: of the unit; it fails if that happens `CRASHES` times in a row, or `KILLS` times.
-        why: how it ended, in words.
-        fault: its own.
     """
     faults, kills = state.crashes.get(trial, (0, 0))
     faults, kills = faults + fault, kills + (not fault)
@@ -104,7 +89,6 @@ def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
     """Give up units of workers that were to be gone by now; their trials are not to blame.
 
     Args:
-        state: of the sweep.
         now: seconds on the controller's clock.
     """
     found: list[Order] = []

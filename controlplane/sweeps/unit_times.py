@@ -20,19 +20,11 @@ class UnitTimes:
     _slowness: dict[WorkerId, float] = field(default_factory=dict)
 
     def knows(self, trial: int) -> bool:
-        """Whether a unit of this trial was measured.
-
-        Args:
-            trial: its number.
-        """
+        """Whether a unit of this trial was measured."""
         return trial in self._cost
 
     def cost(self, trial: int) -> float:
-        """Seconds of a unit of this trial on a worker of slowness 1; the mean of others before.
-
-        Args:
-            trial: its number.
-        """
+        """Seconds of a unit of this trial on a worker of slowness 1; the mean of others before."""
         found = self._cost.get(trial)
         return self.usual if found is None else found
 
@@ -42,28 +34,17 @@ class UnitTimes:
         return sum(self._cost.values()) / len(self._cost) if self._cost else FIRST_S
 
     def slowness(self, worker: WorkerId) -> float:
-        """Of a worker beside the others, 1 until it was measured.
-
-        Args:
-            worker: of the sweep.
-        """
+        """Of a worker beside the others, 1 until it was measured."""
         return self._slowness.get(worker, 1.0)
 
     def expected(self, trial: int, worker: WorkerId) -> float:
-        """Seconds of the next unit.
-
-        Args:
-            trial: its number.
-            worker: that would run it.
-        """
+        """Seconds of the next unit."""
         return self.cost(trial) * self.slowness(worker)
 
     def measured(self, trial: int, worker: WorkerId, seconds: float) -> None:
         """A unit took so long.
 
         Args:
-            trial: its number.
-            worker: that ran it.
             seconds: without the wait for its state.
         """
         took = max(LEAST_S, seconds)
@@ -73,11 +54,7 @@ class UnitTimes:
         self._cost[trial] = _mixed(self._cost.get(trial), took / self.slowness(worker))
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker is gone.
-
-        Args:
-            worker: of the sweep.
-        """
+        """The worker is gone."""
         self._slowness.pop(worker, None)
 
 

@@ -128,7 +128,6 @@ class ElasticAccelerator(Accelerator):
 
         Args:
             count: of the whole job; the job file's stop rule wins.
-            samples: as in `ScalingAgent.epochs`.
         """
         return self.agent.epochs(count, samples=samples)
 
@@ -237,7 +236,6 @@ class ElasticAccelerator(Accelerator):
 
         Args:
             values: by name.
-            step: of them.
             options: of `Accelerator.log`.
         """
         if self.is_main_process:
@@ -248,7 +246,6 @@ class ElasticAccelerator(Accelerator):
 
         Args:
             args: of `Accelerator.save`.
-            options: of it, by name.
         """
         if self.is_main_process:
             super().save(*args, **options)
@@ -258,7 +255,6 @@ class ElasticAccelerator(Accelerator):
 
         Args:
             args: of `Accelerator.save_model`.
-            options: of it, by name.
         """
         if self.is_main_process:
             super().save_model(*args, **options)

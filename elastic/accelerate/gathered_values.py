@@ -34,7 +34,6 @@ def concatenated(parts: Sequence[Any], device: torch.device) -> Any:
 
     Args:
         parts: by rank, alike but for the tensors' first dimension; scalars become one row each.
-        device: of the result.
     """
 
     def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -49,7 +48,6 @@ def reduced(parts: Sequence[tuple[int, Any]], reduction: str, device: torch.devi
     Args:
         parts: (samples, value) by rank.
         reduction: "sum" or "mean".
-        device: of the result.
     """
     counts = [count for count, _ in parts]
 

@@ -19,8 +19,6 @@ def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | N
     """Wait for `ready`.
 
     Args:
-        ready: what is waited for.
-        cancel: set when the wait is to end.
         limit_s: how long, seconds; None: for ever.
 
     Raises:

@@ -65,7 +65,6 @@ class AgreedWords:
         """See to it that all ranks reduced the same.
 
         Args:
-            ranks: how many were summed.
             step: that this rank is in, 1-based; None: it is through with the epoch.
 
         Raises:
@@ -79,9 +78,6 @@ class AgreedWords:
     def check_shares(self, total: int) -> None:
         """See to it that the ranks together took the step's samples.
 
-        Args:
-            total: samples of the step.
-
         Raises:
             OutOfStepError: if they took more or less.
         """
@@ -94,7 +90,6 @@ def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
 
     Args:
         numbers: shape (FIXED_WORDS + parameters,).
-        ranks: how many were summed.
     """
     parts = numbers[4 : 4 + DIGEST_BYTES]
     squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]

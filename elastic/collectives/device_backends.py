@@ -19,7 +19,6 @@ def register(kind: str, make: Callable[[Meeting], Backend]) -> None:
     """From now on, workers of this process train on devices of this kind where there are some.
 
     Args:
-        kind: torch's device type.
         make: gives the backend that carries gradients on such a device; not connected yet.
     """
     _makers[kind] = make
@@ -38,29 +37,17 @@ def slot_device() -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make `device` the current one of the calling thread; each thread has its own.
-
-    Args:
-        device: of this worker.
-    """
+    """Make `device` the current one of the calling thread; each thread has its own."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index or 0)
 
 
 def finish_device_work(device: torch.device) -> None:
-    """Wait until `device` is through with all that it was given, on every stream.
-
-    Args:
-        device: of this worker.
-    """
+    """Wait until `device` is through with all that it was given, on every stream."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def backend_for(meeting: Meeting) -> Backend:
-    """What carries collectives of tensors on the meeting's device; not connected yet.
-
-    Args:
-        meeting: where and whom to meet.
-    """
+    """What carries collectives of tensors on the meeting's device; not connected yet."""
     return _makers[meeting.device.type](meeting)

@@ -17,11 +17,7 @@ NOT_CONNECTED: Final = "the group is not connected any more"
 
 
 class GlooOperation:
-    """A collective of gloo: a look is a wait with a short limit, which does no harm.
-
-    Args:
-        work: torch's.
-    """
+    """A collective of gloo: a look is a wait with a short limit, which does no harm."""
 
     def __init__(self, work: Any) -> None:
         self._work = work

@@ -33,7 +33,6 @@ class NcclOperation:
     """A collective on the device.
 
     Args:
-        work: torch's.
         aborted: set when the communicator is aborted.
     """
 

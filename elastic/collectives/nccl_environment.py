@@ -80,7 +80,6 @@ def nccl_environment(
     Args:
         address: of this host, where the other members reach it; NCCL's sockets go over its
             interface, as gloo's do.
-        present: the environment as it is.
         interface: finds the interface of an address.
 
     Returns:

@@ -50,8 +50,6 @@ class ProcessGroup:
         """Wrap what connects the members.
 
         Args:
-            version: of the job's group.
-            rank: of this worker.
             size: ranks.
             device: where gradients live, with its index.
             links: to the others; None for a group of one.
@@ -79,7 +77,6 @@ class ProcessGroup:
 
         Args:
             tensor: on the device, of the same shape and type on every rank.
-            cancel: set when the wait is to end.
 
         Raises:
             CancelledError: `cancel` was set meanwhile; the operation still owns `tensor`.
@@ -96,7 +93,6 @@ class ProcessGroup:
             tensor: on the device, of the same shape and type on every rank; written in place on
                 all but `source`.
             source: rank whose values count.
-            cancel: set when the wait is to end.
 
         Raises:
             CancelledError: `cancel` was set meanwhile; the operation still owns `tensor`.
@@ -111,8 +107,6 @@ class ProcessGroup:
 
         Args:
             data: of this rank; only that of `source` counts, and may have any length.
-            cancel: set when the wait is to end.
-            source: whose data it is.
 
         Raises:
             CancelledError: `cancel` was set meanwhile.

@@ -31,9 +31,6 @@ def build_process_group(
 
     Args:
         version: of the group; names its keys in the store.
-        store: HOST:PORT.
-        rank: of this worker.
-        size: members.
         address: of this host, where the others reach it; binds the sockets.
         device: where gradients live, which chooses their backend.
         drawn_ahead: steps whose samples this worker's loader may have drawn already.

@@ -55,7 +55,6 @@ class StoreServers:
         """The port of the store of `version`, which is opened if it is not there.
 
         Args:
-            version: of the group.
             oldest: stores of groups before this one are closed.
 
         Raises:
@@ -74,8 +73,6 @@ def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) ->
     """One client of the store at HOST:PORT; each thread needs its own.
 
     Args:
-        address: HOST:PORT.
-        version: of the group; names its keys.
         limit_s: how long an answer may take, seconds.
 
     Raises:
@@ -96,10 +93,6 @@ class GroupWords:
     """Words between the members of one version, beside their collectives.
 
     Every word has a client of its own: one that waits would hold up whoever shares it.
-
-    Args:
-        address: HOST:PORT of the store.
-        version: of the group; names its keys.
     """
 
     def __init__(self, address: str, version: int) -> None:
@@ -124,9 +117,6 @@ class GroupWords:
 
     def ask(self, key: str) -> bytes:
         """Wait until somebody has said `key`, and return it; off the training thread.
-
-        Args:
-            key: name of the word.
 
         Raises:
             BrokenGroupError: if the store is gone.

@@ -73,9 +73,7 @@ class GroupTransitions:
             membership: of this worker; replaced with each change.
             listener: hears orders.
             training: what travels to newcomers and is recovered.
-            epochs: writes checkpoints.
             records: of samples; written where it is sure that all committed them.
-            report: to the controller.
         """
         self._membership = membership
         self._listener = listener
@@ -285,11 +283,6 @@ class GroupTransitions:
 
         A newcomer then waits for the step's portion of the state, which the optimizer is to work
         on.
-
-        Args:
-            micro_batch: of the step that was reduced.
-            terms: of this worker in it.
-            agreed: what all ranks know.
 
         Raises:
             CancelledError: if the wait was called off.

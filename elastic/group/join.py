@@ -28,10 +28,8 @@ def start_together(
     """Begin in a group that starts: every rank takes the state of rank 0.
 
     Args:
-        group: which was just built.
         membership: takes `group`; its workers are known already.
         training: of this worker; rank 0's replaces it.
-        called_off: set when the wait is to end.
 
     Raises:
         BrokenGroupError: if a peer is gone.
@@ -50,8 +48,6 @@ def await_join_plan(
     """Learn from the incumbents where the newcomers' first step is.
 
     Args:
-        group: which is built already.
-        called_off: set when the wait is to end.
         failed: told why nothing will come; the controller calls the wait off then.
 
     Raises:
@@ -83,7 +79,6 @@ def enter_at_boundary(
     """Be a newcomer in a running group: no samples until the state is there.
 
     Args:
-        order: names the members.
         group: of incumbents and newcomers, which was built meanwhile.
         plan: what the incumbents say of the boundary.
         membership: enters `group`, without the whole state.

@@ -38,7 +38,6 @@ class Membership:
 
         Args:
             assignment: of this worker; None: it is alone for ever.
-            device: where gradients live.
         """
         if assignment is None:
             me = WorkerId("")
@@ -94,8 +93,6 @@ def report_formed(
     """Say that this worker trains in its present group, with the whole state or without.
 
     Args:
-        report: to the controller.
-        membership: of this worker.
         position: where it begins in the group.
         pause_s: how long its training stood still for it.
         step_s: of a usual step before that; 0: not measured.

@@ -76,7 +76,6 @@ class OrderInbox:
         """Begin without orders.
 
         Args:
-            me: this worker.
             born: version of the group that it was started for.
         """
         self._me = me
@@ -91,13 +90,7 @@ class OrderInbox:
     def receive(
         self, order: GroupOrder, *, version: int, workers: tuple[WorkerId, ...]
     ) -> tuple[Effect, ...]:
-        """Take in an order; one that is older than the last, or the same, changes nothing.
-
-        Args:
-            order: the controller's.
-            version: of the present group.
-            workers: its members, by rank.
-        """
+        """Take in an order; one that is older than the last, or the same, changes nothing."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)

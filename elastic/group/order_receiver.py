@@ -34,13 +34,7 @@ class OrderListener:
     """Hears orders in one thread and hands them out in another."""
 
     def __init__(self, membership: Membership, report: Report, *, granted: bool) -> None:
-        """Begin without orders.
-
-        Args:
-            membership: of this worker.
-            report: to the controller.
-            granted: the slot is free already.
-        """
+        """Begin without orders."""
         self.called_off = threading.Event()  # waits of the training thread are called off
         self.stores = StoreServers(membership.address)
         self._membership = membership
@@ -97,7 +91,6 @@ class OrderListener:
         """The group of `version` cannot be met.
 
         Args:
-            version: of the group.
             error: why; cut at `ERROR_CHARACTERS`.
         """
         self._report(JoinFailed, group=version, error=error[:ERROR_CHARACTERS])
@@ -153,9 +146,6 @@ class OrderListener:
 
     def built(self, version: int) -> ProcessGroup | None:
         """The process group that follows, if it is there.
-
-        Args:
-            version: of the group.
 
         Returns:
             None while it is being built, if that failed, and if it was dropped, crossed or never

@@ -45,7 +45,6 @@ class Recovery:
         membership: of this worker; enters the new group.
         listener: hears the controller's orders, and serves a store for the new group.
         training: takes the state of whoever came furthest.
-        report: to the controller.
     """
 
     def __init__(

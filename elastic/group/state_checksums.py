@@ -27,7 +27,6 @@ class StateCheck:
         """Whether checksums ride in the reduction of `step`.
 
         Args:
-            step: that is under way.
             transferring: some members have not the whole state yet.
             rates_may_differ: the scripts have just chosen rates by numbers of their own.
         """

@@ -54,7 +54,6 @@ class Resize:
         """All members are ready: deal out the samples behind the boundary anew.
 
         Args:
-            pending: the group that follows.
             boundary: last step of the present group, some steps ahead, where nothing is drawn yet.
             micro_batch: of the step in which all agreed.
             step_s: mean duration of a step, seconds.

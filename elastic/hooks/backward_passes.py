@@ -53,11 +53,7 @@ def unlisten(listener: BackwardListener) -> None:
 
 
 def warm_up(device: torch.device) -> None:
-    """A first backward pass starts threads and libraries: let that be before the others wait.
-
-    Args:
-        device: where the script will train.
-    """
+    """A first backward pass starts threads and libraries: let that be before the others wait."""
     weight = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((weight @ weight).sum(), weight)
 

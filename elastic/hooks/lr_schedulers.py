@@ -34,7 +34,6 @@ def track_lr_schedulers(
     """Track every scheduler that is made for one of `optimizers` from now on.
 
     Args:
-        optimizers: whose.
         track: gets each as a keyword argument, named `scheduler N`: in the order in which the
             script makes them, for whichever optimizer.
         steps: how many a call of `step()` without arguments is to be, asked at each.

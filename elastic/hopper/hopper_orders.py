@@ -44,9 +44,7 @@ class HopperOrders:
         """Begin without orders.
 
         Args:
-            me: this worker.
             born: version of the group that it was started for.
-            rank: in that group.
         """
         self._me = me
         self._born = born
@@ -62,11 +60,7 @@ class HopperOrders:
         self.leaving = False
 
     def receive(self, order: GroupOrder) -> tuple[Answer, ...]:
-        """Take in an order; one that is older than the last, or the same, changes nothing.
-
-        Args:
-            order: the controller's.
-        """
+        """Take in an order; one that is older than the last, or the same, changes nothing."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
@@ -100,11 +94,7 @@ class HopperOrders:
         return ()
 
     def assign(self, unit: UnitOrder) -> bool:
-        """Take in a unit; whether it is new. An attempt is made once.
-
-        Args:
-            unit: of this worker.
-        """
+        """Take in a unit; whether it is new. An attempt is made once."""
         if unit.worker != self._me or unit.attempt <= self._attempt:
             return False
         self._attempt, self._waiting = unit.attempt, unit

@@ -45,11 +45,6 @@ DATA: Final = "data"  # folder of staged data, among the states
 def run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
     """Be a worker of a sweep until it is in no group any more.
 
-    Args:
-        assignment: of this worker.
-        folder: its files.
-        sweep: of its job.
-
     Raises:
         UsageError: if a function of the user cannot be imported; names the field and the remedy.
     """
@@ -64,13 +59,7 @@ class Hopper:
     """One worker of a sweep."""
 
     def __init__(self, assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
-        """Begin to listen to the agent.
-
-        Args:
-            assignment: of this worker.
-            folder: its files.
-            sweep: of its job.
-        """
+        """Begin to listen to the agent."""
         self._assignment = assignment
         self._sweep = sweep
         me = worker_id(assignment.job, assignment.version, assignment.rank)

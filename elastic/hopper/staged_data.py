@@ -37,13 +37,7 @@ class DataDiffersError(ElasticError):
     """`input_fn` gave another number of samples than it gave on this node before."""
 
     def __init__(self, whose: str, found: int, staged: int) -> None:
-        """Say which.
-
-        Args:
-            whose: partition.
-            found: samples now.
-            staged: samples before.
-        """
+        """Say which."""
         super().__init__(
             f"input_fn gave {found} samples of {whose}, and {staged} when it was called before",
             "give the same data for the same partition at each call",
@@ -127,9 +121,6 @@ def count_samples(data: Any) -> int:
 
     Tuples and mappings are columns, whose first says how many; lists are samples; a loader has
     those of its dataset. What has no length counts once.
-
-    Args:
-        data: that `input_fn` gave.
     """
     if isinstance(data, Mapping) and data:
         return count_samples(next(iter(data.values())))

@@ -81,11 +81,7 @@ def from_frames(frames: Frames) -> dict[str, Any]:
 
 
 def digest(frames: Frames) -> str:
-    """SHA-256 of a state, in hexadecimal; the same for the same state.
-
-    Args:
-        frames: as `to_frames` gave them.
-    """
+    """SHA-256 of a state, in hexadecimal; the same for the same state."""
     found = hashlib.sha256()
     for frame in frames:
         found.update(frame)
@@ -93,11 +89,7 @@ def digest(frames: Frames) -> str:
 
 
 def size(frames: Frames) -> int:
-    """Bytes of a state that hops.
-
-    Args:
-        frames: as `to_frames` gave them.
-    """
+    """Bytes of a state that hops."""
     return sum(map(len, frames))
 
 

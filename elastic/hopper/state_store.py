@@ -48,12 +48,7 @@ class StateStore:
     """Keeps what this worker trained last, and finds what it is to train next."""
 
     def __init__(self, job: JobId, folder: Path) -> None:
-        """Begin with nothing in memory.
-
-        Args:
-            job: whose states.
-            folder: of them, on the node.
-        """
+        """Begin with nothing in memory."""
         self._job = job
         self._folder = folder
         self._lock = threading.Lock()  # the server has a thread of its own
@@ -83,7 +78,6 @@ class StateStore:
         """A state; blocks. It may be overwritten by the next one.
 
         Args:
-            state: with its digest.
             sources: who has it, beside this node's disk.
 
         Raises:
@@ -130,8 +124,6 @@ class StateStore:
         """Keep a unit's state: in memory, and durably on the node's disk.
 
         Args:
-            unit: that was made.
-            result: of it.
             limit_s: how long a disk that takes nothing is tried again, seconds.
 
         Raises:
@@ -168,11 +160,7 @@ class FoundState:
     """A state that was checked when it came."""
 
     def __init__(self, frames: Frames) -> None:
-        """Keep it.
-
-        Args:
-            frames: of the state.
-        """
+        """Keep it."""
         self.frames = frames
 
     def is_sound(self) -> bool:
@@ -184,13 +172,7 @@ class FileState(FoundState):
     """A state on this node's disk, which is checked while it is trained on."""
 
     def __init__(self, frames: Frames, digest: str, reject: Callable[[], None]) -> None:
-        """Begin to check it.
-
-        Args:
-            frames: of the file.
-            digest: that they should have.
-            reject: called if they have another.
-        """
+        """Begin to check it."""
         super().__init__(frames)
         self._wanted = digest
         self._reject = reject

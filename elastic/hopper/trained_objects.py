@@ -75,11 +75,7 @@ class Trained:
             one.load_state_dict(state[name])
 
     def to(self, device: torch.device) -> None:
-        """Move the modules; optimizers follow, because parameters stay the same objects.
-
-        Args:
-            device: of the slot.
-        """
+        """Move the modules; optimizers follow, because parameters stay the same objects."""
         for one in self._objects.values():
             if isinstance(one, nn.Module):
                 one.to(device)

@@ -38,10 +38,8 @@ class Unit:
         """A loader over the partition, in an order that follows from the unit alone.
 
         Args:
-            data: a dataset.
             batch_size: samples a step; partitions of a multiple of it have no short last step.
             shuffle: in another order in each unit.
-            options: of `DataLoader`.
         """
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(data, batch_size, shuffle=shuffle, generator=generator, **options)

@@ -44,15 +44,7 @@ class UnitAttempts:
         report: Report,
         speed: UnitSpeed,
     ) -> None:
-        """Begin with no unit.
-
-        Args:
-            sweep: of the job.
-            runner: of the user's functions.
-            store: of states.
-            report: to the controller.
-            speed: counts what is through.
-        """
+        """Begin with no unit."""
         self._sweep = sweep
         self._runner = runner
         self._store = store
@@ -60,11 +52,7 @@ class UnitAttempts:
         self._speed = speed
 
     def make(self, order: UnitOrder) -> None:
-        """Train a unit and report what came of it; a failure is its own, the next one goes on.
-
-        Args:
-            order: what to do.
-        """
+        """Train a unit and report what came of it; a failure is its own, the next one goes on."""
         try:
             self._make(order)
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on

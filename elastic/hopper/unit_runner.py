@@ -23,12 +23,7 @@ MAX_NAME: Final = 100  # characters
 
 
 class UnitFailedError(ElasticError):
-    """A function of the user raised, or gave what cannot be used.
-
-    Args:
-        where: which function.
-        error: that it raised.
-    """
+    """A function of the user raised, or gave what cannot be used."""
 
     code = "unit_failed"
 
@@ -65,9 +60,6 @@ class UnitRunner:
         """Begin without data.
 
         Args:
-            functions: of the sweep's user.
-            partitions: that its data has.
-            device: of the slot.
             staged: what other processes of the node may have read; None: this one reads for itself.
         """
         self._staged = staged
@@ -108,11 +100,6 @@ class UnitRunner:
     def begin(self, config: str, values: Mapping[str, Any], seed: int) -> list[bytes]:
         """The state of a configuration before its first unit.
 
-        Args:
-            config: its name in the sweep.
-            values: of it.
-            seed: of the sweep.
-
         Raises:
             UnitFailedError: if `model_fn` raised.
             UsageError: if it gave what cannot hop.
@@ -123,7 +110,6 @@ class UnitRunner:
         """Train over the partition from `state`.
 
         Args:
-            unit: what to do.
             state: that the configuration has now.
             evaluate: afterwards, too: its epoch ends here.
 

@@ -24,7 +24,6 @@ class UnitSpeed:
         """A unit is through.
 
         Args:
-            samples: of its partition.
             seconds: from its order to its end.
         """
         self._recent.append((samples, seconds))

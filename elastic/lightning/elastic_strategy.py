@@ -76,9 +76,6 @@ class ElasticStrategy(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         """As in any strategy; `fit` gets loops whose epochs the data end.
 
-        Args:
-            trainer: whose.
-
         Raises:
             UsageError: if the trainer's options cannot be kept exact.
         """
@@ -94,10 +91,6 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:  # noqa: FBT001
         """Of a trainer that does not fit.
-
-        Args:
-            checkpoint_path: as in any strategy.
-            weights_only: the same.
 
         Raises:
             UsageError: in `fit`.

@@ -59,21 +59,13 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     """One epoch of the job."""
 
     def on_run_start(self, data_fetcher: Any) -> None:
-        """Each epoch has batches of its own, the first one too.
-
-        Args:
-            data_fetcher: of the agent's loader.
-        """
+        """Each epoch has batches of its own, the first one too."""
         iter(data_fetcher)
         data_fetcher._start_profiler = self._on_before_fetch  # noqa: SLF001
         data_fetcher._stop_profiler = self._on_after_fetch  # noqa: SLF001
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """In a group a job that is stopped ends with its epoch, by rank 0's word.
-
-        Args:
-            data_fetcher: of the agent's loader.
-        """
+        """In a group a job that is stopped ends with its epoch, by rank 0's word."""
         super().on_advance_end(data_fetcher)
         agent = self.trainer.strategy.agent
         if self.trainer.should_stop and agent.world_size > 1:

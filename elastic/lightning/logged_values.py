@@ -30,9 +30,7 @@ class SharedResults(_ResultCollection):
         """Take in one logged value.
 
         Args:
-            key: of the result.
             value: that this worker logs.
-            batch_size: its samples.
         """
         metric, batch = self[key], self._agent.view.batch
         if key in self.owed:

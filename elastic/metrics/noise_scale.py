@@ -38,8 +38,6 @@ class NoiseMeter:
 
         Args:
             share: shape (scalars,), its mean gradient times own / whole.
-            own: samples that it took.
-            whole: samples of the step.
         """
         # A number at once: the device is through with `share`, which is summed and given away next.
         self._squares += float(torch.dot(share, share)) * (whole / own) ** 2

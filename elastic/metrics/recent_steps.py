@@ -71,11 +71,7 @@ class RecentSteps:
     """
 
     def __init__(self, now: float) -> None:
-        """Begin with nothing measured.
-
-        Args:
-            now: the first step begins.
-        """
+        """Begin with nothing measured."""
         self.means: StepMeans | None = None  # replaced as a whole: another thread reads it
         self.steps = 0  # that the present group did with the present shares
         self._step_began = now
@@ -131,7 +127,6 @@ class RecentSteps:
 
         Args:
             now: seconds.
-            version: of the group that did it.
             shares: samples of a step by rank, as they are dealt out at present.
             rank: of this worker; None: it has no share.
             samples: of this step; less than the sum of `shares` where it ended an epoch.

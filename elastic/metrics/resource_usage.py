@@ -40,7 +40,6 @@ class UsageMeter:
 
         Args:
             many: bytes of the sum.
-            members: w, of the group.
         """
         self._sent += 2.0 * (members - 1) / members * many
 

@@ -25,10 +25,8 @@ def stop_reason(
     """Take in a finished epoch; why the job is done, or nothing.
 
     Args:
-        rule: what the user asked for.
         state: updated in place.
         epoch: finished, 1-based.
-        samples: done since the job began.
         metrics: what the script reported for this epoch.
 
     Raises:

@@ -32,8 +32,6 @@ class Channel:
         """Begin to talk.
 
         Args:
-            assignment: whose worker this is.
-            folder: its files.
             hear: takes what the agent says, in the channel's thread; must not wait.
         """
         self._assignment = assignment

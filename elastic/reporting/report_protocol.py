@@ -14,7 +14,6 @@ class Report(Protocol):
         """Report.
 
         Args:
-            kind: of the report.
             fields: its own; job, version, rank and index are added.
         """
         ...

@@ -80,9 +80,6 @@ class SampleRecords:
         """Write what lost members took in the last steps, in case they did not.
 
         Members may have been lost in several groups since the last step.
-
-        Args:
-            now: those who are left.
         """
         for dealt in self._recent:
             self._write_for_others(dealt, now)

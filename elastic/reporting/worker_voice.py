@@ -41,7 +41,6 @@ class WorkerVoice:
         """Report something that nothing may lose.
 
         Args:
-            kind: of the report.
             fields: its own; job, version, rank and index are added.
         """
         assignment, channel = self._assignment, self.channel
@@ -53,11 +52,7 @@ class WorkerVoice:
         )
 
     def say(self, text: str) -> None:
-        """A line in the job's output, once for the group.
-
-        Args:
-            text: one line.
-        """
+        """A line in the job's output, once for the group."""
         if self._leads():
             sys.stderr.write(f"[ones] {text}\n")
             sys.stderr.flush()
@@ -66,9 +61,7 @@ class WorkerVoice:
         """Say that the job file has the last word, where the script says something else.
 
         Args:
-            name: of what they say.
             script: what the script says; None: nothing.
-            job: what the job file says.
         """
         joins = self._assignment is not None and self._assignment.kind == JOIN
         if script is not None and script != job and not joins:

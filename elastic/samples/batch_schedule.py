@@ -43,11 +43,7 @@ class Schedule:
         return found
 
     def announce(self, rows: Sequence[ScheduleRow]) -> None:
-        """These follow; they replace rows that begin as late.
-
-        Args:
-            rows: one or more, oldest first.
-        """
+        """These follow; they replace rows that begin as late."""
         first = min(row.first for row in rows)
         self._rows = [row for row in self._rows if row.first < first] + list(rows)
 

@@ -22,7 +22,6 @@ def rest_of_epoch(
 
     Args:
         position: behind which the plan begins.
-        stream: the ids of every epoch.
         schedule: who takes how many samples of a step; read again for each step.
         bound: samples that fit the device at once; larger shares are taken in passes.
 

@@ -20,7 +20,6 @@ def progress_of(position: TrainingPosition, size: int, rule: StopRule | None) ->
 
     Args:
         position: behind the last step that is done.
-        size: ||D||, samples of an epoch.
         rule: that ends the job; None: not known yet.
     """
     epoch = min(1.0, position.cursor / size) if size else 0.0

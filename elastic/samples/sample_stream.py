@@ -104,7 +104,6 @@ class SampleStream:
             epoch: 1-based.
             cursor: samples of the epoch that are done, over all ranks.
             local_batches: b_j^i by rank, samples per step.
-            rank: whose share to give.
 
         Yields:
             The cursor behind each step, and the rank's ids; the last step is never padded, and may
@@ -125,7 +124,6 @@ def share(
     Args:
         step: ids of the step, in the order of the epoch.
         local_batches: by rank, samples per step; 0 for a newcomer without the whole state.
-        rank: whose part to give.
         least: samples that a rank must have if it has any.
 
     Returns:
@@ -145,7 +143,6 @@ def share_sizes(samples: int, local_batches: Sequence[int], least: int = 1) -> t
     have some samples but less than `least`: no rank then has more than it must.
 
     Args:
-        samples: of the step, over all ranks.
         local_batches: by rank, samples per step; 0 for a newcomer without the whole state.
         least: samples that a rank must have if it has any.
 

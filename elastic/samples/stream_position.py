@@ -21,7 +21,6 @@ class TrainingPosition:
         """The same epoch, behind one more step.
 
         Args:
-            step: the one that is committed.
             cursor: samples of the epoch that are done with it.
         """
         done = self.samples_done + cursor - self.cursor
@@ -36,7 +35,6 @@ class TrainingPosition:
         """Where training stands `steps` steps of `batch` samples further on.
 
         Args:
-            steps: how many.
             batch: global, samples per step.
             stream: says how the last step of an epoch is.
         """

@@ -23,7 +23,6 @@ class CarriedState:
     Args:
         columns: texts, or other sequences, that are read side by side.
         dim: of the script's tensors, in which its samples lie.
-        device: where the model lives.
     """
 
     def __init__(self, columns: int, dim: int, device: torch.device) -> None:
@@ -55,7 +54,6 @@ class CarriedState:
 
         Args:
             state: a tensor, or tuples, lists and dicts of tensors.
-            samples: of the batch.
 
         Returns:
             Shape (samples, bytes).
@@ -79,7 +77,6 @@ class CarriedState:
         """A step is done.
 
         Args:
-            first: place of its first sample.
             rows: of all its samples, shape (samples, bytes).
         """
         if self._rows is None:

@@ -25,7 +25,6 @@ def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
     """Where the checkpoint of an epoch lies.
 
     Args:
-        folder: of the job's checkpoints.
         point: epochs that are done, and version of the group that wrote it.
     """
     return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
@@ -54,11 +53,6 @@ def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
     A group whose nodes are cut off goes on and drops old epochs, while its reports wait, or are
     lost with a node. Every group since `point` went on from there. Of several, the latest group's
     counts: an older one may be training on, where nobody reaches it.
-
-    Args:
-        folder: of the job's checkpoints.
-        point: what the controller knows of.
-        version: of the group that begins.
 
     Returns:
         The file; if there is none, the one of `point`, which is not there.

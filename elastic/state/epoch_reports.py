@@ -41,7 +41,6 @@ class EpochReports:
 
     Args:
         training: whose position and stop state go on with each epoch.
-        report: to the controller.
     """
 
     def __init__(self, training: TrainingState, report: Report) -> None:
@@ -55,7 +54,6 @@ class EpochReports:
         """What this worker says at the end of an epoch, encoded.
 
         Args:
-            metrics: that the script reports.
             loss: mean over the epoch; None: nothing was seen.
         """
         wish = self._training.stop_wish
@@ -83,11 +81,6 @@ class EpochReports:
     def resume(self, folder: Path, point: ResumePoint, version: int) -> int:
         """Go back to the checkpoint of `point`, or to what went on from it; returns its epoch.
 
-        Args:
-            folder: of the job's checkpoints.
-            point: what the controller knows of.
-            version: of the group that begins.
-
         Returns:
             Epochs that are done.
 
@@ -113,7 +106,6 @@ class EpochReports:
         Args:
             summary: rank 0's, encoded.
             now: seconds, monotonic.
-            version: of the present group.
             first: this is rank 0, which keeps and reports it.
 
         Returns:
@@ -161,9 +153,6 @@ class EpochReports:
         """Make the reports that the former rank 0 may not have come to make.
 
         One checkpoint, of the present state, stands for all of them.
-
-        Args:
-            version: of the present group.
         """
         self._write(self._training.unreported, version)
 
@@ -184,9 +173,6 @@ class EpochReports:
 
     def suspend(self, version: int) -> None:
         """Write a checkpoint of this very step, wait until it is durable, and say so.
-
-        Args:
-            version: of the order to suspend.
 
         Raises:
             CheckpointError: if it could not be written.

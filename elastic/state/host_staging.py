@@ -18,8 +18,6 @@ def host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torch
     """Room on the host, shape (numbers,), that `device` can copy to and from by itself.
 
     Args:
-        numbers: how many.
-        dtype: of each.
         device: CUDA's copies run beside the host only where the host's memory is pinned.
     """
     return torch.empty(numbers, dtype=dtype, pin_memory=device.type == "cuda")
@@ -30,9 +28,6 @@ class HostStaging:
 
     The training thread marks what the copies have to follow: the stream that is current, and the
     one that parameters were changed on last, which a script may choose.
-
-    Args:
-        device: of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -29,7 +29,6 @@ def begin_batch_and_rate(
 
     Args:
         training: of this worker; its schedule begins with the batch.
-        optimizers: whose rates are set.
         assignment: of this worker; None: the script decides everything.
         batch_size: the script's, samples per step.
         lr: the script's, of the first optimizer; None: the optimizers' own.

@@ -61,7 +61,6 @@ class LrRamp:
         """From where the factor is at `step`, to another target.
 
         Args:
-            to: factor in the end.
             step: behind which the new way begins, 1-based.
         """
         if to == self.to:

@@ -35,7 +35,6 @@ class LrState:
         """Say how the rates are to follow.
 
         Args:
-            rules: one for each optimizer.
             base_batch: samples per step that the script's rate is meant for.
             batch: samples per step at first.
             doubling: steps in which the factor grows by at most 2x; 0: all at once.
@@ -61,7 +60,6 @@ class LrState:
 
         Args:
             step: 1-based, of all epochs.
-            place: of the optimizer, from 0.
         """
         return self._ramps[place].at(step)
 
@@ -87,11 +85,7 @@ class LrState:
         return msgspec.msgpack.encode(self.state_list())
 
     def decode(self, data: bytes) -> None:
-        """The reverse.
-
-        Args:
-            data: what `encode` gave.
-        """
+        """The reverse."""
         self.load_state_list(msgspec.msgpack.decode(data))
 
 

@@ -64,9 +64,6 @@ def _is_optimizer(value: Any) -> bool:
 def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
     """What a checkpoint has of them.
 
-    Args:
-        optimizers: by name.
-
     Returns:
         `optimizer`: the state of one; `optimizers`: those of several, by name.
     """
@@ -78,10 +75,6 @@ def load_optimizer_states(
     optimizers: Mapping[str, torch.optim.Optimizer], content: Mapping[str, Any]
 ) -> None:
     """The reverse.
-
-    Args:
-        optimizers: by name.
-        content: of a checkpoint.
 
     Raises:
         CheckpointError: if it is of other optimizers.

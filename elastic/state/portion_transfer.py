@@ -40,7 +40,6 @@ class Sending(Transfer):
 
     Args:
         group: which members and newcomers are in.
-        staging: of the transfer.
         portion: parameters with what the optimizer keeps for them.
         members: ranks below this one send, about as many bytes each.
         newcomers: their ranks; each gets the whole portion.

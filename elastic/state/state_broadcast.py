@@ -23,7 +23,6 @@ def broadcast_training(
 
     Args:
         training: of this worker; its tensors are overwritten on all but `source`.
-        group: of which all ranks call this.
         source: rank whose state counts.
         cancel: set when the wait is to end; the tensors may be half overwritten then.
 
@@ -46,7 +45,6 @@ def broadcast_state(
 
     Args:
         state: of this worker; overwritten on all but `source`.
-        group: of which all ranks call this.
         source: rank whose state counts.
         metadata: encoded; read on `source` only.
         cancel: set when the wait is to end; the tensors may be half overwritten then.

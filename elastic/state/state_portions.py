@@ -18,8 +18,6 @@ def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: i
     """Over how many steps the state is sent, so that none waits for it.
 
     Args:
-        state_bytes: parameters, optimizer state.
-        step_s: mean duration of a step.
         bytes_per_s: that the transfer reaches beside training.
         units: pieces that cannot be divided; more steps than these make no sense.
     """
@@ -36,7 +34,6 @@ def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
 
     Args:
         sizes: bytes of each unit.
-        steps: over how many.
     """
     total = sum(sizes) or 1
     found: list[list[int]] = [[] for _ in range(steps)]
@@ -55,11 +52,7 @@ class ByteShare:
     small: list[torch.Tensor]
 
     def and_then(self, other: ByteShare) -> ByteShare:
-        """Both, this one first.
-
-        Args:
-            other: what travels behind it.
-        """
+        """Both, this one first."""
         return ByteShare([*self.large, *other.large], [*self.small, *other.small])
 
 
@@ -69,7 +62,6 @@ def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> By
     Args:
         tensors: contiguous, in the order that all members agree on.
         member: rank of the sender.
-        members: that send.
     """
     flat = [as_byte_row(tensor) for tensor in tensors]
     total = sum(chunk.numel() for chunk in flat)
@@ -90,9 +82,6 @@ def contiguous_pairs(
     tensors: Sequence[torch.Tensor],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(what travels, what it stands for): the same, but for tensors with gaps.
-
-    Args:
-        tensors: of any shape and type.
 
     Yields:
         A contiguous tensor, and the one of `tensors` that it is, or is a copy of.

@@ -86,9 +86,7 @@ class OutgoingState(StateTransfer):
 
         Args:
             group: which incumbents and newcomers are members of.
-            state: of this member.
             newcomers: their ranks.
-            senders: members that send.
             first: step in which the first portion travels.
             steps: how many, one portion in each.
         """
@@ -124,9 +122,6 @@ class OutgoingState(StateTransfer):
 
     def await_sent(self, called_off: threading.Event) -> None:
         """Wait until this step's portion is sent, because the optimizer is about to change it.
-
-        Args:
-            called_off: set when the wait is to end.
 
         Raises:
             CancelledError: if the wait was called off.
@@ -196,8 +191,6 @@ class IncomingState(StateTransfer):
         """Wait for the portion of `step`, which the optimizer is to work on, and put it in place.
 
         Args:
-            step: that is under way.
-            called_off: set when the wait is to end.
             take_metadata: gets what is no tensor, behind the first portion.
 
         Raises:

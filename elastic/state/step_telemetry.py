@@ -17,7 +17,6 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
     Args:
         training: read from another thread than the one that trains: its figures may be of two
             steps that follow each other.
-        assignment: of this worker.
         group: version of the group that trains.
     """
     position, batch = training.position, training.global_batch

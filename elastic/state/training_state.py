@@ -45,7 +45,6 @@ class TrainingState:
         """Begin at the job's first step.
 
         Args:
-            schedule: who takes which samples.
             stop_rule: of the job file; None: the script's.
             rank: of this worker when it started; tells its random numbers apart.
         """
@@ -81,7 +80,6 @@ class TrainingState:
         """There is something to train, and something to train on.
 
         Args:
-            tensors: of model and optimizer.
             stream: of the training set's samples.
         """
         self._tensors, self.stream = tensors, stream
@@ -170,7 +168,6 @@ class TrainingState:
 
         Args:
             cursor_before: samples of the epoch that are done before the step.
-            cursor_after: and with it.
         """
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
@@ -184,7 +181,6 @@ class TrainingState:
         Args:
             step: 1-based, of all epochs.
             cursor: samples of the epoch that are done with it.
-            version: of the group that did it.
             passes: that this worker took its share in.
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
@@ -203,10 +199,6 @@ class TrainingState:
 
     def before_update(self, called_off: threading.Event, optimizer: torch.optim.Optimizer) -> float:
         """Parameters are about to change: what is being sent of them is on its way first.
-
-        Args:
-            called_off: set when the wait is to end.
-            optimizer: that changes them.
 
         Returns:
             What learning rates are multiplied with in the step that is under way.
@@ -266,11 +258,7 @@ class TrainingState:
         return {"tracked": self._tracked.states(), "hyper": copy_to_host(hyper)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """The reverse.
-
-        Args:
-            snapshot: what `snapshot` gave.
-        """
+        """The reverse."""
         self._tracked.load(snapshot["tracked"])
         if self._tensors is not None:
             self._tensors.take_hyperparameters(snapshot["hyper"])

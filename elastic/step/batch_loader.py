@@ -90,7 +90,6 @@ class ElasticLoader:
             transitions: change the group between two steps.
             executor: hears of each micro-batch, before and after the script has it.
             bound: samples that fit the device at once; larger shares are taken in passes.
-            device: where batches are moved to.
             options: of torch's DataLoader, but for those that choose samples.
         """
         workers = int(options.get("num_workers", 0))

@@ -80,8 +80,6 @@ class CarriedRows:
         """Have the rows of all workers, behind the sum of their gradients.
 
         Args:
-            group: the present one.
-            called_off: set when the wait is to end.
             skipped: some worker passed over its batch.
 
         Raises:
@@ -109,7 +107,6 @@ class CarriedRows:
         """The script is through with a batch.
 
         Args:
-            micro_batch: what `begin` got last.
             outcome: of its step; the rows of one that others finished came with their state.
         """
         self._micro_batch = None

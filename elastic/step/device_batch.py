@@ -17,7 +17,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
         batch: what a collate function gave: tensors, objects with a method `to`, and mappings,
             lists, (named) tuples and dataclasses of them, which keep their type; anything else is
             passed on.
-        device: where the model lives.
     """
     if device.type == "cpu":
         return batch

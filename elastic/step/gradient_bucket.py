@@ -28,7 +28,6 @@ class Reducer:
         """Begin to watch.
 
         Args:
-            parameters: those that are trained.
             finished: called when an outermost backward pass has reached any of them.
         """
         self.parameters = [p for p in parameters if p.requires_grad]

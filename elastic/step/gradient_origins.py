@@ -58,11 +58,7 @@ class GradientOrigins:
         return before
 
     def are_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a gradient that `optimizer` is about to take is of an earlier batch, in part.
-
-        Args:
-            optimizer: of some of the parameters.
-        """
+        """Whether a gradient that `optimizer` is about to take is of an earlier batch, in part."""
         doubtful = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             key, grad = id(parameter), parameter.grad

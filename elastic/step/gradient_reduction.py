@@ -62,7 +62,6 @@ def weight_of(micro_batch: MicroBatch, items: float | None) -> float:
     """Of a pass's gradients in the step's sum.
 
     Args:
-        micro_batch: of the pass.
         items: that its losses are means over: the sum is divided by all items afterwards; None:
             its samples over the global batch.
     """
@@ -80,7 +79,6 @@ class StepReduction:
         """Begin with nothing.
 
         Args:
-            reducer: has the gradients.
             training: has the state whose checksums are compared, and the meters.
             called_off: set when a wait for peers is to end.
         """
@@ -97,7 +95,6 @@ class StepReduction:
         """Keep what a pass gave that is not the step's last one.
 
         Args:
-            micro_batch: of the pass.
             items: that its losses are means over, if the script says so.
             place: of the backward pass among those of its batch.
             measures: this worker is the one that measures the noise scale.
@@ -122,10 +119,6 @@ class StepReduction:
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
         """Sum over `group`, and leave the summed gradients where the optimizer looks.
-
-        Args:
-            group: the present one.
-            contribution: of this worker to this step.
 
         Returns:
             What all ranks know now.

@@ -34,14 +34,8 @@ def hook_training(
 
     Args:
         training: of this worker, with its stream.
-        transitions: of its group.
-        executor: carries steps through.
-        tensors: model and optimizers.
-        train_set: of the script.
         bound: samples that fit the device at once.
         managed: it may have a group some day.
-        device: where batches go.
-        options: of torch's DataLoader.
 
     Returns:
         Who has the gradients, and the loader.

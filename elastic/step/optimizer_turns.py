@@ -18,12 +18,7 @@ from elastic.training_errors import UsageError
 
 
 class OptimizerTurns:
-    """Follows backward passes and optimizers through a step, and takes it back.
-
-    Args:
-        training: of this worker.
-        origins: of the gradients.
-    """
+    """Follows backward passes and optimizers through a step, and takes it back."""
 
     def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training
@@ -51,9 +46,6 @@ class OptimizerTurns:
 
     def backward_over(self, micro_batch: MicroBatch) -> int:
         """An outermost backward pass is over; its place among those of the batch, from 0.
-
-        Args:
-            micro_batch: that the script has.
 
         Raises:
             UsageError: if an optimizer had its turn before it, and the step takes several passes.
@@ -94,11 +86,7 @@ class OptimizerTurns:
             undo.is_complete = False
 
     def takes_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether `optimizer` is about to take gradients of earlier batches.
-
-        Args:
-            optimizer: that is about to step.
-        """
+        """Whether `optimizer` is about to take gradients of earlier batches."""
         return self._origins.are_earlier(optimizer)
 
     def take_back(self) -> bool:
@@ -125,7 +113,6 @@ class OptimizerTurns:
 
         Args:
             skipped: workers whose scripts passed over it.
-            ranks: of the group.
 
         Raises:
             UsageError: otherwise: which optimizers the others step is not known to those.
@@ -141,7 +128,6 @@ class OptimizerTurns:
         """The script is through with the batch.
 
         Args:
-            micro_batch: of the step.
             unused: gradients of earlier passes were not reduced.
 
         Raises:

@@ -47,9 +47,6 @@ class StepExecutor:
 
         Args:
             membership: whose samples and peers the step has.
-            transitions: change the group.
-            training: what is trained.
-            records: of samples.
         """
         self._membership = membership
         self._transitions = transitions
@@ -79,7 +76,6 @@ class StepExecutor:
         """From now on there is something to train.
 
         Args:
-            reducer: sees the gradients.
             depth: steps that a loader draws ahead.
             turns: of several optimizers; None: there is one.
         """
@@ -169,9 +165,6 @@ class StepExecutor:
 
     def finish(self, micro_batch: MicroBatch) -> bool:
         """The script is through with `micro_batch`; whether it should go on.
-
-        Args:
-            micro_batch: what `begin` got last.
 
         Returns:
             False where the epoch is over: the script reported, the group is in another epoch by
@@ -287,10 +280,6 @@ class StepExecutor:
     def refuse(self, what: str, remedy: str) -> None:
         """The script does what a group cannot do exactly, in the loop.
 
-        Args:
-            what: it does.
-            remedy: what it may do instead.
-
         Raises:
             UsageError: unless this worker is alone for ever, which is told of it once.
         """
@@ -343,9 +332,6 @@ class StepExecutor:
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
         """Wait until parameters may change; what the learning rates are multiplied with.
-
-        Args:
-            optimizer: that is about to step.
 
         Raises:
             UsageError: if it is one of several, and takes gradients of earlier batches.
@@ -419,11 +405,7 @@ class StepExecutor:
     # --- the end of an epoch
 
     def end_epoch(self, summary: bytes) -> bytes:
-        """What rank 0 says at the end of an epoch, on every rank, whatever is lost meanwhile.
-
-        Args:
-            summary: what this worker would say.
-        """
+        """What rank 0 says at the end of an epoch, on every rank, whatever is lost meanwhile."""
         membership, reduction = self._membership, self._reduction
         while True:
             self._transitions.check_left()

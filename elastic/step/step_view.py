@@ -19,8 +19,6 @@ class StepView:
     """Looks, and changes nothing.
 
     Args:
-        training: of this worker.
-        membership: of this worker.
         executor: knows the batch that the loop has at present.
     """
 
@@ -143,9 +141,6 @@ class StepView:
 
     def planned_steps(self, rule: StopRule) -> int | None:
         """Steps of a whole job with the batch that its rate is meant for: what schedules count in.
-
-        Args:
-            rule: when the job ends.
 
         Returns:
             None where neither epochs nor samples end it.

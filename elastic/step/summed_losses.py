@@ -44,7 +44,6 @@ def how_summed(loss: torch.Tensor, samples: int, scale: float) -> Summed:
 
     Args:
         loss: that `backward` is called on, shape ().
-        samples: of the batch, 2 or more.
         scale: of the script's gradient scaler; 1 without one.
     """
     return max((_of_term(node, samples) for node in _terms(loss.grad_fn, scale)), default=Summed.NO)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 def refuse_options(trainer: ElasticMixin) -> None:
     """See to it that the group can train what the arguments say.
 
-    Args:
-        trainer: as it was made.
-
     Raises:
         UsageError: otherwise; it names the option and what to do.
     """

@@ -16,11 +16,7 @@ class FirstCallback(TrainerCallback):
     """Sets the counts that others look at."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
-        """Begin.
-
-        Args:
-            trainer: whose.
-        """
+        """Begin."""
         self._trainer = trainer
 
     def on_train_begin(
@@ -89,11 +85,7 @@ class LastCallback(TrainerCallback):
     """Takes back what others asked for where it cannot be: nobody but rank 0 ends a job."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
-        """Begin.
-
-        Args:
-            trainer: whose.
-        """
+        """Begin."""
         self._trainer = trainer
 
     def on_step_end(

@@ -116,7 +116,6 @@ class ElasticMixin(Mixed):
         """A scheduler of the very optimizer that the agent knows, so it travels with it.
 
         Args:
-            num_training_steps: of the whole job.
             optimizer: None: the trainer's.
         """
         inner = optimizer or self.optimizer
@@ -133,7 +132,6 @@ class ElasticMixin(Mixed):
 
         Args:
             args: the script's: they say when the job ends if the job file does not.
-            dataloader: the agent's.
         """
         values = super().set_initial_training_values(args, dataloader)
         _, per_epoch, examples, _, _, steps, planned = values
@@ -190,7 +188,6 @@ class ElasticMixin(Mixed):
         Args:
             epoch_iterator: over the agent's loader; where it ends, the epoch does.
             num_batches: 1.
-            device: of the batch's items.
         """
         self._batches = epoch_iterator
         inputs = next(epoch_iterator, END)
@@ -211,8 +208,6 @@ class ElasticMixin(Mixed):
         """All passes of a step; gradients are those of the global batch behind it.
 
         Args:
-            model: as prepared.
-            inputs: of the first pass.
             num_items_in_batch: passed over: each pass counts its own.
 
         Returns:
@@ -263,7 +258,6 @@ class ElasticMixin(Mixed):
 
         Args:
             args: of `Trainer.evaluate`.
-            options: of it, by name.
         """
         metrics: dict[str, float] = super().evaluate(*args, **options)
         for name, value in metrics.items():
@@ -284,7 +278,6 @@ class ElasticMixin(Mixed):
 
         Args:
             args: of `Trainer.save_model`.
-            options: of it, by name.
         """
         if self.is_world_process_zero():
             super().save_model(*args, **options)
@@ -304,11 +297,7 @@ class ElasticMixin(Mixed):
         return float(super()._get_learning_rate()) * self.agent.view.rate_factor
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
-        """Of the whole step, from what this worker's part takes.
-
-        Args:
-            inputs: of one pass.
-        """
+        """Of the whole step, from what this worker's part takes."""
         flops = float(super().floating_point_ops(inputs))
         batch = self.agent.view.batch
         return flops if batch is None else flops * batch.total / max(1, len(batch.ids))
@@ -319,7 +308,6 @@ class ElasticMixin(Mixed):
         Args:
             resume_from_checkpoint: None.
             args: of `Trainer.train`.
-            options: of it, by name.
 
         Raises:
             UsageError: if it should resume from the trainer's own checkpoints.

@@ -42,9 +42,6 @@ def main() -> None:
 def prepare_worker(folder: Path) -> Callable[[], int]:
     """Get ready to be the worker of `folder`, whose process this already is.
 
-    Args:
-        folder: with the assignment in it.
-
     Returns:
         Runs the user's code, and gives the exit code.
 
@@ -132,9 +129,7 @@ def _run_source(
     """Run `source` as `__main__`; returns its exit code, with a traceback printed if it raised.
 
     Args:
-        script: its folder goes to the front of `sys.path`.
         source: what the file held; None: there is none.
-        args: what it finds in `sys.argv` behind its own path.
         failures: notified of what it died of; None: nobody is.
 
     Returns:

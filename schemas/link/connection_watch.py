@@ -65,11 +65,7 @@ class Events(NamedTuple):
 
 
 def latest_events(monitor: zmq.Socket[bytes]) -> Events:
-    """Who has connected and who has gone: of each descriptor the latest, as others are past.
-
-    Args:
-        monitor: of a socket.
-    """
+    """Who has connected and who has gone: of each descriptor the latest, as others are past."""
     found: dict[int, int] = {}
     for _ in range(MOST_EVENTS):
         try:
@@ -108,7 +104,6 @@ class ConnectionWatch:
 
         Args:
             bound: to a TCP address, once or more.
-            context: of its own.
             name: of its port, that no other one has.
         """
         place = f"inproc://connections-{id(bound)}-{len(self._monitors)}"
@@ -125,8 +120,6 @@ class ConnectionWatch:
 
         Args:
             source: file descriptor of its connection.
-            sizes: of its frames, bytes.
-            secured: whether they were encrypted.
         """
         extra = CURVE_BYTES if secured else 0
         self._taken[source] += sum(
@@ -209,9 +202,6 @@ class ConnectionWatch:
 
     def cut(self, descriptor: int) -> str:
         """End a connection; what of it was not taken is dropped, and its key may have to wait.
-
-        Args:
-            descriptor: of the connection.
 
         Returns:
             Where its peer is; empty if there is no such connection.
@@ -310,12 +300,7 @@ def memory_bytes() -> int:
 
 
 class Growth:
-    """Whether there is much more of something than at its least since that was last so.
-
-    Args:
-        now: how much there is.
-        step: that is much.
-    """
+    """Whether there is much more of something than at its least since that was last so."""
 
     def __init__(self, now: Callable[[], int], step: int) -> None:
         self._now = now

@@ -41,7 +41,6 @@ class CutBackoff:
         """A connection was cut off.
 
         Args:
-            port: any name of it.
             key: of whoever had it; empty: nobody knows.
         """
         if key:
@@ -50,12 +49,7 @@ class CutBackoff:
             self._cuts[port, key] = _Cuts(count, self._clock())
 
     def left_s(self, port: str, key: bytes) -> float:
-        """For how long a key gets no connection to a port, seconds; 0: it gets one now.
-
-        Args:
-            port: as before.
-            key: of who connects.
-        """
+        """For how long a key gets no connection to a port, seconds; 0: it gets one now."""
         known = self._known(port, key)
         if known is None or known.count <= FREE:
             return 0.0
@@ -64,22 +58,13 @@ class CutBackoff:
         return max(0.0, known.at + wait_s - self._clock())
 
     def first_refusal(self, port: str, key: bytes) -> bool:
-        """Whether a key that has to wait is refused for the first time since it was cut off.
-
-        Args:
-            port: as before.
-            key: that has to wait.
-        """
+        """Whether a key that has to wait is refused for the first time since it was cut off."""
         known = self._cuts[port, key]
         first, known.told = not known.told, True
         return first
 
     def port_closed(self, port: str) -> None:
-        """A port is gone.
-
-        Args:
-            port: as before.
-        """
+        """A port is gone."""
         self._cuts = {place: cuts for place, cuts in self._cuts.items() if place[0] != port}
 
     def _known(self, port: str, key: bytes) -> _Cuts | None:

@@ -69,21 +69,13 @@ class KeyConnections:
 
         Args:
             descriptor: of it; one that is known under that number is gone.
-            port: any name of it.
-            host: of the peer.
         """
         self.closed(descriptor)
         self._open[descriptor] = _Open(port, host, self._clock())
         self._silent.setdefault((port, host), _Silent()).connections += 1
 
     def admits(self, port: str, host: str, key: bytes) -> bool:
-        """Count one more connection of a key, if it may have one more.
-
-        Args:
-            port: as before.
-            host: of the peer.
-            key: that it showed.
-        """
+        """Count one more connection of a key, if it may have one more."""
         silent = self._silent.get((port, host))
         if silent is None:  # it is gone already
             return True
@@ -96,12 +88,7 @@ class KeyConnections:
         return True
 
     def first_refusal(self, port: str, key: bytes) -> bool:
-        """Whether a key that has too many is refused for the first time since it had fewer.
-
-        Args:
-            port: as before.
-            key: of whom one was not admitted.
-        """
+        """Whether a key that has too many is refused for the first time since it had fewer."""
         first = (port, key) not in self._full
         self._full.add((port, key))
         return first
@@ -111,7 +98,6 @@ class KeyConnections:
 
         Args:
             descriptor: of it; one that is not known is passed over.
-            key: of the message.
         """
         found = self._open.get(descriptor)
         if found is None or found.key:
@@ -128,7 +114,6 @@ class KeyConnections:
 
         Args:
             descriptor: of the connection, over which something came before.
-            size: of what was said, bytes.
 
         Returns:
             All that was said with its key over connections that are open to its port, bytes; None
@@ -189,17 +174,12 @@ class KeyConnections:
 
         Args:
             descriptor: of it; a number is used again when a connection is gone.
-            key: of what was said.
         """
         found = self._open.get(descriptor)
         return found is not None and found.key == key
 
     def port_closed(self, port: str) -> None:
-        """A port is gone, and all of its connections.
-
-        Args:
-            port: as before.
-        """
+        """A port is gone, and all of its connections."""
         for descriptor in [each for each, found in self._open.items() if found.port == port]:
             self.closed(descriptor)
 

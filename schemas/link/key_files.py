@@ -122,7 +122,6 @@ def check_name(name: str, field: str) -> None:
 
     Args:
         name: of a user, a node or a project.
-        field: that it was given in.
 
     Raises:
         SettingsError: if it is empty, long, `.` or `..`, or has spaces, slashes or what cannot be
@@ -159,8 +158,6 @@ def identity_of(
     """The owner of a key.
 
     Args:
-        name: the person's or the node's.
-        role: of the key.
         projects: whose jobs it is for; none: see `Identity`.
         expires: when it ends, seconds since the epoch; None: never.
 
@@ -205,9 +202,6 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 def refuse_wide(path: Path) -> None:
     """Refuse a file that others than its owner can read.
-
-    Args:
-        path: of the file.
 
     Raises:
         SettingsError: if they can, or it is not there.

@@ -53,7 +53,6 @@ class Authority:
         """Bind the context's ZAP address.
 
         Args:
-            context: whose sockets ask.
             known: public key (Z85) to its owner; may change while this runs.
             denied: called with why somebody was refused, and the address that it came from.
             watch: knows how many connections each key has.

@@ -53,9 +53,6 @@ class LocalWatch:
     """The connections of one Unix socket, and the memory of this process.
 
     Args:
-        bound: to an ipc address.
-        context: of its own.
-        path: of the socket's file.
         memory: what this process has in memory, bytes.
     """
 

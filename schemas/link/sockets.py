@@ -77,7 +77,6 @@ class Socket:
         """Wrap `socket`, which nobody else uses from now on.
 
         Args:
-            socket: bound or connected.
             known: who may say something now, by the CURVE key that its peers had to show; None:
                 they had to show none.
             watch: is told what was taken of whom; None: nobody is.
@@ -174,9 +173,6 @@ class Socket:
     def said(self, incoming: Incoming) -> int | None:
         """Count a message that libzmq keeps something of until its connection is closed.
 
-        Args:
-            incoming: of this socket, each once.
-
         Returns:
             Bytes of all that were counted for its key and whose connections are open; 0 where
             nobody is watched; None if its own connection is open no more.
@@ -189,9 +185,6 @@ class Socket:
         """End the connection that a message came over; its peer may connect again.
 
         What it sent before and was not taken yet never comes out of this socket.
-
-        Args:
-            incoming: of this socket.
 
         Returns:
             Whether it was there and could be ended.
@@ -230,11 +223,7 @@ class Socket:
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def revoke(self, topic: bytes) -> None:
-        """Take back a subscription (manual XPUB).
-
-        Args:
-            topic: as it was granted.
-        """
+        """Take back a subscription (manual XPUB)."""
         with contextlib.suppress(zmq.ZMQError):  # its peer may be lost, or was never granted it
             self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
 
@@ -302,7 +291,6 @@ class Link:
         """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
 
         Args:
-            kind: ROUTER, SUB or XPUB.
             address: tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH.
             queued: messages that may wait for a peer that does not read; more are not sent.
             largest: bytes of a frame; who sends a larger one is dropped.
@@ -356,7 +344,6 @@ class Link:
         """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected.
 
         Args:
-            kind: DEALER, PUB or SUB.
             address: of the other side; it need not be there yet.
             server_key: its public key, Z85; None on ipc.
         """
@@ -390,11 +377,7 @@ class ThreadDealer:
     """A DEALER on ipc for one background thread, as the training library uses it."""
 
     def __init__(self, address: str) -> None:
-        """Connect; nothing is waited for.
-
-        Args:
-            address: ipc://PATH.
-        """
+        """Connect; nothing is waited for."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _bounds(self._socket)
@@ -437,11 +420,7 @@ class ThreadDealer:
         return taken
 
     def send(self, data: bytes) -> bool:
-        """Send now or not at all; False while nobody is connected.
-
-        Args:
-            data: one encoded message.
-        """
+        """Send now or not at all; False while nobody is connected."""
         try:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.ZMQError:

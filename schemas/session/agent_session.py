@@ -162,7 +162,6 @@ class AgentSession:
         """Take in one message of the controller; a stale one changes nothing.
 
         Args:
-            message: as it was decoded.
             now: seconds of a monotonic clock.
         """
         match message:

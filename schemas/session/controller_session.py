@@ -88,11 +88,9 @@ class ControllerSession:
         Who only says hello, and repeats nothing of ours, may not hear us: that is silence.
 
         Args:
-            hello: the agent's.
             committed: highest sequence number of this boot that is durable here.
             now: seconds of a monotonic clock, the same in every call.
             log_port: where the agent sends its workers' output.
-            event_port: where it publishes.
         """
         self._sessions += 1
         self._hello = hello
@@ -110,11 +108,7 @@ class ControllerSession:
         return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
 
     def says_nothing_new(self, hello: Hello) -> bool:
-        """Whether a hello only repeats the one that the present session began with.
-
-        Args:
-            hello: of any boot.
-        """
+        """Whether a hello only repeats the one that the present session began with."""
         begun = self._hello
         return self.session is not None and begun is not None and says_the_same(begun, hello)
 
@@ -124,10 +118,8 @@ class ControllerSession:
         """Welcome an agent back into the session that it has; its deltas go on being repeated.
 
         Args:
-            hello: one that says nothing new.
             now: seconds of a monotonic clock.
             log_port: where the agent sends its workers' output.
-            event_port: where it publishes.
         """
         if self.session is None:
             return []

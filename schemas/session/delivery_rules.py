@@ -29,12 +29,7 @@ class SessionTimings:
 
 
 def says_the_same(one: Hello, other: Hello) -> bool:
-    """Whether two hellos differ in nothing but how far their events go, what they repeat and ask.
-
-    Args:
-        one: of any node and boot.
-        other: of any.
-    """
+    """True if two hellos differ only in their events' range, repeats and requests."""
 
     def lasting(hello: Hello) -> Hello:
         return replace(hello, events_sent=0, events_dropped=0, echo=None, jobs=())

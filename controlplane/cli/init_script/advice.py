@@ -38,7 +38,6 @@ def advice(facts: Facts, agent: str) -> list[str]:
     """Return the lines that several workers run differently from one process.
 
     Args:
-        facts: of the script.
         agent: the name of the agent in the script.
     """
     first = f"{agent}.rank == 0"
@@ -49,11 +48,7 @@ def advice(facts: Facts, agent: str) -> list[str]:
 
 
 def refused(facts: Facts) -> list[str]:
-    """Return the lines that fail or misbehave on a cluster, each with its remedy.
-
-    Args:
-        facts: of the script.
-    """
+    """Return the lines that fail or misbehave on a cluster, each with its remedy."""
     tree = facts.source.tree
     found = [
         *((line, SUMMED) for line in summed_losses(tree)),

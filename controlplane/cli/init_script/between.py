@@ -38,9 +38,6 @@ def sort_between(script: Whole) -> Sorted:
     A statement that uses one of the three moves below the call of `load`, and so do those that
     depend on it. One that changes the model moves into the model's builder, so that a checkpoint
     overrides it. If model and optimizer keep their lines, `load` makes only the loader.
-
-    Args:
-        script: with all three in one block.
     """
     three = [one.statement for one in script.three]
     block, kept = script.optimizer.block, script.keeps_model

@@ -62,11 +62,7 @@ class Framework:
     names: Mapping[str, str]  # imported names, with module
 
     def full(self, node: ast.AST) -> str:
-        """Return an imported name with its module; empty for any other.
-
-        Args:
-            node: an expression.
-        """
+        """Return an imported name with its module; empty for any other."""
         first, dot, rest = dotted(node).partition(".")
         return f"{self.names[first]}{dot}{rest}" if first in self.names else ""
 
@@ -89,11 +85,7 @@ class AdapterEdits(NamedTuple):
 
 
 def framework_of(tree: ast.Module) -> Framework | None:
-    """Return the framework that a script uses; None if it has its own loop.
-
-    Args:
-        tree: of the script.
-    """
+    """Return the framework that a script uses; None if it has its own loop."""
     names = _imported(tree)
     for name, roots, maker in (
         ("transformers", {"transformers", "trl"}, "Trainer"),
@@ -138,9 +130,6 @@ def framework_numbers(
     """Read batch, rate and length of the training from the framework's options.
 
     Args:
-        framework: of the script.
-        tree: of the script.
-        numbers: of the script.
         batch: of the training loader, if the script makes one.
         lr: of the optimizer, if the script makes one.
     """
@@ -194,8 +183,6 @@ def adapter_edits(
     """Return the edits that make a script use our adapter.
 
     Args:
-        source: of the script.
-        framework: of the script.
         loop: the call of `range` over epochs and its replacement, if the script has such a loop.
     """
     found = AdapterEdits([], "", [])
@@ -299,12 +286,7 @@ def _without_import(source: Source, framework: Framework, name: str) -> Iterator
 
 
 def refused_options(framework: Framework, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the options and calls that our adapter refuses, with line and remedy.
-
-    Args:
-        framework: of the script.
-        tree: of the script.
-    """
+    """Yield the options and calls that our adapter refuses, with line and remedy."""
     for node in ast.walk(tree):
         name = last_name(node)
         if not isinstance(node, ast.Call):

@@ -10,11 +10,7 @@ from controlplane.cli.init_script.syntax import assigned, called, keyword, last_
 
 
 def options(tree: ast.Module) -> dict[str, Any]:
-    """Return the options of argparse and their defaults, by attribute of the parsed arguments.
-
-    Args:
-        tree: of the script.
-    """
+    """Return the options of argparse and their defaults, by attribute of the parsed arguments."""
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
         if last_name(node) != "add_argument" or not isinstance(node, ast.Call):
@@ -29,11 +25,7 @@ def options(tree: ast.Module) -> dict[str, Any]:
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
-    """Return names that are bound once, with their literals, fields and parameters included.
-
-    Args:
-        tree: of the script.
-    """
+    """Return names that are bound once, with their literals, fields and parameters included."""
     found: dict[str, list[Any]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and (name := assigned(node)):
@@ -46,11 +38,7 @@ def constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def literal(node: ast.expr | None) -> Any:
-    """Return the value of a literal; None for any other expression.
-
-    Args:
-        node: an expression.
-    """
+    """Return the value of a literal; None for any other expression."""
     try:
         return ast.literal_eval(node) if node is not None else None
     except ValueError:
@@ -58,23 +46,14 @@ def literal(node: ast.expr | None) -> Any:
 
 
 class Numbers:
-    """Numbers of expressions that are made of literals, constants and options.
-
-    Args:
-        constants: of the script.
-        options: of its command line.
-    """
+    """Numbers of expressions that are made of literals, constants and options."""
 
     def __init__(self, constants: dict[str, Any], options: dict[str, Any]) -> None:
         self._constants = constants
         self._options = options
 
     def of(self, node: ast.expr | None) -> float | int | None:
-        """Return the number of an expression; None if only a run can tell.
-
-        Args:
-            node: an expression.
-        """
+        """Return the number of an expression; None if only a run can tell."""
         value = self._value(node)
         good = isinstance(value, int | float) and not isinstance(value, bool)
         return value if good else None
@@ -103,8 +82,6 @@ def batch_size(call: ast.Call, numbers: Numbers, made: Mapping[str, ast.expr]) -
     """Return the batch size of a loader; None if only a run can tell.
 
     Args:
-        call: of `DataLoader`.
-        numbers: of the script.
         made: values of names, to look up `**options`.
     """
     found = numbers.of(keyword(call, "batch_size", 1))

@@ -19,7 +19,6 @@ def load_edits(script: Whole, between: Sorted) -> list[Edit]:
     """Merge the three lines into one call of `load`, at the place of the last one.
 
     Args:
-        script: to port.
         between: where the statements between them go.
     """
     if script.keeps_model:

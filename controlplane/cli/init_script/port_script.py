@@ -42,27 +42,18 @@ class Port:
 
         Args:
             before: text of the script before the change.
-            name: of its file.
         """
         lines = (before.splitlines(keepends=True), self.text.splitlines(keepends=True))
         return "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}")) if self.text else ""
 
 
 def changed_lines(diff: str) -> int:
-    """Return the number of added lines in a diff.
-
-    Args:
-        diff: unified.
-    """
+    """Return the number of added lines in a diff."""
     return sum(line.startswith("+") and not line.startswith("+++") for line in diff.splitlines())
 
 
 def port(facts: Facts, name: str = "train.py") -> Port:
     """Make a script use the library.
-
-    Args:
-        facts: of the script.
-        name: of its file, for the diff.
 
     Returns:
         The new text, which is valid Python, or the reasons why there is none.

@@ -86,11 +86,7 @@ class Facts:
 
 
 def look(source: Source) -> Facts:
-    """Find the parts of a script without running it.
-
-    Args:
-        source: the script.
-    """
+    """Find the parts of a script without running it."""
     facts = Facts(source, options=options(source.tree))
     facts.ported = any(
         isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "elastic"
@@ -198,11 +194,7 @@ def _is_optimizer(one: Made) -> bool:
 
 
 def parameters_calls(node: ast.AST) -> list[ast.Call]:
-    """Return the calls of `NAME.parameters()` in an expression.
-
-    Args:
-        node: any.
-    """
+    """Return the calls of `NAME.parameters()` in an expression."""
     return [
         call
         for call in ast.walk(node)

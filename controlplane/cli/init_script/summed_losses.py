@@ -48,11 +48,7 @@ OTHER: Final = Value(Kind.OTHER)
 
 
 def summed_losses(tree: ast.Module) -> Iterator[int]:
-    """Find the lines that make a loss a sum over the batch.
-
-    Args:
-        tree: of the script.
-    """
+    """Find the lines that make a loss a sum over the batch."""
     script = _Script(tree)
     for loss in _losses(tree):
         value = script.value(loss)

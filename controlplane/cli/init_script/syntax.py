@@ -12,9 +12,6 @@ Block = list[ast.stmt]
 class Source:
     """Text of a script, with its syntax tree.
 
-    Args:
-        text: of the script.
-
     Raises:
         SyntaxError: if it is not valid Python.
     """
@@ -36,29 +33,17 @@ class Source:
         return ast.get_source_segment(self.text, node) or ""
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
-        """Return where a node begins and ends, in bytes.
-
-        Args:
-            node: of this script.
-        """
+        """Return where a node begins and ends, in bytes."""
         first = self._starts[node.lineno - 1] + node.col_offset
         last = self._starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         return first, last
 
     def lines(self, statement: ast.stmt) -> tuple[int, int]:
-        """Return where the whole lines of a statement begin and end, in bytes.
-
-        Args:
-            statement: of this script.
-        """
+        """Return where the whole lines of a statement begin and end, in bytes."""
         return self._starts[statement.lineno - 1], self._starts[statement.end_lineno or 0]
 
     def line_of(self, statement: ast.stmt) -> str:
-        """Return the text of the whole lines of a statement.
-
-        Args:
-            statement: of this script.
-        """
+        """Return the text of the whole lines of a statement."""
         first, last = self.lines(statement)
         return self._bytes[first:last].decode()
 
@@ -84,11 +69,7 @@ class Edit(NamedTuple):
 
 
 def blocks(tree: ast.AST) -> Iterator[Block]:
-    """Yield every list of statements, outer ones first.
-
-    Args:
-        tree: a module or a part of one.
-    """
+    """Yield every list of statements, outer ones first."""
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
@@ -97,20 +78,12 @@ def blocks(tree: ast.AST) -> Iterator[Block]:
 
 
 def called(node: ast.AST | None) -> str:
-    """Return the dotted name of a call, as `torch.optim.SGD`; empty for anything else.
-
-    Args:
-        node: any.
-    """
+    """Return the dotted name of a call, as `torch.optim.SGD`; empty for anything else."""
     return dotted(node.func) if isinstance(node, ast.Call) else ""
 
 
 def dotted(node: ast.AST) -> str:
-    """Return a name with its dots; empty for anything else.
-
-    Args:
-        node: an expression.
-    """
+    """Return a name with its dots; empty for anything else."""
     if isinstance(node, ast.Attribute):
         before = dotted(node.value)
         return f"{before}.{node.attr}" if before else ""
@@ -118,53 +91,33 @@ def dotted(node: ast.AST) -> str:
 
 
 def last_name(node: ast.AST | None) -> str:
-    """Return the last part of the name of a call: `SGD` of `torch.optim.SGD(...)`.
-
-    Args:
-        node: any.
-    """
+    """Return the last part of the name of a call: `SGD` of `torch.optim.SGD(...)`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr
     return called(node)
 
 
 def assigned(statement: ast.stmt) -> str:
-    """Return the one name that a statement assigns to; empty if there is none.
-
-    Args:
-        statement: any.
-    """
+    """Return the one name that a statement assigns to; empty if there is none."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0])
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign) else ""
 
 
 def value_of(statement: ast.stmt) -> ast.expr | None:
-    """Return the expression that a statement assigns or consists of.
-
-    Args:
-        statement: any.
-    """
+    """Return the expression that a statement assigns or consists of."""
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
         return statement.value
     return None
 
 
 def loads(node: ast.AST) -> set[str]:
-    """Return the names that are read in a node.
-
-    Args:
-        node: any.
-    """
+    """Return the names that are read in a node."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def stores(node: ast.AST) -> set[str]:
-    """Return the names that are bound in a node, by assignments, loops and definitions.
-
-    Args:
-        node: any.
-    """
+    """Return the names that are bound in a node, by assignments, loops and definitions."""
     found = {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }
@@ -177,8 +130,6 @@ def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | N
     """Return an argument of a call; None if it is not given.
 
     Args:
-        call: any.
-        name: of the argument.
         place: among the positional arguments, from 0; None: keyword only.
     """
     for found in call.keywords:

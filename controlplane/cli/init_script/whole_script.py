@@ -55,11 +55,7 @@ class Whole:
 
 
 def whole(facts: Facts) -> Whole | None:
-    """Return the script with all its parts; None if one is missing.
-
-    Args:
-        facts: of the script.
-    """
+    """Return the script with all its parts; None if one is missing."""
     model, optimizer, loader, loop = facts.model, facts.optimizer, facts.loader, facts.epoch_loop
     if model is None or optimizer is None or loader is None or loop is None:
         return None
@@ -71,11 +67,7 @@ def whole(facts: Facts) -> Whole | None:
 
 
 def agent_name(tree: ast.Module) -> str:
-    """Return a name for the agent that the script does not use.
-
-    Args:
-        tree: of the script.
-    """
+    """Return a name for the agent that the script does not use."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and called(node.value) == "ScalingAgent.from_env":
             return assigned(node) or "agent"

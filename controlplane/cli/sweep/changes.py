@@ -65,10 +65,6 @@ def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int
 def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
     """Values that a user typed, of a space.
 
-    Args:
-        assignments: NAME=VALUE, each.
-        space: of the sweep.
-
     Raises:
         BadFieldError: if one has no such form, or there is no such name.
     """
@@ -88,11 +84,6 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
 
 def typed(text: str, name: str, space: Space) -> Value:
     """A value as its form has it: a text among choices stays one, a whole number may be real.
-
-    Args:
-        text: as it was typed.
-        name: of the value.
-        space: of the sweep.
 
     Raises:
         BadFieldError: if it is no text, number or truth value.

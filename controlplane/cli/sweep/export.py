@@ -66,7 +66,6 @@ def write_csv(detail: SweepDetail, path: Path) -> int:
     """Every epoch of every trial, one a line; how many they were.
 
     Args:
-        detail: with all trials.
         path: of the file; `-`: the standard output.
 
     Raises:
@@ -93,7 +92,6 @@ def write_scalars(detail: SweepDetail, folder: Path) -> int:
     """Scalars of every epoch, a run for each trial; how many they were.
 
     Args:
-        detail: with all trials.
         folder: what is there of earlier exports stays.
 
     Raises:

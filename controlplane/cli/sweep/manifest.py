@@ -87,12 +87,7 @@ def replay(
 
 
 def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
-    """What `elastic.hopper.replay` is told.
-
-    Args:
-        found: of the sweep.
-        trial: its number.
-    """
+    """What `elastic.hopper.replay` is told."""
     sweep = found.spec.stated_sweep
     assert sweep is not None  # noqa: S101 - read_manifest looked
     values = {one.number: one.values for one in found.trials}
@@ -115,11 +110,7 @@ def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
 
 
 def functions_of(sweep: Any) -> dict[str, str]:
-    """Paths of a sweep's functions, by field.
-
-    Args:
-        sweep: its spec.
-    """
+    """Paths of a sweep's functions, by field."""
     names = ("input_fn", "model_fn", "train_fn", "eval_fn")
     return {name: path for name in names if (path := getattr(sweep, name)) is not None}
 
@@ -135,10 +126,7 @@ def run_here(
 
     Args:
         module: run as `python -P -m MODULE TASK`; prints one JSON document as its last line.
-        task: written into a file for it.
-        workdir: of the sweep.
         pythons: interpreters; the first that has torch is taken.
-        env: variables of the sweep.
 
     Raises:
         BadFieldError: if it fails, with the last line that it said.

@@ -53,9 +53,6 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
     """Learning curves into a PNG file.
 
     Args:
-        detail: with all trials.
-        path: of the file.
-        metric: that is drawn.
         over_time: over the time since the sweep was submitted, else over epochs.
 
     Raises:

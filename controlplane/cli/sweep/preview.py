@@ -76,7 +76,6 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
     """Train the first configuration over the first partition, here.
 
     Args:
-        spec: of the sweep.
         python: interpreter that has torch; None: the sweep's, else this one.
 
     Returns:
@@ -105,8 +104,6 @@ def preview_lines(
     """A preview for people.
 
     Args:
-        spec: of the sweep.
-        found: what it would take.
         measured: of a unit that was trained here.
     """
     sweep = stated_sweep(spec)

@@ -67,7 +67,6 @@ def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submiss
     """A sweep that was run before, ready to go.
 
     Args:
-        file: its manifest.
         workdir: where its functions lie; None: the cluster has them from then.
         changed: whether that may have changed.
 

@@ -68,8 +68,6 @@ def follow(
     """Draw every second until the sweep is over; a controller that is away for a while is borne.
 
     Args:
-        read: how the sweep stands.
-        console: where to draw.
         pause: waits so many seconds.
         clock: seconds since the epoch.
 
@@ -97,8 +95,6 @@ def dashboard(
     """How it stands, a bar of its units, and its trials: those that train first.
 
     Args:
-        detail: with all trials.
-        width: columns.
         now: seconds since the epoch.
         note: behind the first line, such as that the controller is away.
         most: lines of trials; None: all.
@@ -130,9 +126,5 @@ def _bar(detail: SweepDetail, width: int) -> Table:
 
 
 def in_order(detail: SweepDetail) -> list[TrialInfo]:
-    """Trials, those that train first, each group with the best first.
-
-    Args:
-        detail: with all trials.
-    """
+    """Trials, those that train first, each group with the best first."""
     return sorted(ranked(detail), key=lambda trial: trial.state != TRAINING)

@@ -24,7 +24,6 @@ def trial_cells(detail: SweepDetail, trials: Sequence[TrialInfo]) -> list[Cells]
     """A row for each trial; columns that nobody fills are left out.
 
     Args:
-        detail: of the sweep.
         trials: in the order of the table.
     """
     scale = _scale(detail)
@@ -85,7 +84,6 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
     """How a sweep stands, in a few lines.
 
     Args:
-        detail: with all trials.
         now: seconds since the epoch.
     """
     job, search = detail.summary, detail.spec.search
@@ -107,11 +105,7 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
 
 
 def counted(detail: SweepDetail) -> str:
-    """How many trials there are in each state.
-
-    Args:
-        detail: with all trials.
-    """
+    """How many trials there are in each state."""
     states: dict[str, int] = {}
     for trial in detail.trials:
         states[trial.state] = states.get(trial.state, 0) + 1
@@ -123,7 +117,6 @@ def units_line(detail: SweepDetail, now: float) -> str:
     """What is done and left, and how long that takes.
 
     Args:
-        detail: of the sweep.
         now: seconds since the epoch.
     """
     said = [f"units: {detail.units_done} done, {detail.units_left} left"]
@@ -141,7 +134,6 @@ def time_left(detail: SweepDetail, now: float) -> float | None:
     """Seconds that it needs with the slots that it has; None: nobody knows.
 
     Args:
-        detail: of the sweep.
         now: seconds since the epoch.
     """
     if not detail.units_left:

@@ -37,7 +37,6 @@ def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> 
     """Trials, one a line.
 
     Args:
-        detail: with all trials.
         shown: in their order.
         width: columns; what has no room is left out.
     """

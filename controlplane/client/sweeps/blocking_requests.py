@@ -35,7 +35,6 @@ class BlockingSweepRequests(BlockingKeyRequests):
         """See `Client.submit_sweep`.
 
         Args:
-            sweep: what to search.
             workdir: where its functions lie; None: as `sweep` says.
             key: the same key gives the same sweep; None: a new one each time.
         """
@@ -71,8 +70,6 @@ class BlockingSweepRequests(BlockingKeyRequests):
         """See `Client.change_sweep`.
 
         Args:
-            job: the sweep.
-            change: what to do.
             trial: all but `add`.
             values: `add`: of the configuration; beside a parent's own where there is one.
             parent: `add`: go on from this trial's state.
@@ -84,9 +81,5 @@ class BlockingSweepRequests(BlockingKeyRequests):
         return self._run(changing)
 
     def ledger(self, job: str) -> Ledger:
-        """See `Client.ledger`.
-
-        Args:
-            job: the sweep.
-        """
+        """See `Client.ledger`."""
         return self._run(self._sweeps.ledger(job))

@@ -23,7 +23,6 @@ class BlockingSweepRun:
     """A `SweepRun` whose client has a loop in a thread of its own.
 
     Args:
-        run: of that client.
         run_in_loop: gives a coroutine to that loop, and its result back.
     """
 
@@ -57,35 +56,19 @@ class BlockingSweepRun:
         return self._run(self._sweep.best())
 
     def stop(self, trial: int) -> str:
-        """See `SweepRun.stop`.
-
-        Args:
-            trial: its number.
-        """
+        """See `SweepRun.stop`."""
         return self._run(self._sweep.stop(trial))
 
     def pause(self, trial: int) -> str:
-        """See `SweepRun.pause`.
-
-        Args:
-            trial: its number.
-        """
+        """See `SweepRun.pause`."""
         return self._run(self._sweep.pause(trial))
 
     def resume(self, trial: int) -> str:
-        """See `SweepRun.resume`.
-
-        Args:
-            trial: its number.
-        """
+        """See `SweepRun.resume`."""
         return self._run(self._sweep.resume(trial))
 
     def delete(self, trial: int) -> str:
-        """See `SweepRun.delete`.
-
-        Args:
-            trial: its number.
-        """
+        """See `SweepRun.delete`."""
         return self._run(self._sweep.delete(trial))
 
     def add(self, values: Mapping[str, Value]) -> int:
@@ -100,7 +83,6 @@ class BlockingSweepRun:
         """See `SweepRun.clone`.
 
         Args:
-            trial: whose state.
             values: those that are different.
         """
         return self._run(self._sweep.clone(trial, values))

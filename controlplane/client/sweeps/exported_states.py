@@ -29,22 +29,13 @@ class StoredState(NamedTuple):
 
 
 def stored_states(files: Iterable[JobFile]) -> list[StoredState]:
-    """Those of a sweep's files that are states.
-
-    Args:
-        files: as a client lists them.
-    """
+    """Those of a sweep's files that are states."""
     named = ((file, NAME.fullmatch(file.name)) for file in files)
     return [StoredState(file, *map(int, name.groups())) for file, name in named if name]
 
 
 def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> StoredState:
     """The state of a trial after its best epoch, if some node has it, else its newest.
-
-    Args:
-        detail: of the sweep.
-        files: as a client lists them.
-        trial: its number.
 
     Raises:
         BadFieldError: if there is no such trial, or no state of it.

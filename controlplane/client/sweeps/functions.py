@@ -18,7 +18,6 @@ def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None
     """Refuse names that lead nowhere, before anything travels.
 
     Args:
-        spec: of the sweep.
         workdir: where its modules lie.
         own_python: whether the sweep runs in an interpreter whose packages cannot be seen here.
 

@@ -56,9 +56,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def visits(self, trial: int) -> list[ManifestUnit]:
         """The units that led to a trial's state, a parent's first.
 
-        Args:
-            trial: its number.
-
         Raises:
             BadFieldError: if it has none.
         """
@@ -82,7 +79,6 @@ def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
     """A sweep as a document.
 
     Args:
-        spec: of its job.
         detail: with all trials.
         ledger: with all units.
     """
@@ -112,7 +108,6 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write it as JSON, whole or not at all.
 
     Args:
-        manifest: of a sweep.
         path: one that is there is replaced.
 
     Raises:
@@ -128,9 +123,6 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 def read_manifest(path: Path) -> Manifest:
     """What `write_manifest` wrote.
-
-    Args:
-        path: of the file.
 
     Raises:
         SettingsError: if it is none.

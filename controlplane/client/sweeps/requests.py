@@ -37,7 +37,6 @@ class SweepRequests(KeyRequests):
         """Ship the working directory and submit.
 
         Args:
-            spec: what to run.
             key: the same key gives the same job.
         """
 
@@ -46,17 +45,12 @@ class SweepRequests(KeyRequests):
         """The job when it has ended.
 
         Args:
-            job: its name.
             timeout: seconds; None: for ever.
         """
 
     @abc.abstractmethod
     async def cancel(self, job: str) -> JobDetail:
-        """End a job.
-
-        Args:
-            job: its name.
-        """
+        """End a job."""
 
     async def submit_sweep(
         self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
@@ -64,7 +58,6 @@ class SweepRequests(KeyRequests):
         """Ship the working directory and submit a sweep.
 
         Args:
-            sweep: what to search.
             workdir: where its functions lie; None: as `sweep` says.
             key: makes a repetition harmless: the same key gives the same sweep.
 
@@ -117,8 +110,6 @@ class SweepRequests(KeyRequests):
         """Change one trial of a sweep, or add one; it is durable when this returns.
 
         Args:
-            job: the sweep.
-            change: what to do.
             trial: all but `add`.
             values: `add`: of the configuration; beside a parent's own where there is one.
             parent: `add`: go on from this trial's state.
@@ -141,9 +132,6 @@ class SweepRequests(KeyRequests):
 
     async def ledger(self, job: str) -> Ledger:
         """The units of a sweep that count, in the order in which they ended.
-
-        Args:
-            job: the sweep.
 
         Raises:
             UnknownJobError: if there is no such job.

@@ -49,7 +49,6 @@ class SweepRun:
 
     Args:
         client: open.
-        job: the sweep's name.
     """
 
     def __init__(self, client: SweepRequests, job: JobId) -> None:
@@ -78,35 +77,19 @@ class SweepRun:
         return best_of(await self.detail())
 
     async def stop(self, trial: int) -> str:
-        """End a trial; what it reached counts. Its new state.
-
-        Args:
-            trial: its number.
-        """
+        """End a trial; what it reached counts. Its new state."""
         return (await self._client.change_sweep(self.job, "stop", trial)).state
 
     async def pause(self, trial: int) -> str:
-        """Let a trial rest after its unit; its state is kept. Its new state.
-
-        Args:
-            trial: its number.
-        """
+        """Let a trial rest after its unit; its state is kept. Its new state."""
         return (await self._client.change_sweep(self.job, "pause", trial)).state
 
     async def resume(self, trial: int) -> str:
-        """Let a trial that was paused train on. Its new state.
-
-        Args:
-            trial: its number.
-        """
+        """Let a trial that was paused train on. Its new state."""
         return (await self._client.change_sweep(self.job, "resume", trial)).state
 
     async def delete(self, trial: int) -> str:
-        """End a trial at once and drop its states; it is never the best. Its new state.
-
-        Args:
-            trial: its number.
-        """
+        """End a trial at once and drop its states; it is never the best. Its new state."""
         return (await self._client.change_sweep(self.job, "delete", trial)).state
 
     async def add(self, values: Mapping[str, Value]) -> int:
@@ -121,7 +104,6 @@ class SweepRun:
         """A trial that goes on from the present state of another one. Its number.
 
         Args:
-            trial: whose state.
             values: those that are different.
         """
         changed = await self._client.change_sweep(self.job, "add", values=values, parent=trial)
@@ -245,7 +227,6 @@ def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
     """Let the training library take the model out of a state or checkpoint.
 
     Args:
-        source: of a node.
         target: one that is there is replaced.
         pythons: interpreters, the first that has torch is taken.
 

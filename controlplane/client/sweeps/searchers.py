@@ -33,7 +33,6 @@ def Uniform(least: float, most: float, when: When = None) -> Parameter:  # noqa:
     Args:
         least: included.
         most: included.
-        when: as in `Choice`.
     """
     return Parameter(uniform=(least, most), when=_conditions(when))
 
@@ -44,7 +43,6 @@ def LogUniform(least: float, most: float, when: When = None) -> Parameter:  # no
     Args:
         least: above 0.
         most: included.
-        when: as in `Choice`.
     """
     return Parameter(log_uniform=(least, most), when=_conditions(when))
 
@@ -55,7 +53,6 @@ def Integer(least: int, most: int, when: When = None) -> Parameter:  # noqa: N80
     Args:
         least: included.
         most: included.
-        when: as in `Choice`.
     """
     return Parameter(integer=(least, most), when=_conditions(when))
 
@@ -66,17 +63,12 @@ def LogInteger(least: int, most: int, when: When = None) -> Parameter:  # noqa: 
     Args:
         least: above 0, included.
         most: included.
-        when: as in `Choice`.
     """
     return Parameter(log_integer=(least, most), when=_conditions(when))
 
 
 def as_parameter(value: Parameter | list[Value] | tuple[Value, ...] | Value) -> Parameter:
-    """A value of the space in its full form: a list is a choice, a single value is fixed.
-
-    Args:
-        value: as a user gave it.
-    """
+    """A value of the space in its full form: a list is a choice, a single value is fixed."""
     if isinstance(value, Parameter):
         return value
     return Parameter(choice=tuple(value) if isinstance(value, list | tuple) else (value,))
@@ -186,11 +178,7 @@ BY_TYPE: Final[dict[str, type[_Searcher]]] = {
 
 
 def as_stated(search: spec.SearchSpec) -> Searcher:
-    """The searcher as its user stated it.
-
-    Args:
-        search: as the controller has it.
-    """
+    """The searcher as its user stated it."""
     fields = msgspec.to_builtins(search.searcher)
     fields["max_epochs"] = search.epochs
     return msgspec.convert(fields, Searcher)  # type: ignore[no-any-return]

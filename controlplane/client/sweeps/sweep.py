@@ -127,9 +127,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def sweep_of(spec: JobSpec) -> Sweep:
     """The sweep as its user could have stated it.
 
-    Args:
-        spec: of a job that is a sweep.
-
     Raises:
         BadFieldError: if it is none.
     """
@@ -166,9 +163,6 @@ def sweep_of(spec: JobSpec) -> Sweep:
 def stated_sweep(spec: JobSpec) -> SweepSpec:
     """What a job searches.
 
-    Args:
-        spec: of the job.
-
     Raises:
         BadFieldError: if it is no sweep.
     """
@@ -196,9 +190,5 @@ def in_words(parameter: Parameter) -> str:
 
 
 def short(value: Value) -> str:
-    """A value of a configuration for people.
-
-    Args:
-        value: of any kind.
-    """
+    """A value of a configuration for people."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

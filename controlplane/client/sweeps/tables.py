@@ -31,11 +31,7 @@ def best_of(detail: SweepDetail) -> Best | None:
 
 
 def best_epoch(trial: TrialInfo) -> Best | None:
-    """The best epoch of one trial; None: it has no score.
-
-    Args:
-        trial: of a sweep.
-    """
+    """The best epoch of one trial; None: it has no score."""
     if trial.best_score is None:
         return None
     return Best(trial, trial.best_score, trial.best_epoch)
@@ -58,11 +54,7 @@ def ranked(detail: SweepDetail) -> list[TrialInfo]:
 
 
 def trial_row(trial: TrialInfo) -> dict[str, Any]:
-    """A trial, flat: its values as `config.NAME`, its best score, and where it is.
-
-    Args:
-        trial: of a sweep.
-    """
+    """A trial, flat: its values as `config.NAME`, its best score, and where it is."""
     found = best_epoch(trial)
     last = trial.metrics[-1] if trial.metrics else {}
     return {

@@ -33,7 +33,6 @@ def begin(ctx: HandlerContext, event: ControllerStarted) -> None:
     """From now on jobs leave; those that have ended already do so with the next inputs.
 
     Args:
-        ctx: of this input.
         event: whether they do, and whether sweeps do; who left stays away.
     """
     ctx.state.ended_leave = ctx.state.ended_leave or event.ended_leave
@@ -47,7 +46,6 @@ def may_leave(ctx: HandlerContext, job: Job) -> None:
 
     Args:
         ctx: of this input: whoever looks at the job behind it still finds it.
-        job: in any phase.
     """
     if ctx.state.ended_leave and job.ended and not job.workers and _is_through(ctx.state, job):
         ctx.state.leaving[job.job] = None
@@ -110,12 +108,7 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory
 
 
 def keep_again(ctx: HandlerContext, node: NodeId) -> None:
-    """Tell a node that comes back which states it keeps of sweeps that left, before all else.
-
-    Args:
-        ctx: of this input.
-        node: that said hello.
-    """
+    """Tell a node that comes back which states it keeps of sweeps that left, before all else."""
     deltas = []
     for name, left in ctx.state.left_sweeps.items():
         if node in left.wanted:
@@ -129,14 +122,7 @@ def keep_again(ctx: HandlerContext, node: NodeId) -> None:
 
 
 def stop_again(ctx: HandlerContext, name: JobId, version: Version, node: NodeId) -> None:
-    """Order a node that comes back to stop what it runs of a job that left.
-
-    Args:
-        ctx: of this input.
-        name: of the job.
-        version: of its end.
-        node: where something of it runs.
-    """
+    """Order a node that comes back to stop what it runs of a job that left."""
     delta = GroupDelta(
         job=name, term=ctx.state.term, version=version, stage=SETTLED,
         group=None, spec=None, forget=True,

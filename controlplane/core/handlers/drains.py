@@ -40,7 +40,6 @@ def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
     """An operator empties a node; a second request replaces reason and deadline.
 
     Args:
-        ctx: of this input.
         event: the node, who asks and why, and how long it may take. Nothing happens to an unknown
             node.
     """
@@ -58,7 +57,6 @@ def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
     """An operator gives a node back.
 
     Args:
-        ctx: of this input.
         event: the node, and who asks. Nothing happens to one that is not drained.
     """
     node = ctx.state.nodes.get(event.node)
@@ -79,7 +77,6 @@ def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
     """A node was to be empty by now: what remains is stopped, and its jobs go on without it.
 
     Args:
-        ctx: of this input.
         event: the node. Nothing happens if it is not drained any more, or has more time.
     """
     node = ctx.state.nodes.get(event.node)
@@ -101,11 +98,7 @@ def on_drain_due(_ctx: HandlerContext, _event: DrainDue) -> None:
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Do the next thing for every job on a node that is drained.
-
-    Args:
-        ctx: of this input.
-    """
+    """Do the next thing for every job on a node that is drained."""
     for name in ctx.state.draining:
         node = ctx.state.nodes[name]
         drain = node.drain

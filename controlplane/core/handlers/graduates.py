@@ -22,9 +22,6 @@ def submit(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> N
     """A trial goes on as a job, of the same user and from the same snapshot.
 
     Args:
-        ctx: of this input.
-        job: that is the sweep.
-        sweep: of the job.
         order: the trial and the state that it goes on from.
     """
     spec = job.spec.stated_sweep
@@ -72,9 +69,7 @@ def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """A job that was a trial finished an epoch: its sweep has the score, even if it has ended.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it is no such job.
-        event: what the epoch came to.
     """
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
@@ -86,10 +81,6 @@ def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 
 def metrics_of(event: EpochReported) -> dict[str, float]:
-    """What the trial's functions returned: `loss` travels as the training loss of jobs.
-
-    Args:
-        event: of a job that was a trial.
-    """
+    """What the trial's functions returned: `loss` travels as the training loss of jobs."""
     loss = {} if event.train_loss is None else {"loss": event.train_loss}
     return {**loss, **event.metrics}

@@ -29,8 +29,6 @@ def make_group(
     """A group of `job`.
 
     Args:
-        job: that it trains.
-        version: of the group.
         rows: process, slot and local batch (samples per step) of each member, in rank order.
         resume: the checkpoint that it starts from.
     """
@@ -88,12 +86,8 @@ def note_order(
     """Write down that `group` was ordered, before `job` comes to the phase that has it.
 
     Args:
-        ctx: of this input.
-        job: that it is for.
         group: that was ordered.
         kind: start, join, recover or suspend.
-        reason: why, with numbers.
-        by: policy, operator or cluster.
     """
     job.version = group.version
     job.promise = _promise(group.version, reason.numbers)

@@ -41,10 +41,7 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
     """Give a change up; the group that trains goes on as if nothing had been asked.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it does not re-scale.
-        trigger: what happened to the change.
-        why: in words, for users.
     """
     status = job.status
     if not isinstance(status, Rescaling):
@@ -95,9 +92,7 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
     """A member is lost: the others quiesce, agree on the furthest step and go on.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it has no group.
-        why: in words, for users.
     """
     status = job.status
     if not isinstance(status, Running | Rescaling | Starting):
@@ -166,9 +161,7 @@ def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) 
     """A survivor stands still.
 
     Args:
-        ctx: of this input.
         job: nothing happens unless its recovery waits for such words.
-        worker: who stands still.
         event: the step and epoch that it reached, and whether it has the whole state. One of
             another group is late, and changes nothing.
     """
@@ -187,8 +180,6 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
     """Go on with those that have the whole state, once every survivor has said so.
 
     Args:
-        ctx: of this input.
-        job: that recovers.
         change: its recovery, in phase QUIESCING.
     """
     survivors = [
@@ -227,7 +218,6 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
     """A member met a fault in a collective operation.
 
     Args:
-        ctx: of this input.
         job: it starts again if the group that is started could not form, and fails if that is
             because its script raised; else it recovers.
         event: the version of the group that broke, and the error in words. An older version than
@@ -263,7 +253,6 @@ def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) 
     """A member could not build a group; it goes on in the one that it has.
 
     Args:
-        ctx: of this input.
         job: it starts again, fails, abandons its change or recovers anew, by where it stands.
         event: the version that could not be built, and the error in words. One of another version
             is late, and changes nothing.
@@ -283,7 +272,6 @@ def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
     """A change took too long.
 
     Args:
-        ctx: of this input.
         event: the job, and the version that its change leads to. Nothing happens if that change is
             over.
     """
@@ -321,10 +309,7 @@ def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
     """A node is lost: what it runs of `job` may live on there, and is dismissed.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it has no group, or nothing on that node.
-        node: that is lost.
-        why: in words, for users.
     """
     here = [
         worker

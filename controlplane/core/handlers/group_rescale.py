@@ -47,11 +47,8 @@ def order_change(
     first, and comes back when it has settled.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it is not running.
         placed: slot -> local batch, samples per step; none suspends it.
-        reason: why.
-        by: policy or operator.
     """
     status = job.status
     if not isinstance(status, Running):
@@ -109,7 +106,6 @@ def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> No
     """Switch when every newcomer is ready and the members can meet.
 
     Args:
-        ctx: of this input.
         job: that changes; nothing happens while somebody is missing.
         status: of `job`; nothing happens unless its change is in phase PREPARING.
     """
@@ -134,9 +130,7 @@ def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreO
     """An incumbent that is the new rank 0 serves the store.
 
     Args:
-        ctx: of this input.
         job: nothing happens unless it changes.
-        worker: who serves the store.
         event: the version of the group that is to meet there, and the port.
     """
     status = job.status
@@ -152,9 +146,6 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
     """A worker takes its steps in a group: when all do in the new one, the change is over.
 
     Args:
-        ctx: of this input.
-        job: that changes.
-        status: of `job`.
         event: the version that the worker is a member of; only that of the new group counts.
     """
     change = status.change

@@ -43,12 +43,8 @@ def start(
     """Order a group, from the job's checkpoint if it has one.
 
     Args:
-        ctx: of this input.
-        job: that waits.
         placed: slot -> local batch, samples per step; in rank order. The slots are free, or their
             owners trade places with the job: its workers are prepared beside them.
-        reason: why.
-        by: policy or operator.
     """
     version = Version(job.version + 1)
     checkpoint = job.progress.checkpoint
@@ -79,7 +75,6 @@ def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
     """Let the group meet when all of its workers are ready.
 
     Args:
-        ctx: of this input.
         job: that is started. It fails if one worker ended and all others wait for it.
         status: of `job`; nothing happens if its group meets already.
     """
@@ -97,9 +92,6 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     """A worker of a group that is started is a member: when all are, the job trains.
 
     Args:
-        ctx: of this input.
-        job: that is started.
-        status: of `job`.
         event: of the member that came last, with the epoch and step that it goes on from.
     """
     group = status.group
@@ -134,10 +126,7 @@ def on_worker_exited(
     a member has trained with the others, whose node may not have told of it yet.
 
     Args:
-        ctx: of this input.
         job: that is started: it starts again, fails, ends, or waits for the others.
-        status: of `job`.
-        event: how the process ended.
         was: where the worker stood before.
     """
     cause, why = exit_cause(event, status.script, job.progress.epoch)
@@ -176,7 +165,6 @@ def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
     that raised is not: a thread of it may go on.
 
     Args:
-        ctx: of this input.
         event: the job, and the version that was waited for. Nothing happens if that wait is over.
     """
     job = ctx.state.jobs.get(event.job)

@@ -36,7 +36,6 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
     """Nobody has the state any more: start again from the last checkpoint.
 
     Args:
-        ctx: of this input.
         job: that lost its group. It fails for good at `MAX_LOSSES` losses without an epoch between,
             and at the first if its user wants that and its script has begun.
         why: in words, for users; what follows is added to it.
@@ -62,7 +61,6 @@ def fail(ctx: HandlerContext, job: Job, why: str) -> None:
     A share that did not fit its slot is no failure of the script: it is tried again with less.
 
     Args:
-        ctx: of this input.
         job: whose script failed. It ends if no retry is left; else it is tried again after a pause.
         why: in words, for users; what follows is added to it.
     """
@@ -91,11 +89,7 @@ def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, w
     """Take the job's group away, and notify its nodes; it waits for another.
 
     Args:
-        ctx: of this input.
-        job: that has a group.
         outcome: of the group, for its history.
-        trigger: what happened to the job.
-        why: in words, for users.
     """
     resumes = isinstance(job.status, Starting) and job.status.resumes
     nodes = _dismiss(ctx, job, outcome)
@@ -111,10 +105,8 @@ def end(
     """The job is over: nothing of it may run anywhere.
 
     Args:
-        ctx: of this input.
         job: that has not ended.
         trigger: finished, gave up, cancelled or rejected.
-        why: in words, for users.
         more: numbers for programs, beside its exit code and epoch.
     """
     ended: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
@@ -143,7 +135,6 @@ def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
     """A node cannot be told what to run of a job: the job fails, and nobody else notices.
 
     Args:
-        ctx: of this input.
         event: the job, and how large it was. Nothing happens to a job that holds no slots by now.
     """
     job = ctx.state.jobs.get(event.job)
@@ -171,7 +162,6 @@ def forget_exited(ctx: HandlerContext, job: Job) -> None:
     """Forget processes that have exited, but for those that a group still counts on.
 
     Args:
-        ctx: of this input.
         job: it is changed in place; without a process left, it is off the list of those that have
             any.
     """

@@ -20,11 +20,9 @@ def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """A worker that the job has no more reports an epoch.
 
     Args:
-        ctx: of this input.
         job: that it trained. One without a group is where the epoch ended; one that starts will say
             what it goes on from, the next epoch of one that runs shows it; else the epoch counts
             if the job went on from it.
-        event: what the epoch came to.
     """
     progress = job.progress
     if event.epoch in progress.unheard:
@@ -40,8 +38,6 @@ def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
     """A worker says what the job goes on from.
 
     Args:
-        ctx: of this input.
-        job: that starts.
         epoch: the last finished one, as its checkpoint says: the one that the job knew, or a later
             one of that group or of one that went on from it.
     """

@@ -12,10 +12,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
     """Take in a job, which waits for its turn.
 
     Args:
-        ctx: of this input.
-        spec: checked.
         snapshot: digest of its working directory's archive, which is stored.
-        user: whose it is.
         project: whose members see it; empty: only its user.
     """
     state = ctx.state

@@ -10,8 +10,6 @@ def note_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) ->
     """A node's agent says what keeps it from starting workers; those that train go on.
 
     Args:
-        ctx: of this input.
-        node: that said so.
         problems: in words, with what helps; none: it is well.
     """
     if problems == node.problems:

@@ -30,12 +30,7 @@ FORMER_BOOTS: Final = 8
 
 
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """A new incarnation took over; every node has to greet it again.
-
-    Args:
-        ctx: of this input.
-        event: its term and release.
-    """
+    """A new incarnation took over; every node has to greet it again."""
     state = ctx.state
     state.term, state.rules = event.term, event.rules
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
@@ -53,7 +48,6 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
     """An agent said hello: what it runs is held against what it should run.
 
     Args:
-        ctx: of this input.
         event: the node, its boot and hardware, and the workers that its agent has. One of a former
             boot changes nothing.
     """
@@ -83,12 +77,6 @@ def _reconcile(
     ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen], *, wiped: bool
 ) -> Container[JobId]:
     """Hold what the node runs against what it should run, and order the difference.
-
-    Args:
-        ctx: of this input.
-        node: that greets.
-        seen: what it runs.
-        wiped: what it had of workers is gone, as after a reboot.
 
     Returns:
         The jobs of which it was told.
@@ -148,7 +136,6 @@ def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
     """A suspect node spoke again.
 
     Args:
-        ctx: of this input.
         event: of a node that has greeted before.
     """
     _advance(ctx, ctx.state.nodes[event.node], NodeTrigger.HEARD, "node.up")
@@ -159,7 +146,6 @@ def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
     """A node has been silent for a while: nothing new goes there.
 
     Args:
-        ctx: of this input.
         event: of a node that has greeted before, and how long it is silent, in seconds.
     """
     detail: Detail = {"silent_s": event.silent_s}
@@ -172,7 +158,6 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
     """A node has been silent for too long: jobs go on without it.
 
     Args:
-        ctx: of this input.
         event: of a node that has greeted before, and how long it is silent, in seconds.
     """
     detail: Detail = {"silent_s": event.silent_s}
@@ -189,7 +174,6 @@ def on_commits_resumed(ctx: HandlerContext, event: CommitsResumed) -> None:
     """The journal takes inputs again.
 
     Args:
-        ctx: of this input.
         event: why it did not, and since when.
     """
     lasted_s = round(max(0.0, ctx.now - event.since), 3)
@@ -200,7 +184,6 @@ def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:
     """An input could not be taken: its place in the node's stream is passed over.
 
     Args:
-        ctx: of this input.
         event: the input's sequence number, with its node and boot; nothing happens if it came from
             no node, or from another boot.
     """

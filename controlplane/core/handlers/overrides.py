@@ -40,7 +40,6 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
     """An operator asks for a size; what is not said stays as an earlier override said.
 
     Args:
-        ctx: of this input.
         event: the job, who asks, and what for; 0 slots are a pause. Nothing happens to a job that
             has ended.
 
@@ -69,7 +68,6 @@ def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
     """An operator takes a job's slots away.
 
     Args:
-        ctx: of this input.
         event: the job, and who asks. Nothing happens to a job that has ended.
 
     Raises:
@@ -89,7 +87,6 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
     """An operator ends a pause, or gives a job back to the policy.
 
     Args:
-        ctx: of this input.
         event: the job, and who asks; `auto` gives it back to the policy, whatever was ordered
             before. Nothing happens to a job that has ended or is under nobody's override.
 
@@ -135,11 +132,7 @@ def _note_order(
     """Record an order among the decisions, and in the reason of a job that waits.
 
     Args:
-        ctx: of this input.
-        job: whose order it is.
         was: the order before; None: there was none.
-        order: who asked for what, in words.
-        state: who paused or resumed it, in words.
     """
     if not ctx.state.rules:
         return
@@ -158,7 +151,6 @@ def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
     """It is time to try an order again.
 
     Args:
-        ctx: of this input.
         event: the job, which may be unknown.
     """
     job = ctx.state.jobs.get(event.job)

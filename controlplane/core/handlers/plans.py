@@ -22,7 +22,6 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
     """Do what fits of a plan; ask again if something did not.
 
     Args:
-        ctx: of this input.
         event: the plan, and how the search stood that made it; without that, it is not announced.
     """
     verdict, stats = check(event.plan, ctx.state, ctx.now), event.stats

@@ -16,7 +16,6 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
     """A user asks for a job; the same key a second time is the same job.
 
     Args:
-        ctx: of this input.
         event: the job's description, its snapshot and user; without a key it is always a new job.
     """
     state = ctx.state
@@ -40,7 +39,6 @@ def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:
     """A user ends a job.
 
     Args:
-        ctx: of this input.
         event: the job, and who asks. Nothing happens to a job that has ended.
 
     Raises:

@@ -18,9 +18,7 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
     """The state is in a checkpoint; all workers are about to exit.
 
     Args:
-        ctx: of this input.
         job: nothing happens unless it changes, and is to give up its slots.
-        worker: that says so.
         event: the version of the change, and the epoch, step and samples that the checkpoint holds.
     """
     status = job.status

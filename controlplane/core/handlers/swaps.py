@@ -35,7 +35,6 @@ def begin(ctx: HandlerContext, swap: Swap) -> bool:
     """Take up a swap; its first orders follow with `reconcile_all`.
 
     Args:
-        ctx: of this input.
         swap: of jobs that train; none of them is in another one.
 
     Returns:
@@ -52,11 +51,7 @@ def begin(ctx: HandlerContext, swap: Swap) -> bool:
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Do the next thing for every swap, and end those that are over or broken.
-
-    Args:
-        ctx: of this input.
-    """
+    """Do the next thing for every swap, and end those that are over or broken."""
     for swap in list(ctx.state.swaps):
         why = _broken(ctx, swap)
         if not why:

@@ -15,7 +15,6 @@ def on_sweep_change_requested(ctx: HandlerContext, event: SweepChangeRequested) 
     """A user changes one trial, or adds one; the same key a second time does nothing.
 
     Args:
-        ctx: of this input.
         event: the job, and what is wanted. Nothing happens to a job that has ended, and to a trial
             that there is not.
 

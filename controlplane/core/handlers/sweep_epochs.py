@@ -20,10 +20,6 @@ def count_unit(ctx: HandlerContext, job: Job, sweep: JobSweep, samples: int, too
     """A unit was done for the first time; with the last one of an epoch, that is announced.
 
     Args:
-        ctx: of this input.
-        job: that is a sweep.
-        sweep: of the job.
-        samples: of the unit.
         took_s: the unit, seconds of user code.
     """
     progress, group = job.progress, job.group

@@ -32,9 +32,6 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
     """Write down what the sweep ordered; nodes are told at the end of the input.
 
     Args:
-        ctx: of this input.
-        job: that is a sweep.
-        sweep: of the job.
         orders: in their order.
     """
     engine = sweep.engine.state
@@ -80,11 +77,7 @@ def _scored(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialScored) 
 
 
 def best_score(sweep: JobSweep) -> float | None:
-    """The best that any trial reached, as it was reported.
-
-    Args:
-        sweep: of a job.
-    """
+    """The best that any trial reached, as it was reported."""
     state = sweep.engine.state
     counted = [trial for trial in state.trials if trial.number not in state.deleted]
     scores = [max(trial.scores) for trial in counted if trial.scores]
@@ -94,11 +87,7 @@ def best_score(sweep: JobSweep) -> float | None:
 
 
 def best_trial(sweep: JobSweep) -> int | None:
-    """The trial that reached it; None: nobody has a score.
-
-    Args:
-        sweep: of a job.
-    """
+    """The trial that reached it; None: nobody has a score."""
     state = sweep.engine.state
     found = best(trial for trial in state.trials if trial.number not in state.deleted)
     return None if found is None else found[0]
@@ -114,13 +103,7 @@ def _ended(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialEnded) ->
 
 
 def send_stale(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Tell nodes what changed for them; a lost one hears of it when it greets.
-
-    Args:
-        ctx: of this input.
-        job: that is a sweep.
-        sweep: of the job.
-    """
+    """Tell nodes what changed for them; a lost one hears of it when it greets."""
     for node in sweep.stale:
         known = ctx.state.nodes.get(node)
         sweep.told[node] = None

@@ -31,8 +31,6 @@ def on_hopper_opened(_: HandlerContext, job: Job, worker: Worker, event: HopperO
 
     Args:
         job: nothing happens if it is no sweep.
-        worker: of the job.
-        event: where its states can be had.
     """
     if job.sweep is not None:
         job.sweep.addresses[worker.worker] = event.address
@@ -42,9 +40,7 @@ def on_unit_begun(ctx: HandlerContext, job: Job, worker: Worker, event: UnitBegu
     """A unit has state and data.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it is no sweep.
-        worker: of the job.
         event: the samples of its partition, and how long it waited.
     """
     sweep, event = job.sweep, believable_begin(event)
@@ -66,7 +62,6 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
     """A unit is through, and its state is on its node's disk.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it is no sweep.
         worker: of the job; one that was to be killed with this unit lives on.
         event: of an attempt that counts no more, nothing else follows.
@@ -123,9 +118,7 @@ def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFai
     """A unit came to nothing; its worker takes the next.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it is no sweep.
-        worker: of the job.
         event: why, and whose fault it is; of an attempt that counts no more, nothing follows.
     """
     sweep = job.sweep
@@ -159,9 +152,7 @@ def on_state_report(
     """A state is on a node's disk, or it is not.
 
     Args:
-        ctx: of this input.
         job: nothing happens if it is no sweep, or has ended.
-        node: that speaks.
         event: which state. One that the sweep does not know changes nothing.
     """
     sweep = job.sweep

@@ -46,12 +46,7 @@ GONE: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 
 
 def reconcile(ctx: HandlerContext, event: Input) -> None:
-    """Hold the sweeps that an input may concern against their jobs, and tell nodes what changed.
-
-    Args:
-        ctx: of this input.
-        event: that was handled.
-    """
+    """Hold the sweeps that an input may concern against their jobs, and tell nodes what changed."""
     if isinstance(event, OF_NODES):
         reconcile_those(ctx, list(ctx.state.sweeps))
         return
@@ -65,7 +60,6 @@ def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
     """Hold these sweeps against their jobs; without need that changes nothing.
 
     Args:
-        ctx: of this input.
         names: of sweeps that go on, or that some node has to hear of.
     """
     for name in names:
@@ -202,7 +196,6 @@ def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
     """A unit took too long.
 
     Args:
-        ctx: of this input.
         event: its job. Nothing happens if what was waited for is there by now.
     """
     job = ctx.state.jobs.get(event.job)
@@ -212,11 +205,7 @@ def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
 
 
 def on_controller_started(ctx: HandlerContext) -> None:
-    """Every wait begins again: nothing could be heard while no controller was there.
-
-    Args:
-        ctx: of this input.
-    """
+    """Every wait begins again: nothing could be heard while no controller was there."""
     for name in ctx.state.sweeps:
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None:
@@ -224,12 +213,7 @@ def on_controller_started(ctx: HandlerContext) -> None:
 
 
 def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
-    """A node hears anew what it should do and keep of every sweep that it ever heard of.
-
-    Args:
-        ctx: of this input.
-        node: that said hello.
-    """
+    """A node hears anew what it should do and keep of every sweep that it ever heard of."""
     for name in (*ctx.state.sweeps, *ctx.state.ended_sweeps):
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None and node in sweep.told:
@@ -242,7 +226,6 @@ def late(state: State, now: Seconds) -> list[UnitExpired]:
     """Sweeps with a unit that took too long.
 
     Args:
-        state: of the cluster.
         now: up to when, in seconds since the epoch.
     """
     found = []

@@ -31,7 +31,6 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     """An epoch is finished and its checkpoint is durable.
 
     Args:
-        ctx: of this input.
         job: it is changed in place.
         event: what the epoch came to; one that is known already changes nothing.
     """
@@ -66,9 +65,6 @@ def tell(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -
     """Put a finished epoch into the job's history, and announce it.
 
     Args:
-        ctx: of this input.
-        job: whose epoch it is.
-        event: what it came to.
         info: the same, as the history keeps it.
     """
     ctx.records.append(EpochFinished(job=job.job, epoch=info))
@@ -96,9 +92,7 @@ def epoch_info(
     """What a job's history keeps of an epoch.
 
     Args:
-        event: what the epoch came to.
         slots: that it trained on; empty: not known.
-        now: when that was heard.
         whole: one group did all of it, with one batch.
         noise_scale: what it says of that, samples.
     """
@@ -145,7 +139,6 @@ def go_on_from(progress: Progress, epoch: int) -> None:
 
     Args:
         progress: it is changed in place.
-        epoch: the last of them.
     """
     first = max(progress.epoch, epoch - KEPT_LATE) + 1
     progress.unheard = [*progress.unheard, *range(first, epoch + 1)][-KEPT_LATE:]
@@ -155,9 +148,7 @@ def hear_late(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """An epoch that the job went on from is told at last.
 
     Args:
-        ctx: of this input.
         job: whose epoch is among those that are `unheard`.
-        event: what it came to.
     """
     progress = job.progress
     progress.unheard.remove(event.epoch)
@@ -236,9 +227,7 @@ def take_over(
 
     Args:
         progress: it is changed in place.
-        event: the latest epoch of the job.
         noise_scale: what it says of that, samples.
-        now: when that was heard.
     """
     progress.epoch_at, progress.epoch_step = now, event.step
     progress.epoch, progress.step = event.epoch, event.step

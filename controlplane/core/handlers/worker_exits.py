@@ -32,7 +32,6 @@ def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
     """A slot's owner has exited; who was prepared beside it owns the slot now.
 
     Args:
-        ctx: of this input.
         slot: nothing happens if somebody owns it after all, or nobody is prepared there.
     """
     index = ctx.state.slot_index
@@ -47,8 +46,6 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     """A process has ended, and what it held is free.
 
     Args:
-        ctx: of this input.
-        job: of the worker.
         worker: nothing happens if it is known to have exited.
         event: its exit code or signal; neither if only its absence was seen.
     """
@@ -90,10 +87,8 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
     """A node could not start a process at all.
 
     Args:
-        ctx: of this input.
         job: it fails if the worker is of its group, or starts elsewhere if that is the node's
             fault; it abandons its change if the worker is a newcomer.
-        worker: that has no process.
         event: why, in words, and what helps.
     """
     why = f"{event.error}; {event.hint}" if event.hint else event.error
@@ -122,9 +117,7 @@ def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared)
     this, it says nothing.
 
     Args:
-        ctx: of this input.
         job: whose processes were called off.
-        node: that says so.
         event: the version before which the node has none of the job's processes any more.
     """
     counted = {member.worker for member in job.members()}

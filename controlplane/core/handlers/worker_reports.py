@@ -56,7 +56,6 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     """The next event of a node's stream; one that was taken before changes nothing.
 
     Args:
-        ctx: of this input.
         event: the node, its boot, the sequence number and the report. One of another boot, or one
             that was taken before, is not handled; of an unknown process only its end counts.
     """
@@ -118,10 +117,7 @@ def on_worker_started(ctx: HandlerContext, job: Job, worker: Worker, event: Work
     """A process exists.
 
     Args:
-        ctx: of this input.
-        job: of the worker.
         worker: that was ordered.
-        event: the id of its process.
     """
     note_process(ctx, job, worker, event.pid)
 
@@ -130,10 +126,7 @@ def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> Non
     """Take down that a worker's process was seen, if that is news.
 
     Args:
-        ctx: of this input.
-        job: of the worker.
         worker: that was ordered.
-        pid: of its process.
     """
     if worker.pid is None:
         worker.pid = pid
@@ -147,9 +140,7 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
     """A worker has built everything and waits for its group.
 
     Args:
-        ctx: of this input.
         job: of the worker; it may form its group or switch to it now.
-        worker: that is ready.
         event: the samples of an epoch, and the port of the store that it would serve.
     """
     if worker.phase is WorkerPhase.ORDERED:
@@ -169,11 +160,7 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
 
 
 def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:
-    """A newcomer beside a slot's owner has built what it can; see `handlers.swaps`.
-
-    Args:
-        worker: that waits.
-    """
+    """A newcomer beside a slot's owner has built what it can; see `handlers.swaps`."""
     worker.waits = True
 
 
@@ -181,9 +168,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
     """A worker takes its steps in a group.
 
     Args:
-        ctx: of this input.
         job: of the worker. It recovers if the group is one that was abandoned.
-        worker: that is a member now.
         event: the version of the group, and the step that it begins at.
     """
     if not ctx.hear_worker(job, worker, WorkerTrigger.FORMED) or job.group is None:
@@ -202,7 +187,6 @@ def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: Scrip
     """The script raised; its process is about to exit.
 
     Args:
-        ctx: of this input.
         job: remembers the error, to say it when the process has ended.
         worker: one that was ordered to stop is not blamed.
         event: the error in words, and where in the script it was.

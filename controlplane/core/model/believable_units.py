@@ -20,11 +20,7 @@ DIGEST_CHARACTERS: Final = 64
 
 
 def believable_begin(event: UnitBegun) -> UnitBegun:
-    """The report with its numbers within bounds.
-
-    Args:
-        event: as it came.
-    """
+    """The report with its numbers within bounds."""
     return msgspec.structs.replace(
         event,
         samples=_within(event.samples, MOST_SAMPLES),

@@ -31,7 +31,6 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
     than its limit on a node would take it on the next one, too: that is its script's fault.
 
     Args:
-        event: the end as its agent saw it.
         script: what the job's script said of it before.
         epoch: the last one that the job finished; 0 for none.
     """

@@ -252,8 +252,6 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Sec
 
     Args:
         job: it is changed in place; its accounts are settled up to `now`.
-        trigger: what happened.
-        status: what it is afterwards.
         why: in words, for users.
         now: when.
 
@@ -302,7 +300,6 @@ def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
     """Seconds without slots and with slots.
 
     Args:
-        job: of which they are.
         now: up to when they are counted.
     """
     account, phase = job.accounting, job.status.phase

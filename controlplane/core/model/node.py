@@ -81,7 +81,6 @@ def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
 
     Args:
         node: it is changed in place.
-        trigger: what happened.
         now: when, seconds since the epoch.
 
     Returns:

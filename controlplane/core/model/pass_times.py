@@ -23,31 +23,19 @@ NOT_TOLD: Final = PassTimes()
 
 
 def believable_passes(report: StepsReported | EpochReported) -> PassTimes:
-    """All four, or `NOT_TOLD`: one without the others says nothing.
-
-    Args:
-        report: of a worker.
-    """
+    """All four, or `NOT_TOLD`: one without the others says nothing."""
     told = _told(report)
     return NOT_TOLD if _trouble(told, report.global_batch) else told
 
 
 def unbelievable_passes(report: StepsReported | EpochReported) -> str:
-    """Why pass times that are reported are dropped, in words; empty: they are not.
-
-    Args:
-        report: of a worker.
-    """
+    """Why pass times that are reported are dropped, in words; empty: they are not."""
     told = _told(report)
     return "" if told == NOT_TOLD else _trouble(told, report.global_batch)
 
 
 def believable_steps(steps: StepsReported) -> int:
-    """Steps that its group has done with its batch; 0: not told.
-
-    Args:
-        steps: of a worker.
-    """
+    """Steps that its group has done with its batch; 0: not told."""
     return steps.group_steps if 0 < steps.group_steps <= MOST_STEPS else 0
 
 

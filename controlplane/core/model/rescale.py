@@ -115,7 +115,6 @@ def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhas
     Args:
         job: whose change it is, for the error.
         change: it is changed in place.
-        trigger: what happened.
 
     Returns:
         Its phase afterwards.

@@ -73,7 +73,6 @@ def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
 
     Args:
         worker: it is changed in place.
-        trigger: what happened.
 
     Returns:
         False when that is known: the worker is already there, further, or leaving.

@@ -12,29 +12,17 @@ MOST_BYTES_PER_S: Final = 1e13
 
 
 def believable_cores(steps: StepsReported) -> float | None:
-    """Mean cores of a worker; None: not reported, or no number of cores.
-
-    Args:
-        steps: of a worker.
-    """
+    """Mean cores of a worker; None: not reported, or no number of cores."""
     return _within(steps.cpu_cores, MOST_CORES)
 
 
 def believable_bytes(steps: StepsReported) -> float | None:
-    """Bytes per second that a worker sends; None: not reported, or no such number.
-
-    Args:
-        steps: of a worker.
-    """
+    """Bytes per second that a worker sends; None: not reported, or no such number."""
     return _within(steps.sent_bytes_per_s, MOST_BYTES_PER_S)
 
 
 def unbelievable_usage(steps: StepsReported) -> str:
-    """What is reported and dropped, in words; empty: nothing.
-
-    Args:
-        steps: of a worker.
-    """
+    """What is reported and dropped, in words; empty: nothing."""
     said = []
     if steps.cpu_cores is not None and believable_cores(steps) is None:
         said.append(f"cpu_cores {steps.cpu_cores:g} is not 0 to {MOST_CORES:g}")

@@ -28,7 +28,6 @@ class Srtf(ImmediatePolicy):
         """Ask `oracle` at every plan.
 
         Args:
-            options: of its settings.
             oracle: knows how many seconds each job has left on a gang of its size.
         """
         self.options = options

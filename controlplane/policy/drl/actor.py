@@ -33,11 +33,7 @@ class Actor:
     """
 
     def __init__(self, arrays: Mapping[str, FloatArray]) -> None:
-        """Take the nets out of a model.
-
-        Args:
-            arrays: with `SHAPES`.
-        """
+        """Take the nets out of a model."""
         self._job = dense_net("job", arrays)
         self._end = dense_net("end", arrays)
 

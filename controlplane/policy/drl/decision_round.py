@@ -45,7 +45,6 @@ class DecisionRound:
         """Begin with the sizes of now.
 
         Args:
-            table: the jobs.
             one_job: whether only one of them may change.
             preempt: whether a running job may be stopped.
         """

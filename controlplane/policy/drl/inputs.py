@@ -52,7 +52,6 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
     model, which says something of new ones too.
 
     Args:
-        table: the jobs.
         sizes: slots that each has so far in this round, shape (N,); 0: it waits.
 
     Returns:
@@ -90,7 +89,6 @@ def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatA
     """What the network is told of the cluster.
 
     Args:
-        table: the jobs.
         sizes: slots of each, shape (N,).
         jobs: as `job_inputs` gave them, shape (N, JOB_INPUTS).
 

@@ -56,11 +56,7 @@ class ObservedJobs:
                     self._speeds.forget(event.job)
 
     def coefficients(self, job: JobView) -> tuple[float, float, float, float]:
-        """Of the model of its step times at its user's batch (`prediction.ring_step_time`).
-
-        Args:
-            job: as the view shows it.
-        """
+        """Of the model of its step times at its user's batch (`prediction.ring_step_time`)."""
         return self._speeds.model(job).coefficients
 
     def remaining_steps(self, job: JobView) -> float:
@@ -68,9 +64,6 @@ class ObservedJobs:
 
         By what its user stated; else as long as its relatives lasted; else as many again as it
         has made, or an epoch.
-
-        Args:
-            job: as the view shows it.
         """
         family = self._family(job.family, job.job)
         if job.stop_samples is not None:
@@ -84,11 +77,7 @@ class ObservedJobs:
         return left / job.batch_size
 
     def length_known(self, job: JobView) -> bool:
-        """Whether its length was stated, or a relative has finished.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Whether its length was stated, or a relative has finished."""
         return job.stop_samples is not None or bool(self._family(job.family, job.job).finished)
 
     def _family(self, name: str, job: JobId) -> _Family:

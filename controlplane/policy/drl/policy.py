@@ -98,7 +98,6 @@ class Drl(ImmediatePolicy):
         """The most probable action; of equal ones the first. A training overrides this.
 
         Args:
-            moment: what is asked.
             odds: probability of every action, shape (3 N + 1,).
             now: seconds on the controller's clock.
 
@@ -159,7 +158,6 @@ def beyond(trained_on: tuple[int, int], slots: int) -> str:
 
     Args:
         trained_on: slots of its clusters, from and to.
-        slots: of the cluster.
     """
     least, most = trained_on
     if least <= slots <= most:
@@ -178,8 +176,6 @@ def job_table(
 
     Args:
         jobs: running and waiting ones, N of them.
-        partition: how many slots there are.
-        observed: what is known of the jobs.
         targets: slots of jobs whose own are just being freed: these are kept for them.
         most: slots of one job; None: no more than it allows.
     """

@@ -31,12 +31,7 @@ class Explainer:
     dropped: Mapping[str, float]  # a speed of each family that nobody can have
 
     def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        """The reason for a job's place, or for its wait.
-
-        Args:
-            job: that changes or waits.
-            slots: that it gets.
-        """
+        """The reason for a job's place, or for its wait."""
         words, numbers = self._placed(job, slots) if slots else self._waits(job)
         if job.family in self.dropped:
             speed = self.dropped[job.family]

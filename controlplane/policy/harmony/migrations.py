@@ -36,8 +36,6 @@ class Migrations:
         jobs: that may be moved, by their ids.
         where: everybody is, or will be by this plan.
         free: slots on each node that nobody has by this plan.
-        shares: of speeds.
-        options: of the policy.
         now: seconds on the controller's clock.
     """
 

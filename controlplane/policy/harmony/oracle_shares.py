@@ -16,9 +16,6 @@ class OracleShares:
     """A `SpeedShares` that knows: for comparison, in a simulation.
 
     The same job in the same place beside the same others is asked about once.
-
-    Args:
-        oracle: is asked.
     """
 
     def __init__(self, oracle: Oracle) -> None:

@@ -25,12 +25,7 @@ class Explained:
 
 
 def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
-    """The nodes that won, what is expected there, and by how much they won.
-
-    Args:
-        choices: of all workers of a job.
-        nodes: names, by number.
-    """
+    """The nodes that won, what is expected there, and by how much they won."""
     first, last = choices[0], choices[-1]
     names = list(dict.fromkeys(nodes[choice.node] for choice in choices))
     own = float(last.among.own[last.place])
@@ -50,9 +45,7 @@ def waits(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
     """Why a job waits.
 
     Args:
-        needs: slots.
         free: slots, before anybody was started.
-        ahead: jobs before it that wait.
     """
     behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
     text = f"for {slots_in_words(needs)}{behind}, {free} were free"

@@ -76,9 +76,6 @@ def place_gang(shared: SharedNodes, actor: Actor, name: str, choose: Choose) -> 
 
     Args:
         shared: with room for it; it was added, and has no worker yet.
-        actor: scores nodes.
-        name: of the job.
-        choose: the best, or one by chance.
     """
     choices: list[Choice] = []
     for _ in range(shared.jobs[name].size):
@@ -98,9 +95,6 @@ def nodes_with_room(shared: SharedNodes) -> IntArray:
     """Nodes that the mask leaves: those with a free slot.
 
     Of empty nodes that are alike the first stands for all.
-
-    Args:
-        shared: who is where.
     """
     found: list[int] = []
     empty: set[int] = set()
@@ -126,9 +120,7 @@ def features_of(
     Slots are the only resource that a node gives out here (r, v), and parameter servers have none.
 
     Args:
-        shared: who is where.
         name: of the job, some of whose workers may be placed.
-        nodes: M candidates.
         own: expected loss of the job on each, shape (M,).
         neighbours: what it would cost those that are there, shape (M,).
 
@@ -167,11 +159,7 @@ def best(among: Candidates) -> int:
 
 
 def sampled(rng: Generator) -> Choose:
-    """Chooses each as probable as the policy says.
-
-    Args:
-        rng: where chance comes from.
-    """
+    """Chooses each as probable as the policy says."""
 
     def choose(among: Candidates) -> int:
         return int(rng.choice(len(among.scores), p=softmax(among.scores)))

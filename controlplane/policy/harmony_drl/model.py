@@ -54,9 +54,6 @@ def load(file: str | None) -> TrainedModel:
 def load_card(file: str | None) -> ModelCard:
     """What made a model.
 
-    Args:
-        file: see `load`.
-
     Raises:
         SettingsError: as `load` does.
     """
@@ -65,9 +62,6 @@ def load_card(file: str | None) -> ModelCard:
 
 def unpack(model: LearnedModel) -> TrainedModel:
     """Its networks.
-
-    Args:
-        model: of these shapes.
 
     Raises:
         SettingsError: if its card names families that cannot have numbers.

@@ -12,10 +12,8 @@ def taught(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -
     """The same network after one step.
 
     Args:
-        net: stays as it is.
         inputs: shape (rows, in).
         slopes: derivatives of what is minimised by its outputs, shape (rows, out).
-        rate: of learning.
     """
     taken: list[FloatArray] = [inputs]
     for weight, bias in net.layers[:-1]:

@@ -77,10 +77,7 @@ class ReportedSpeeds:
         """One more report.
 
         Args:
-            shared: who was where.
-            name: of the job.
             key: jobs of one key are as fast as each other alone.
-            samples_per_s: that it reported.
 
         Returns:
             False, if nobody can have measured this: it does not count.
@@ -109,11 +106,7 @@ class ReportedSpeeds:
         return True
 
     def speed_alone(self, key: Hashable) -> float:
-        """Samples per second of such jobs alone; 0: none reported.
-
-        Args:
-            key: see `add`.
-        """
+        """Samples per second of such jobs alone; 0: none reported."""
         known = self._alone.get(key)
         return math.exp(known.log_speed) if known is not None else 0.0
 

@@ -54,9 +54,6 @@ class RewardModel:
     def beside(self, rows: Beside) -> FloatArray:
         """What neighbours on a node cost each job there; 0 without neighbours.
 
-        Args:
-            rows: P of them.
-
         Returns:
             Logarithms of factors on step times, in [0, LARGEST], shape (P,).
         """
@@ -67,11 +64,6 @@ class RewardModel:
         """What it costs a job to be on several nodes, a logarithm; 0 on one.
 
         Below 0 it is faster there: its own workers have more of each node.
-
-        Args:
-            number: of its class.
-            size: its workers.
-            nodes: that it is on.
         """
         if nodes <= 1:
             return 0.0
@@ -91,8 +83,6 @@ def spread_inputs(
 
     Args:
         number: of the class of each job, shape (P,).
-        size: its workers.
-        nodes: that it is on.
         model: that they are for, or how many classes it has.
     """
     classes = model if isinstance(model, int) else model.classes
@@ -105,9 +95,5 @@ def spread_inputs(
 
 
 def softplus(found: FloatArray) -> FloatArray:
-    """log(1 + exp(x)), smooth and above 0.
-
-    Args:
-        found: any shape.
-    """
+    """log(1 + exp(x)), smooth and above 0."""
     return np.logaddexp(0.0, found)

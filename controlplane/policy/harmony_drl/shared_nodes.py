@@ -45,12 +45,7 @@ class SharedNodes:
     """The placement d and the free slots v of the paper's state, kept up to date step by step."""
 
     def __init__(self, model: RewardModel, sizes: Sequence[int]) -> None:
-        """Begin with nobody there.
-
-        Args:
-            model: predicts slow-downs.
-            sizes: slots of each of N nodes.
-        """
+        """Begin with nobody there."""
         self.model = model
         self.sizes: IntArray = np.array(sizes, dtype=np.int64)
         self.free: IntArray = self.sizes.copy()
@@ -60,19 +55,11 @@ class SharedNodes:
         self._spread: FloatArray = self._counts.copy()  # of jobs on several nodes
 
     def on(self, node: int) -> dict[str, PlacedJob]:
-        """Jobs on a node, by name.
-
-        Args:
-            node: its number.
-        """
+        """Jobs on a node, by name."""
         return self._here[node]
 
     def present(self, nodes: IntArray) -> FloatArray:
-        """Workers of each class on each node, shape (len(nodes), classes).
-
-        Args:
-            nodes: their numbers.
-        """
+        """Workers of each class on each node, shape (len(nodes), classes)."""
         return self._counts[nodes]
 
     def look(self, name: str) -> Beside:
@@ -89,13 +76,7 @@ class SharedNodes:
         return {name: lost(self._spread_log(job), job.logs) for name, job in self.jobs.items()}
 
     def add(self, name: str, number: int, size: int) -> PlacedJob:
-        """A job comes that has no worker yet.
-
-        Args:
-            name: of the job.
-            number: of its class.
-            size: workers that it will have.
-        """
+        """A job comes that has no worker yet."""
         job = self.jobs[name] = PlacedJob(name, number, size)
         return job
 
@@ -103,9 +84,6 @@ class SharedNodes:
         """Workers of a job begin on a node.
 
         Args:
-            name: of the job, which was added.
-            node: with room for them.
-            workers: how many.
             predict: what that costs; else somebody calls `predict` when all are there.
         """
         job = self.jobs[name]
@@ -118,11 +96,7 @@ class SharedNodes:
             self.predict(job.workers)
 
     def remove(self, name: str) -> None:
-        """A job leaves.
-
-        Args:
-            name: of the job.
-        """
+        """A job leaves."""
         job = self.jobs.pop(name)
         self._count(job, -1.0)
         for node, workers in job.workers.items():
@@ -134,7 +108,6 @@ class SharedNodes:
         """What one more worker of a job on each of some nodes costs.
 
         Args:
-            name: of the job, which was added.
             nodes: candidates, shape (M,), with a free slot each.
 
         Returns:
@@ -193,11 +166,7 @@ class SharedNodes:
                 self._spread[node, job.number] += sign * workers
 
     def predict(self, nodes: Iterable[int]) -> None:
-        """Predict anew what the jobs on these nodes cost each other there.
-
-        Args:
-            nodes: their numbers.
-        """
+        """Predict anew what the jobs on these nodes cost each other there."""
         rows = [
             Row(name, job, job.workers[node], node)
             for node in nodes
@@ -209,12 +178,7 @@ class SharedNodes:
                 row.job.logs[row.node] = log
 
     def _look(self, rows: Sequence[Row], extra: PlacedJob | None = None) -> Beside:
-        """Jobs with so many workers on a node, and who is beside them.
-
-        Args:
-            rows: P of them.
-            extra: a job that has one more worker than now, on the node of a row or on another one.
-        """
+        """Jobs with so many workers on a node, and who is beside them."""
         number = np.array([row.job.number for row in rows])
         mine = np.array([float(row.workers) for row in rows])
         node = np.array([row.node for row in rows])

@@ -51,11 +51,7 @@ class Situation:
     slots: list[list[SlotId]]  # of each node, that can be given out now
 
     def take(self, nodes: Sequence[int]) -> list[SlotId]:
-        """A free slot of each node, node by node.
-
-        Args:
-            nodes: of the workers of a job.
-        """
+        """A free slot of each node, node by node."""
         order = sorted(nodes, key=nodes.index)
         return [self.slots[node].pop(0) for node in order]
 
@@ -64,7 +60,6 @@ def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situat
     """Who is where, and what is free.
 
     Args:
-        view: of the cluster.
         model: predicts what jobs cost each other.
         classes: gets the families that it does not know.
     """

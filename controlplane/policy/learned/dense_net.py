@@ -42,7 +42,6 @@ def dense_net(name: str, arrays: Mapping[str, FloatArray]) -> DenseNet:
     Args:
         name: of the network; layer k has arrays `name.k.weight`, shape (out, in), and
             `name.k.bias`, shape (out,), from k = 0 on, as torch has them.
-        arrays: of the model.
     """
     layers: list[Layer] = []
     while f"{name}.{len(layers)}.weight" in arrays:
@@ -55,7 +54,6 @@ def dense_shapes(name: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]
     """Shapes of the arrays of such a network.
 
     Args:
-        name: of the network.
         widths: of its input, of every layer between, and of its output.
     """
     shapes: dict[str, tuple[int, ...]] = {}

@@ -59,7 +59,6 @@ def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
 
     Args:
         card: its shapes are taken from the arrays.
-        arrays: by name.
     """
     written = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
     shapes = {name: value.shape for name, value in written.items()}
@@ -79,8 +78,6 @@ def read_model(file: str, *, policy: str, features: int, shapes: Shapes) -> Lear
     """A model of a user's own, checked.
 
     Args:
-        file: path of the file.
-        policy: that it has to be for.
         features: version of the inputs that the policy gives it.
         shapes: that its arrays have to have.
 
@@ -102,9 +99,6 @@ def shipped_model(
     """The model that ships with a policy, checked like any other.
 
     Args:
-        package: of the policy.
-        file: its name there.
-        policy: that it has to be for.
         features: version of the inputs that the policy gives it.
         shapes: that its arrays have to have.
 
@@ -124,9 +118,7 @@ def decode_model(
     """A model from the bytes of its file.
 
     Args:
-        data: of the file.
         name: of the file, for what is said about it.
-        policy: that it has to be for.
         features: version of the inputs that the policy gives it.
         shapes: that its arrays have to have.
 

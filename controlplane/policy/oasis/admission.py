@@ -45,10 +45,6 @@ class Admissions:
     """Keeps schedules as values, and makes new decisions of the old ones and a view.
 
     A policy that begins anew has no schedules: it makes them from the promises in the view.
-
-    Args:
-        options: of the policy.
-        estimates: speeds and work.
     """
 
     def __init__(self, options: OasisOptions, estimates: OasisEstimates) -> None:
@@ -72,7 +68,6 @@ class Admissions:
         """Hold schedules against what came, then decide about jobs in the order of their arrival.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
             at_most: jobs that are newly decided about.
         """

@@ -31,9 +31,6 @@ class CheapestSchedules:
     def options(self, last: int) -> list[int]:
         """What the cheapest schedule that is done in interval `last` does in each interval.
 
-        Args:
-            last: with a finite cost.
-
         Returns:
             An option for each interval up to `last`, `IDLE` where it has no slots.
         """
@@ -72,7 +69,6 @@ def cheapest_schedules(
         costs: of each option in each interval, shape (intervals, options); infinite: no room.
         done: units that an option does in the first interval and in the others, (2, options),
             where the job ran in the interval before.
-        fresh: the same where it did not.
         units: of work to be done, 1 or more.
         running: whether it runs as the first interval begins.
         enough: told each interval and the cost of being done in it; whether later ones cannot

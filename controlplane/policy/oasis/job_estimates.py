@@ -103,11 +103,7 @@ class OasisEstimates:
             self._families.of(event.family).add(event.nodes, event.slots, local, step_s)
 
     def follow(self, view: ClusterView) -> None:
-        """Note who shares cores with whom.
-
-        Args:
-            view: the cluster.
-        """
+        """Note who shares cores with whom."""
         cores: dict[NodeId, float] = {}
         slots: dict[NodeId, int] = {}
         busy: dict[NodeId, int] = {}
@@ -126,28 +122,15 @@ class OasisEstimates:
         self._fullest = max((stretch(slots[node], cores[node]) for node in slots), default=1.0)
 
     def knows_speed(self, job: JobView) -> bool:
-        """Whether it or a relative was measured.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Whether it or a relative was measured."""
         return bool(self._families.of(job.family).means)
 
     def largest(self, job: JobView) -> int:
-        """The most slots that it or a relative was measured on; 1 before.
-
-        Args:
-            job: as the view shows it.
-        """
+        """The most slots that it or a relative was measured on; 1 before."""
         return self._families.of(job.family).largest
 
     def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
         """How fast it is on each size with its user's batch.
-
-        Args:
-            job: whose speed is known.
-            slots: of each size.
-            nodes: that it spans, of each size.
 
         Returns:
             Shape (sizes,), samples per second.
@@ -165,7 +148,6 @@ class OasisEstimates:
         Between reports it is believed to go on as fast as it was.
 
         Args:
-            job: as the view shows it.
             now: seconds on the controller's clock.
         """
         family, seen = self._families.of(job.family), self._seen.get(job.job)

@@ -60,17 +60,12 @@ class JobPlans:
         """What its end in each interval is worth, shape (intervals,).
 
         Args:
-            utility: of the job.
             submitted_at: seconds on the controller's clock.
         """
         return np.array([utility.at(float(end) - submitted_at) for end in self.ends])
 
     def schedule(self, last: int) -> Schedule:
-        """The slots that the schedule which is done in this interval takes.
-
-        Args:
-            last: with a finite cost.
-        """
+        """The slots that the schedule which is done in this interval takes."""
         spreads: list[Spread] = []
         for interval, option in enumerate(self._schedules.options(last)):
             if option == IDLE:
@@ -90,10 +85,6 @@ def plans_of(
     Completion times that cannot be the best any more are left out.
 
     Args:
-        job: as the view shows it.
-        work: that is left of it.
-        grid: the intervals from now on.
-        prices: of the slots in them.
         by: what it was promised, seconds; None: nothing yet.
 
     Returns:
@@ -128,9 +119,7 @@ class _Enough:
     """Whether later completion times cannot be better: worth falls, and costs have a floor.
 
     Args:
-        job: that is planned.
         ends: of the intervals, shape (intervals,), seconds.
-        floor: no schedule of it costs less.
         by: what it was promised, seconds; None: nothing yet.
     """
 
@@ -182,10 +171,6 @@ def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
     """The completion interval whose worth is most above its cost, if any is above it.
 
     OASiS, algorithm 1: a job is admitted if max over t of f(t - a) - cost(t) is above 0.
-
-    Args:
-        plans: of the job.
-        worth: of its end in each interval.
     """
     surplus = worth - plans.cost
     best = int(np.argmax(surplus))
@@ -196,8 +181,6 @@ def in_time(plans: JobPlans, worth: FloatArray, by: float) -> int | None:
     """The best completion interval for a job that was promised an end.
 
     Args:
-        plans: of the job.
-        worth: of its end in each interval.
         by: what it was promised, seconds on the controller's clock.
 
     Returns:

@@ -56,7 +56,6 @@ class Oasis(Policy):
         """Learn speeds and lengths.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
         self._estimates.observe(event, now)
@@ -68,7 +67,6 @@ class Oasis(Policy):
         """Decide about who waits for that; nothing is drawn.
 
         Args:
-            view: the cluster.
             budget: generations: decide about all; steps: about `AT_ONCE` jobs each.
             rng: not used.
             now: seconds on the controller's clock.
@@ -85,7 +83,6 @@ class Oasis(Policy):
         """What was promised for this interval, and what is left used for the others.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
         """
         partition, decided = partition_of(view, now), self._decided

@@ -24,7 +24,6 @@ def price(share: FloatArray, low: float, high: float) -> FloatArray:
     Args:
         share: g / c, shape (...), in [0, 1].
         low: L, at which everybody is admitted who is worth anything.
-        high: U, at which nobody is.
 
     Returns:
         Shape (...), from `low` to `high`.
@@ -40,7 +39,6 @@ class PriceBounds:
     a high quantile of them.
 
     Args:
-        window: jobs that are remembered.
         low: L; None: estimated.
         high: U; None: estimated.
     """

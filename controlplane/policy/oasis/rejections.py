@@ -20,7 +20,6 @@ def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Re
 
     Args:
         job: as the view shows it; it is rejected.
-        utility: of its end.
         plans: that are all worth less than they cost.
         now: seconds on the controller's clock.
     """
@@ -51,11 +50,7 @@ def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Re
 
 
 def gone_after_s(utility: Utility) -> float:
-    """Seconds after its submission when nearly nothing of its value is left; may be infinite.
-
-    Args:
-        utility: of the job.
-    """
+    """Seconds after its submission when nearly nothing of its value is left; may be infinite."""
     if utility.decay == 0.0 or not math.isfinite(utility.deadline_s):
         return math.inf
     return max(0.0, utility.deadline_s + math.log(1.0 / GONE - 1.0) / utility.decay)
@@ -68,7 +63,6 @@ def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float 
 
     Args:
         utility: of the job, whose value and decay stay.
-        plans: of the job.
         now: seconds on the controller's clock.
 
     Returns:

@@ -50,7 +50,6 @@ class Schedule:
 
         Args:
             first: since 0.
-            end: behind the last.
         """
         begin, over = max(0, first - self.first), max(0, end - self.first)
         return replace(self, first=max(first, self.first), spreads=self.spreads[begin:over])
@@ -125,10 +124,7 @@ def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> G
     that are up: others belong to jobs which an operator holds.
 
     Args:
-        view: the cluster.
         now: seconds on the controller's clock.
-        interval_s: length of an interval.
-        horizon: intervals.
     """
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     capacity: dict[NodeId, int] = {}

@@ -33,7 +33,6 @@ def sizes_now(
     what they have, promised ones begin early, others have their least, and then all of them grow.
 
     Args:
-        partition: how much room there is.
         line: its running and waiting jobs, in their order.
         due: slots of each promised job in this interval.
         later: the same of the next one in which it has some.

@@ -22,7 +22,6 @@ class SlotPrices:
         used: slots that are promised, shape (intervals, nodes).
         capacity: slots of each node, shape (nodes,).
         low: L, value per slot second.
-        high: U, the same.
     """
 
     used: IntArray
@@ -62,7 +61,6 @@ class SlotPrices:
         Args:
             interval: from 0 on.
             slots: that are free, as the costs say.
-            together: on one node.
 
         Returns:
             Numbers of nodes, and slots on them; the first node among equals.

@@ -32,9 +32,7 @@ class BatchCaps:
         """Telemetry came.
 
         Args:
-            job: as the view shows it.
             trial: of the job, with that telemetry.
-            noise_scale: phi, samples.
             now: seconds on the controller's clock.
         """
         loss = last_loss(trial, job, noise_scale)
@@ -67,9 +65,7 @@ class BatchCaps:
         """R, but no more than what a larger batch lost against.
 
         Args:
-            job: as the view shows it.
             limit: R, samples per step.
-            noise_scale: phi, samples.
         """
         cap = self._caps.get(job.job)
         if cap is None or len(job.running_on) != cap.slots:

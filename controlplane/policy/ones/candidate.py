@@ -36,11 +36,7 @@ class Candidate:
         return [cut[begin:end] for begin, end in itertools.pairwise(at)]
 
     def slots(self, row: int) -> tuple[int, ...]:
-        """Places of a job's slots.
-
-        Args:
-            row: of the job.
-        """
+        """Places of a job's slots."""
         return tuple(np.flatnonzero(self.owner == row).tolist())
 
 
@@ -61,7 +57,6 @@ def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
 
     Args:
         problem: the view as the search sees it.
-        levels: of the jobs, shape (J,).
         owner: the row of the job on each slot, shape (S,).
     """
     value, moved = problem.placed_value(levels, owner)
@@ -79,8 +74,6 @@ def laid_out(
 
     Args:
         problem: the view as the search sees it.
-        parent: the schedule to start from.
-        levels: of the jobs, shape (J,).
         hints: who moves at the same size, and where to.
     """
     owner = lay_out(problem, parent.owner, parent.levels, levels, hints)

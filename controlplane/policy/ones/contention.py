@@ -29,7 +29,6 @@ class Contention:
         """Take note of who is there; nothing changes if that is said twice.
 
         Args:
-            jobs: of a view.
             now: seconds on the controller's clock.
         """
         self._area += self._jobs * max(0.0, now - self._now)
@@ -42,9 +41,6 @@ class Contention:
         """Jobs there were since this one was submitted, itself too; at least 1.
 
         Before it was first seen (by a search that began anew, say) there were as many as then.
-
-        Args:
-            job: of the last view.
         """
         seen = self._seen[job.job]
         before = max(0.0, seen.at - job.submitted_at)

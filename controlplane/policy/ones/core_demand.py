@@ -51,11 +51,7 @@ class CoreDemand:
                 self._jobs.pop(event.job, None)
 
     def shown(self, view: ClusterView) -> ClusterView:
-        """The view with the cores that count; itself where nobody shares cores, or all want one.
-
-        Args:
-            view: the cluster.
-        """
+        """The view with the cores that count; itself where nobody shares cores, or all want one."""
         if not any(slot.cores for slot in view.slots):
             return view
         demand = self._demand(view)

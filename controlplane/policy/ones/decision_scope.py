@@ -35,7 +35,6 @@ def in_play(view: ClusterView, now: Seconds) -> InPlay:
     """Sort the jobs and slots of `view`; both stay in its order.
 
     Args:
-        view: the cluster.
         now: seconds on the controller's clock.
     """
     movable: dict[JobId, JobView] = {}

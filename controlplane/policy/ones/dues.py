@@ -18,9 +18,5 @@ class Dues:
     missing: FloatArray  # shape (J, 1 + L), worth of what is due and not there at each level
 
     def is_kept(self, row: int) -> bool:
-        """Whether the limit can still be kept.
-
-        Args:
-            row: of the job.
-        """
+        """Whether the limit can still be kept."""
         return bool(self.at_best[row] <= self.limit)

@@ -29,11 +29,7 @@ class SlotOwners:
     trades: Trades
 
     def names(self, rows: Iterable[int]) -> list[JobId]:
-        """The jobs of these rows, in order of arrival.
-
-        Args:
-            rows: of jobs.
-        """
+        """The jobs of these rows, in order of arrival."""
         return [self.jobs[row] for row in sorted(rows)]
 
 
@@ -65,8 +61,6 @@ def for_change(
     Args:
         problem: the view as the search sees it.
         best: the schedule that is read out.
-        owners: see `slot_owners`.
-        row: of the job.
         placed: its local batches in the plan, samples per slot and step.
     """
     reason = _with_dues(problem, best, row, _alone(problem, best, owners, row, placed))
@@ -133,11 +127,7 @@ def _alone(
 
 
 def for_batch(job_row: JobRow) -> Reason:
-    """Why a job gets another batch on the slots that it has, whatever the others do.
-
-    Args:
-        job_row: of the job, which runs.
-    """
+    """Why a job gets another batch on the slots that it has, whatever the others do."""
     table, at = job_row.table, job_row.level - 1
     slots, before = float(len(job_row.now)), float(sum(job_row.job.running_on.values()))
     (speed, goodput), batch = job_row.present, int(table.batches[at])
@@ -185,9 +175,7 @@ def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
     """Why a job has no slots.
 
     Args:
-        problem: the table.
         best: the schedule that leaves it out.
-        row: which job.
         least: see `least_value`.
     """
     job_row = problem.job_rows[row]

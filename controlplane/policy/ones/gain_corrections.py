@@ -50,10 +50,8 @@ class GainCorrections:
         """The same for each of some sizes; nan where the family was measured as large as that.
 
         Args:
-            family: whose speeds they are.
             measured: nodes and slots of groups of it that were.
             nodes: that the sizes span, shape (L,).
-            slots: of the sizes, shape (L,).
 
         Returns:
             Shape (L,).

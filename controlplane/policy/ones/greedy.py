@@ -18,7 +18,6 @@ def used(problem: Problem, levels: IntArray) -> int:
 
     Args:
         problem: the view as the search sees it.
-        levels: of the jobs, shape (J,).
     """
     return int(problem.sizes[problem.rows, levels].sum())
 
@@ -32,7 +31,6 @@ def filled(
     """Grow jobs from `levels` on while slots are left, the most worth per slot first.
 
     Args:
-        problem: the table.
         levels: shape (J,), where each job begins.
         noise: shape (J,), factors on what each is worth; for a draw by probability.
         capacity: slots that may be used; None: all.
@@ -86,7 +84,6 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
     """`levels` within what is allowed and what there is; later jobs of `order` give way.
 
     Args:
-        problem: the table.
         levels: shape (J,).
         order: shape (J,), a permutation: who is served first.
     """
@@ -144,7 +141,6 @@ def exchanged(problem: Problem, levels: IntArray) -> IntArray:
     """Pair local search: one job gives slots up, another takes them, while that is worth it.
 
     Args:
-        problem: the table.
         levels: shape (J,), within what there is.
 
     Returns:

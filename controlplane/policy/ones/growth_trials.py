@@ -51,11 +51,8 @@ class GrowthTrial:
         """One more measurement; another group, or another batch of it, begins another trial.
 
         Args:
-            version: of the group.
-            slots: of the group.
             batch: global, samples per step.
             step_s: seconds of a step, at the speed that shared cores would have for it alone.
-            nodes: that the group is on.
         """
         now = self.now
         if now is None or (now.version, now.batch) != (version, batch):
@@ -84,18 +81,11 @@ class GrowthTrial:
         return _ratio(self.now, self.before, progress, LOOKS)
 
     def loss(self, progress: Callable[[int], float]) -> float | None:
-        """The same, if the growth loses; None if it does not, or nothing can be said yet.
-
-        Args:
-            progress: see `ratio`.
-        """
+        """The same, if the growth loses; None if it does not, or nothing can be said yet."""
         return _lost(self.ratio(progress))
 
     def beside_loss(self, progress: Callable[[int], float]) -> float | None:
         """Progress of now over that of the group just before, as large as this one, if it loses.
-
-        Args:
-            progress: see `ratio`.
 
         Returns:
             None if it does not lose, or nothing can be said yet: a batch and a place make less of a
@@ -139,9 +129,7 @@ def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | No
     """What the last change of a job made of its progress, and what it had before; if it lost.
 
     Args:
-        trial: of the job.
         job: as the view shows it; a trial of another group than it has says nothing.
-        noise_scale: phi, samples.
 
     Returns:
         None if it did not grow, in slots, batch or nodes, too little was measured, or it does not

@@ -21,12 +21,7 @@ class HalfMove:
 
 
 def half_move(have: Iterable[SlotId], to: Iterable[SlotId]) -> HalfMove | None:
-    """What lies between two places; None if the job only grows, shrinks, starts or stops.
-
-    Args:
-        have: slots that the job has.
-        to: that it shall have.
-    """
+    """What lies between two places; None if the job only grows, shrinks, starts or stops."""
     before, after = frozenset(have), frozenset(to)
     if before <= after or after <= before:
         return None

@@ -42,7 +42,6 @@ class InterferenceModel:
         """What `row`, on one node, and who is there would cost each other; shape (N,).
 
         Args:
-            row: of the job.
             rows: shape (P,), of each (job, node) pair of a schedule.
             nodes: shape (P,).
 

@@ -144,7 +144,6 @@ class Estimates:
         """Take note of arrivals, and move the limits of jobs that reported an epoch.
 
         Args:
-            view: the cluster.
             contended: whether a job waits that would fit.
             now: seconds on the controller's clock.
         """
@@ -185,7 +184,6 @@ class Estimates:
         """What all answers about a job follow from: as long as it is the same, so are they.
 
         Args:
-            job: as the view shows it.
             now: seconds on the controller's clock.
 
         Returns:
@@ -214,8 +212,6 @@ class Estimates:
         """Whether a job stands as it did; to ask costs a tenth of asking for its standing.
 
         Args:
-            job: the same view of it.
-            standing: of then.
             now: seconds on the controller's clock, not before then.
         """
         history, family = self._histories.get(job.job), self._families.of(job.family)
@@ -244,9 +240,7 @@ class Estimates:
         """What speeds at sizes are multiplied by, as promises for such sizes came true.
 
         Args:
-            family: of the job.
             nodes: that the sizes span, shape (L,).
-            slots: of the sizes, shape (L,).
 
         Returns:
             Shape (L,); nan up to the largest size that the family was measured at.
@@ -257,11 +251,7 @@ class Estimates:
         return self._gains.corrections(family, measured, nodes, slots)
 
     def limit(self, job: JobView) -> int:
-        """R of a job, samples per step.
-
-        Args:
-            job: as the view shows it.
-        """
+        """R of a job, samples per step."""
         known = self._histories.get(job.job)
         limit = known.limit if known else job.batch_size
         if job.job in self._caps:
@@ -272,9 +262,6 @@ class Estimates:
         """Whether a job may have more than its least slots.
 
         It has done its first steps, and how fast they are is known: of it or of a relative.
-
-        Args:
-            job: as the view shows it.
         """
         history = self._histories.get(job.job)
         steps = history.steps if history else 0
@@ -288,7 +275,6 @@ class Estimates:
         by itself, because one slow epoch would hold all others back.
 
         Args:
-            job: as the view shows it.
             now: seconds on the controller's clock.
         """
         return now < self.gate(job)
@@ -297,9 +283,6 @@ class Estimates:
         """What its last growth made of its progress, a factor, and its slots before; if it loses.
 
         A place that is farther apart counts as one, with as many slots before.
-
-        Args:
-            job: as the view shows it.
 
         Returns:
             None if it did not grow, too little was measured, or the growth does not lose.
@@ -315,21 +298,13 @@ class Estimates:
         return loss.ratio, loss.slots
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
-        """Slots that a job shall go on with which is half-way to them; None if it is not.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Slots that a job shall go on with which is half-way to them; None if it is not."""
         history = self._histories.get(job.job)
         move = history.move if history else None
         return move.to if move is not None and move.through == job.running_on.keys() else None
 
     def gate(self, job: JobView) -> Seconds:
-        """When a gated job may be moved again, if no epoch ends before.
-
-        Args:
-            job: as the view shows it.
-        """
+        """When a gated job may be moved again, if no epoch ends before."""
         options = self._options
         moved_at = job.placed_at if options.rebatch else job.moved_at
         wait_s = options.settle_s if job.epoch_at > moved_at else options.report_interval_s
@@ -339,7 +314,6 @@ class Estimates:
         """Slots that a job should stay below for a while, because it gave them back; None: any.
 
         Args:
-            job: as the view shows it.
             now: seconds on the controller's clock.
         """
         history = self._histories.get(job.job)
@@ -348,11 +322,7 @@ class Estimates:
         return history.gave_back - 1
 
     def remaining(self, job: JobView) -> float | None:
-        """Samples that a job has left; None if nothing at all is known.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Samples that a job has left; None if nothing at all is known."""
         if is_lone(job, self._options):
             history = self._histories.get(job.job)
             done = max(job.samples_done, history.samples if history else 0)
@@ -360,11 +330,7 @@ class Estimates:
         return self.lengths.remaining(job)
 
     def noise_scale(self, job: JobView) -> float:
-        """See `noise_estimate`.
-
-        Args:
-            job: as the view shows it.
-        """
+        """See `noise_estimate`."""
         history = self._histories.get(job.job)
         relatives = self.family(job.family).noise_at if job.family else None
         return noise_estimate(job, history, relatives, self._options)
@@ -375,7 +341,6 @@ class Estimates:
         Only where no relative has finished yet.
 
         Args:
-            job: as the view shows it.
             now: seconds on the controller's clock.
         """
         alone = not self._options.share_lengths
@@ -389,10 +354,6 @@ class Estimates:
 
     def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
         """See `LearntSlowdowns.by_type`; None if the policy does not tell types apart.
-
-        Args:
-            types: of the cluster's GPUs.
-            families: of jobs, shape (J,).
 
         Returns:
             Shape (J, types), factors of 1 or more; None also if no type is slower.

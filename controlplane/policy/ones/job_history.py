@@ -47,9 +47,6 @@ class OnesJobHistory(JobHistory):
     def observe_steps(self, event: StepsSeen) -> bool:
         """Count the steps of a group with one batch, and the samples of the job.
 
-        Args:
-            event: telemetry.
-
         Returns:
             Whether its speed is one of just that group: it says so, or an earlier report of the
             same group was there, and samples were trained since.
@@ -77,8 +74,6 @@ class OnesJobHistory(JobHistory):
         """Take note of a new view: bounds, R, and slots that were given back for nobody.
 
         Args:
-            job: as the view shows it.
-            options: of the policy.
             now: seconds on the controller's clock.
             contended: whether a job waits that would fit.
             warm: whether the job has done its first steps.
@@ -111,9 +106,6 @@ class OnesJobHistory(JobHistory):
 
         So whatever is planned and planned again, no batch is more than doubled before some steps
         were trained with it.
-
-        Args:
-            job: as the view shows it.
         """
         present = sum(job.running_on.values())
         if present:
@@ -132,10 +124,7 @@ def noise_estimate(
     towards what was thought before while few were measured.
 
     Args:
-        job: as the view shows it.
-        history: of the job.
         relatives: says phi of its family after so many epochs; None: it has none.
-        options: of the policy.
 
     Returns:
         Samples, to an eighth of a doubling.
@@ -160,11 +149,7 @@ def noise_estimate(
 
 
 def limit_bounds(job: JobView) -> LimitBounds:
-    """What R of a job stays within.
-
-    Args:
-        job: as the view shows it.
-    """
+    """What R of a job stays within."""
     return LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)
 
 

@@ -35,12 +35,7 @@ class _Known(NamedTuple):
 
 
 class JobRowBuilder:
-    """Makes rows of jobs; a job that stands as it did is not worked out again.
-
-    Args:
-        estimates: what was learnt.
-        options: of the policy.
-    """
+    """Makes rows of jobs; a job that stands as it did is not worked out again."""
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates
@@ -50,13 +45,7 @@ class JobRowBuilder:
         self._tables: dict[_Key, SizeTable] = {}
 
     def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
-        """Rows are of this cluster from now on.
-
-        Args:
-            cluster: its slots.
-            active: jobs that are in the view.
-            many: how many those are.
-        """
+        """Rows are of this cluster from now on."""
         if cluster is not self._cluster:
             self._cluster = cluster
             self._rows.clear()
@@ -64,12 +53,7 @@ class JobRowBuilder:
             self._rows = {name: row for name, row in self._rows.items() if name in active}
 
     def row(self, job: JobView, supply: SlotSupply) -> JobRow:
-        """The job as the search sees it.
-
-        Args:
-            job: as the view shows it.
-            supply: what there is to share out.
-        """
+        """The job as the search sees it."""
         estimates = self._estimates
         known = self._rows.get(job.job)
         if (

@@ -33,7 +33,6 @@ class LearntSlowdowns:
         """How much longer a step takes on each GPU type than on the fastest; None if nowhere.
 
         Args:
-            types: of the cluster.
             families: shape (J,), of jobs.
 
         Returns:

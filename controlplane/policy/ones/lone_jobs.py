@@ -20,7 +20,6 @@ def is_lone(job: JobView, options: OnesOptions) -> bool:
     """Whether nothing tells how long `job` lasts but itself.
 
     Args:
-        job: as the view shows it.
         options: whether lengths are shared, and whether lone jobs are looked at in their own way.
     """
     return options.lone_jobs and not options.share_lengths and job.stop_samples is None
@@ -32,9 +31,7 @@ def lone_remaining_s(
     """T1 of a lone job: what was guessed, but at least `lone_least_s`.
 
     Args:
-        job: as the view shows it.
         one_s: seconds on one slot, as guessed from what is done; nan: nobody can say.
-        options: the least.
         now: seconds on the controller's clock.
         known: whether its speed was measured; else what it got so far counts.
 
@@ -46,12 +43,7 @@ def lone_remaining_s(
 
 
 def for_jobs(jobs: Iterable[JobView], options: OnesOptions) -> OnesOptions:
-    """The options, with the exponents of lone jobs if all of them are lone.
-
-    Args:
-        jobs: in play.
-        options: of the policy.
-    """
+    """The options, with the exponents of lone jobs if all of them are lone."""
     if options.share_lengths or not all(is_lone(job, options) for job in jobs):
         return options
     return msgspec.structs.replace(

@@ -16,7 +16,6 @@ class Measurements:
     """Teaches families what their jobs measured, and jobs how noisy their gradients are.
 
     Args:
-        families: that learn.
         placement: where jobs are, and beside whom.
         options: whether GPU types, neighbours and passes count.
     """
@@ -32,10 +31,6 @@ class Measurements:
         """An epoch: it measures a size if the group was the same all through it, and alone.
 
         Neighbours may have come and gone in it; telemetry tells of the moment.
-
-        Args:
-            event: what was reported.
-            history: of its job.
         """
         self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
         sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
@@ -47,8 +42,6 @@ class Measurements:
         """Telemetry, by the worker's clock: reports that were held up arrive all at once.
 
         Args:
-            event: what was reported.
-            history: of its job.
             counts: whether its speed is one of just its group: the first of a group may have been
                 sent before all its members were there, if it does not say of what it is.
         """

@@ -26,7 +26,6 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
 
     Args:
         problem: the view as the search sees it.
-        levels: of the jobs, shape (J,).
 
     Returns:
         Shape (J,), within what there is.
@@ -79,7 +78,6 @@ def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) ->
         problem: the view as the search sees it.
         one: levels of a parent, shape (J,).
         other: levels of another one, shape (J,).
-        rng: draws what chance decides.
 
     Returns:
         Shape (J,), within what there is.
@@ -96,7 +94,6 @@ def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> 
         problem: the view as the search sees it.
         parent: levels, shape (J,).
         rate: theta, the share of jobs that lose their slots.
-        rng: draws what chance decides.
 
     Returns:
         Shape (J,), within what there is.
@@ -114,7 +111,6 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
     Args:
         problem: the view as the search sees it.
         parent: levels, shape (J,).
-        rng: draws what chance decides.
 
     Returns:
         Shape (J,), within what there is.
@@ -139,7 +135,6 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
     Args:
         problem: the view as the search sees it.
         parent: the schedule in which it moves.
-        rng: draws what chance decides.
     """
     some = problem.scattered_rows(parent.owner)
     if problem.places_matter and (not len(some) or rng.random() < 0.5):  # noqa: PLR2004 - a coin
@@ -157,7 +152,6 @@ def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHint
     Args:
         problem: the view as the search sees it.
         parent: the schedule in which they trade.
-        rng: draws what chance decides.
     """
     able = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
     many = PAIR + int(rng.random() < TRIOS)
@@ -172,7 +166,6 @@ def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
 
     Args:
         problem: the view as the search sees it.
-        rng: draws what chance decides.
 
     Returns:
         Shape (N,), added to the logarithms of step times.

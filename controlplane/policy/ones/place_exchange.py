@@ -25,7 +25,6 @@ def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
 
     Args:
         problem: the view as the search sees it.
-        best: a schedule.
 
     Returns:
         One that is worth more, or `best`.

@@ -43,11 +43,9 @@ def lay_out(
     """Who has which slot at `levels`; None if there are not enough.
 
     Args:
-        problem: the table.
         owner: shape (S,), who has which slot at `before`.
         before: shape (J,), levels.
         levels: shape (J,), levels wanted.
-        hints: who moves, and where to.
 
     Returns:
         Shape (S,), rows; `FREE` and `CLOSED` where nobody is, or nobody may be moved.

@@ -25,11 +25,7 @@ class PlacementIndex:
         self.cores = math.inf  # of the node that has most, if its CPU slots share them
 
     def update(self, view: ClusterView) -> None:
-        """From now on this one counts.
-
-        Args:
-            view: that counts from now on.
-        """
+        """From now on this one counts."""
         if self._view is None or self._view.slots is not view.slots:
             self._nodes = {slot.slot: slot.node for slot in view.slots}
             self._kinds = {slot.slot: slot.model for slot in view.slots}
@@ -40,22 +36,14 @@ class PlacementIndex:
         self._view, self._jobs_on = view, None
 
     def gpu_type(self, job: JobId) -> str:
-        """The type of a job's GPUs; several joined by a plus, for the slowest sets the pace.
-
-        Args:
-            job: its id.
-        """
+        """The type of a job's GPUs; several joined by a plus, for the slowest sets the pace."""
         found = self._seen(job)
         if found is None or len(self.types) <= 1:
             return ""
         return "+".join(sorted({self._kinds.get(slot, "") for slot in found.running_on}))
 
     def colocations(self, job: JobId) -> list[Colocation]:
-        """Classes of the jobs that share a node with this one.
-
-        Args:
-            job: its id.
-        """
+        """Classes of the jobs that share a node with this one."""
         found = self._seen(job)
         if found is None or self._view is None:
             return []
@@ -70,11 +58,7 @@ class PlacementIndex:
         return sorted(classes)
 
     def is_changing(self, job: JobId) -> bool:
-        """Whether it starts, changes or ends just now: its slots are not yet those it trains on.
-
-        Args:
-            job: its id.
-        """
+        """Whether it starts, changes or ends just now: its slots are not yet those it trains on."""
         found = self._seen(job)
         return found is not None and not found.movable
 
@@ -91,11 +75,7 @@ class PlacementIndex:
         return max((self._stretch.get(node, 1.0) for node in nodes), default=1.0)
 
     def is_alone(self, job: JobId) -> bool:
-        """Whether it has its nodes to itself.
-
-        Args:
-            job: its id.
-        """
+        """Whether it has its nodes to itself."""
         return not self.colocations(job)
 
     def _seen(self, job: JobId) -> JobView | None:

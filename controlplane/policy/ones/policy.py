@@ -119,7 +119,6 @@ class Ones(SearchPolicy[Problem]):
         The same table says it as for a whole plan: with the same limits, and worth its margin.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
         """
         local_batch: dict[JobId, dict[SlotId, int]] = {}

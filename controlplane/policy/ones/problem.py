@@ -227,7 +227,6 @@ class Problem:
         """Whether a job that changes is on more nodes than it needs.
 
         Args:
-            levels: of the jobs, shape (J,).
             owner: the row of the job on each slot, shape (S,).
         """
         at = np.flatnonzero(owner >= 0)
@@ -325,7 +324,6 @@ class Problem:
         """Logarithm of how much longer a step of `row` takes on each node; shape (N,).
 
         Args:
-            row: of the job.
             owner: the row of the job on each slot, shape (S,).
         """
         found = np.zeros(len(self.slots_on))

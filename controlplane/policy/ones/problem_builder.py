@@ -26,7 +26,6 @@ class ProblemBuilder:
 
     Args:
         estimates: what was learnt; every view that is built is shown to it.
-        options: of the policy.
     """
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
@@ -40,7 +39,6 @@ class ProblemBuilder:
         """The problem that `view` poses at `now`.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
         """
         cluster, found = self._clusters.of(view), in_play(view, now)
@@ -82,7 +80,6 @@ class ProblemBuilder:
         """Some running jobs as the search would see them, without the problem around them.
 
         Args:
-            view: the cluster.
             jobs: of which; those that nobody may move now are left out.
             now: seconds on the controller's clock.
         """

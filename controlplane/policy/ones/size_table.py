@@ -56,8 +56,6 @@ def size_table(
     always win: the prior is a few times the first batch.
 
     Args:
-        job: as the view shows it.
-        estimates: its speed model and R.
         options: the prior, the margin for a new batch on the same slots, what limits values.
         sizes: shape (L,), slots, growing.
         nodes: shape (L,), that each size spans.
@@ -157,8 +155,6 @@ def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: floa
 
     Args:
         goodputs: shape (1 + L, B), of which the last column is the present batch; changed.
-        row: of the present size.
-        present: goodput of the present size and batch; above the local limit: in passes.
         margin: times that, which another batch must bring; 0: none may.
     """
     others = goodputs[:, :-1]

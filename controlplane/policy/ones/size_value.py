@@ -41,7 +41,6 @@ def kept_share(
     1 - 2.5 stall / clamp(T(n), 10 s, 900 s), less a margin, so that nothing is moved for nothing.
 
     Args:
-        table: of the job.
         one_s: T1, seconds that are left on one slot.
         stall_s: what the change costs, seconds.
         margin: least share that a change takes away.
@@ -89,7 +88,6 @@ def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> Float
     Args:
         gains: x(n) c(n), shape (J, 1 + L).
         weight: shape (J, 1).
-        options: the exponent of the speed-up.
 
     Returns:
         V, shape of `gains`.
@@ -118,7 +116,6 @@ def weights(
         gains: x, shape (J,), of the least size of each job.
         waited: shape (J,), seconds without slots since the submission.
         ran: shape (J,), seconds with slots.
-        options: exponent, patience, ageing.
     """
     known = remaining[np.isfinite(remaining)]
     usual = float(np.median(known)) / 2.0 if len(known) else UNKNOWN_S

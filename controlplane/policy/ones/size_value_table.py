@@ -31,11 +31,6 @@ def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOpt
 
     A gated job may grow onto idle slots, and makes room for one that waits, but is not stopped. To
     stop another one costs what it will take to start it again, and a margin.
-
-    Args:
-        job_rows: of all jobs in play.
-        supply: what there is to share out.
-        options: of the policy.
     """
     weight = _weight(job_rows, supply.now, options)
     sizes, spans, gains = _stacked(job_rows)

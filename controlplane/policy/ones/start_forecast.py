@@ -72,7 +72,6 @@ class StartForecasts:
         """Learn from jobs that have started.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
         """
         for name in [name for name in self._told if _has_left(view, name)]:
@@ -199,8 +198,6 @@ def _rolled(
     """Seconds until each of `line` has its slots, by row; those that never get them are missing.
 
     Args:
-        held: when slots come free, and how many.
-        free: slots that are free now.
         line: row, slots and seconds of each that waits, in order; whoever does not fit is passed.
         now: seconds on the controller's clock.
     """

@@ -46,9 +46,6 @@ class FairShares:
         """What each job is due in this view; None if there is no limit.
 
         Args:
-            job_rows: of all jobs in play.
-            table: what their sizes are worth.
-            view: the cluster.
             now: seconds on the controller's clock.
         """
         limit = self._options.max_stretch

@@ -32,11 +32,7 @@ class Trades:
     aside: Mapping[int, Way] = field(default_factory=dict)  # who of them steps aside, and how
 
     def partners(self, row: int) -> tuple[int, ...]:
-        """With whom a job trades places; nobody if it does not.
-
-        Args:
-            row: of the job.
-        """
+        """With whom a job trades places; nobody if it does not."""
         group = next((group for group in self.groups if row in group), ())
         return tuple(other for other in group if other != row)
 

@@ -23,7 +23,6 @@ def counts_of(genes: Genes, jobs: int) -> IntArray:
 
     Args:
         genes: candidates, shape (K, G).
-        jobs: J.
     """
     many = len(genes)
     if not genes.size:
@@ -88,8 +87,6 @@ def draws(problem: Problem, rng: Generator, many: int) -> FloatArray:
 
     Args:
         problem: the view as the search sees it.
-        rng: draws what chance decides.
-        many: M, draws for each job.
     """
     shape = (len(problem.jobs), many)
     found = rng.beta(problem.alpha[:, None], problem.beta[:, None], shape)
@@ -156,7 +153,6 @@ def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
 
     Args:
         problem: the view as the search sees it.
-        options: of the policy.
     """
     slots = np.arange(problem.rates.shape[1])[None, :, None]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -240,10 +236,7 @@ def selected(
     """The candidates that go on, the best one first, and the scores of all by mean progress.
 
     Args:
-        scorer: how they are measured.
         genes: shape (N, G).
-        many: K.
-        rng: draws progress.
     """
     options, problem = scorer.options, scorer.problem
     matrix = scorer.matrix(genes)

@@ -175,8 +175,6 @@ def carried_over(genes: Genes, before: Problem, after: Problem) -> Genes:
 
     Args:
         genes: candidates, shape (K, G).
-        before: the problem that they are of.
-        after: the next one.
 
     Returns:
         Shape (K, G of `after`).

@@ -30,8 +30,6 @@ class Speeds:
         """One more measurement, on so many slots with that global batch.
 
         Args:
-            nodes: that the group was on.
-            slots: of the group.
             batch: global, samples per step.
             samples_per_s: X, mean of the group; what is not finite or above 0 does not count.
         """

@@ -43,11 +43,7 @@ class PaperJobHistory(JobHistory):
     log: list[tuple[int, FloatArray]] = field(default_factory=list)  # epoch, x
 
     def features(self, samples_done: float) -> FloatArray:
-        """The job's x at present.
-
-        Args:
-            samples_done: Y_processed, samples.
-        """
+        """The job's x at present."""
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
 
 
@@ -138,9 +134,7 @@ class Estimates:
         """Take note of arrivals, and move R of running jobs that finished an epoch.
 
         Args:
-            jobs: all of the view.
             now: seconds on the controller's clock.
-            contended: whether a job waits.
         """
         jobs = list(jobs)
         if len(self._histories) > 2 * len(jobs) + 100:  # late events of jobs that are over
@@ -180,11 +174,7 @@ class Estimates:
         )
 
     def learn(self, rng: Generator) -> None:
-        """Fit the progress model again, if jobs have finished since; off the decision path.
-
-        Args:
-            rng: draws which points are kept.
-        """
+        """Fit the progress model again, if jobs have finished since; off the decision path."""
         if not self._finished:
             return
         for points in self._finished:
@@ -195,38 +185,22 @@ class Estimates:
     # --- answers
 
     def history(self, name: JobId) -> PaperJobHistory:
-        """Of one job.
-
-        Args:
-            name: of the job.
-        """
+        """Of one job."""
         return self._histories.setdefault(name, PaperJobHistory())
 
     def family(self, name: str) -> FamilyHistory:
-        """Of one family.
-
-        Args:
-            name: of the family.
-        """
+        """Of one family."""
         return self._families.setdefault(name, FamilyHistory())
 
     def warm(self, job: JobView) -> bool:
-        """Start: whether its first steps are done, and how fast they are is known.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Start: whether its first steps are done, and how fast they are is known."""
         if job.epoch:
             return True
         measured = self.family(job.family).speeds.known
         return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:
-        """When a running job may be changed again, if no epoch of it ends before.
-
-        Args:
-            job: as the view shows it.
-        """
+        """When a running job may be changed again, if no epoch of it ends before."""
         options = self._options
         since = job.moved_at
         if options.gate == "all":
@@ -238,11 +212,7 @@ class Estimates:
         return Seconds(since + max(options.report_interval_s, options.settle_s))
 
     def epoch_samples(self, job: JobView) -> float:
-        """||D||, or what relatives had.
-
-        Args:
-            job: as the view shows it.
-        """
+        """||D||, or what relatives had."""
         known = job.epoch_samples or self.family(job.family).epoch_samples
         return float(known or MANY_SAMPLES * job.batch_size)
 

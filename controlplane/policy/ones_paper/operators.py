@@ -26,8 +26,6 @@ def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
 
     Args:
         problem: the view as the search sees it.
-        many: K.
-        rng: draws what chance decides.
     """
     jobs = len(problem.jobs)
     if not jobs:
@@ -41,8 +39,6 @@ def fill_costs(problem: Problem, *, sampled: bool, many: int, rng: Generator) ->
     Args:
         problem: the view as the search sees it.
         sampled: whether progress is drawn, or its mean taken.
-        many: K.
-        rng: draws what chance decides.
     """
     if sampled:
         return work_left(problem, draws(problem, rng, many)).T
@@ -57,7 +53,6 @@ def refreshed(genes: Genes, problem: Problem, left: FloatArray) -> Genes:
 
     Args:
         genes: shape (K, G).
-        problem: the view.
         left: Y for the fill, shape (K, J).
     """
     return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
@@ -138,7 +133,6 @@ def filled(
 
     Args:
         genes: shape (K, G), within limits.
-        problem: the view.
         left: Y, shape (K, J).
         barred: jobs that get nothing, shape (K, J).
     """
@@ -198,8 +192,6 @@ def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
 
     Args:
         genes: candidates, shape (K, G).
-        many: K, pairs.
-        rng: draws what chance decides.
     """
     one = genes[rng.integers(0, len(genes), many)]
     other = genes[rng.integers(0, len(genes), many)]
@@ -223,8 +215,6 @@ def preempted(genes: Genes, problem: Problem, rate: float, rng: Generator) -> Bo
     Args:
         genes: candidates, shape (K, G).
         problem: the view as the search sees it.
-        rate: theta.
-        rng: draws what chance decides.
     """
     return np.asarray(rng.random((len(genes), len(problem.jobs))) < rate)
 
@@ -236,8 +226,6 @@ def mutated(genes: Genes, problem: Problem, struck: BoolArray, left: FloatArray)
 
     Args:
         genes: shape (K, G), within limits.
-        problem: the view.
-        struck: see `preempted`.
         left: Y for the fill, shape (K, J).
     """
     if not len(problem.jobs):
@@ -257,7 +245,6 @@ def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
 
     Args:
         genes: candidates, shape (K, G).
-        how: see above.
 
     Returns:
         Shape (K, G).

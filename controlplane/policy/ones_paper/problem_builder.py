@@ -39,7 +39,6 @@ class ProblemBuilder:
         """The problem that `view` poses at `now`.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
         """
         partition, estimates = partition_of(view, now), self._estimates

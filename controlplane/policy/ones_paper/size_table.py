@@ -37,12 +37,7 @@ class SizeTable:
 
 
 def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
-    """Batch and speed at each size; for `goodput` a sample counts as one at the first batch.
-
-    Args:
-        model: how long steps take.
-        bounds: of the job.
-    """
+    """Batch and speed at each size; for `goodput` a sample counts as one at the first batch."""
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
         return SizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
@@ -66,9 +61,6 @@ def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
     """X of a size and batch that it need not choose by itself, on as few nodes as possible.
 
     Args:
-        model: how long steps take.
-        bounds: of the job.
-        slots: of the size.
         batch: global, samples per step.
 
     Returns:

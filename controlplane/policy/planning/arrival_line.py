@@ -31,7 +31,6 @@ def line_of(
     then, or takes slots that are not needed then.
 
     Args:
-        partition: what there is.
         remaining_s: how long a job still trains on so many slots, seconds; infinite: nobody knows.
         backfill: whether anybody may start before who came earlier.
     """

@@ -17,7 +17,6 @@ def shares(
 
     Args:
         line: jobs in the order in which they are given their least.
-        partition: how many slots there are.
         room: slots for these jobs; None: all of the partition's.
     """
     room = partition.room if room is None else room

@@ -22,7 +22,6 @@ def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, in
     """Sizes of those that run, in their order: each that fits in what those before it leave.
 
     Args:
-        partition: what there is.
         ranked: `partition.running` and `partition.waiting` jobs, the first to be served first.
     """
     left = partition.room
@@ -45,9 +44,6 @@ def gang_plan(
     """The plan that runs gangs of these sizes and lets the others wait.
 
     Args:
-        partition: what there is.
-        sizes: see `fit_gangs`.
-        placer: of the policy.
         rank: why a job is served before others, or after them.
         wake_at: when ranks change by themselves.
     """

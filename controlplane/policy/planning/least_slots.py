@@ -33,7 +33,6 @@ def show_whole(view: ClusterView, now: Seconds, *, gangs: bool = False) -> Shown
     that is not up is left as it is.
 
     Args:
-        view: the cluster.
         now: seconds on the controller's clock.
         gangs: whether jobs should have their wanted slots again, where so many are free.
     """
@@ -70,12 +69,7 @@ def show_whole(view: ClusterView, now: Seconds, *, gangs: bool = False) -> Shown
 
 
 def tell_whole(shown: ShownWhole, plan: Plan) -> Plan:
-    """The plan, with what becomes of jobs that lost members said in their own words.
-
-    Args:
-        shown: what the policy was shown.
-        plan: what it answered.
-    """
+    """The plan, with what becomes of jobs that lost members said in their own words."""
     if not shown.short and shown.wake_at is None:
         return plan
     reasons = dict(plan.reasons)

@@ -21,7 +21,6 @@ class Rooms(Protocol):
         """Slots for a job that has none, node by node.
 
         Args:
-            job: to be placed.
             size: how many; not more than are free.
         """
         ...
@@ -30,9 +29,7 @@ class Rooms(Protocol):
         """`own` and further ones, node by node.
 
         Args:
-            job: to be placed.
             own: slots that it keeps, which are not free.
-            size: how many in all.
         """
         ...
 
@@ -40,19 +37,12 @@ class Rooms(Protocol):
         """Other slots, or its own where others are no better.
 
         Args:
-            job: to be placed as a whole.
             own: slots that it has, which are free.
-            size: how many in all.
         """
         ...
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these; False, and nothing is taken, if some are not free.
-
-        Args:
-            job: for whom.
-            slots: which.
-        """
+        """Take exactly these; False, and nothing is taken, if some are not free."""
         ...
 
 
@@ -182,11 +172,7 @@ class NodeRooms:
 
 
 def by_node(slots: Sequence[SlotId]) -> list[SlotId]:
-    """The same, node by node in the order in which they come up.
-
-    Args:
-        slots: of any nodes.
-    """
+    """The same, node by node in the order in which they come up."""
     nodes: dict[NodeId, list[SlotId]] = {}
     for slot in slots:
         nodes.setdefault(node_of(slot), []).append(slot)

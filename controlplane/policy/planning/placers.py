@@ -47,7 +47,6 @@ class SlotPlacer(Protocol):
         """Learn from what happened.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
         ...
@@ -58,7 +57,6 @@ class SlotPlacer(Protocol):
         """Slots of each job, in order of rank, node by node.
 
         Args:
-            partition: of which `free` is used up.
             sizes: slots of its `running` and `waiting` jobs, in the order in which those are
                 placed that do not keep theirs; at most its `room` in all. Absent: none.
             packed: running jobs that may give up their slots for better ones.
@@ -82,7 +80,6 @@ def placer_of(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
 
     Args:
         name: as options of policies have it.
-        moves: see `Placer`.
     """
     if name in PLACERS:
         placer: SlotPlacer = _load(PLACERS[name])(moves=moves)

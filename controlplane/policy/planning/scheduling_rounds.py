@@ -38,12 +38,7 @@ class Rounds:
         self._begun_at = Seconds(0.0)
 
     def is_due(self, partition: Partition, decided: Mapping[JobId, object]) -> bool:
-        """Whether to decide anew.
-
-        Args:
-            partition: what there is.
-            decided: the jobs of the last round.
-        """
+        """Whether to decide anew."""
         jobs: Container[JobId] = partition.view.jobs
         if not any(name in jobs for name in decided):
             return True

@@ -34,7 +34,6 @@ class NodeScorer(Protocol):
         """Learn from what happened, if there is something to learn.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
         ...
@@ -43,7 +42,6 @@ class NodeScorer(Protocol):
         """A plan for this view is being made.
 
         Args:
-            view: the cluster.
             loads: of every node; who is placed enters them, so that they are as planned at last.
             now: seconds on the controller's clock.
         """
@@ -69,12 +67,7 @@ class ScoredPlacer(Placer):
     """
 
     def __init__(self, scorer: NodeScorer, moves: Moves = "elastic") -> None:
-        """Begin without reservations.
-
-        Args:
-            scorer: of nodes; it may learn.
-            moves: see `Placer`.
-        """
+        """Begin without reservations."""
         super().__init__(moves=moves)
         self._scorer = scorer
 
@@ -97,7 +90,6 @@ class ScoredRooms:
 
         Args:
             loads: of every node, in the order of the view.
-            scorer: of nodes.
         """
         self._loads = loads
         self._scorer = scorer

@@ -28,11 +28,7 @@ class Partition:
     wake_at: Seconds | None = None  # when one of those can be started or changed
 
     def release(self, slots: Sequence[SlotId]) -> None:
-        """Somebody leaves these.
-
-        Args:
-            slots: that are free from now on.
-        """
+        """Somebody leaves these."""
         for slot in slots:
             self.free[node_of(slot)].append(slot)
 
@@ -41,7 +37,6 @@ def partition_of(view: ClusterView, now: Seconds) -> Partition:
     """Sort the slots and jobs of `view`; both stay in its order.
 
     Args:
-        view: the cluster.
         now: seconds on the controller's clock.
     """
     held: set[SlotId] = set()
@@ -63,7 +58,6 @@ def gang_size(job: JobView, partition: Partition) -> int:
     """Slots of a job of fixed size: those it has, else as many as wanted and useful.
 
     Args:
-        job: as the view shows it.
         partition: what of the view can be given out.
     """
     if job.running_on:
@@ -75,7 +69,6 @@ def useful_slots(job: JobView, partition: Partition) -> int:
     """The most slots that a job can use: a slot without a sample is wasted.
 
     Args:
-        job: as the view shows it.
         partition: what of the view can be given out.
     """
     return min(job.most, len(partition.view.slots), job.batch_size)
@@ -92,10 +85,8 @@ def compose_plan(
     """The plan that gives every job what `placed` says, with a reason for each that changes.
 
     Args:
-        partition: what was given out.
         placed: local batches of `running` and `waiting` jobs; absent: it waits.
         why: says why a job has so many slots, for those that change or wait.
-        restart: see `Plan`.
         wake_at: beside the moment that the partition asks for.
     """
     local_batch = {job.job: dict(job.running_on) for job in partition.pinned}

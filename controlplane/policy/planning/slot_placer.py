@@ -49,7 +49,6 @@ class Placer:
         """It learns nothing; a subclass may.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
 
@@ -59,7 +58,6 @@ class Placer:
         """Slots of each job, in order of rank, node by node.
 
         Args:
-            partition: of which `free` is used up.
             sizes: slots of its `running` and `waiting` jobs, in the order in which those are
                 placed that do not keep theirs; at most its `room` in all. Absent: none.
             packed: running jobs that give up their slots for others on fewer nodes, or keep them.
@@ -147,7 +145,6 @@ def with_user_batches(
 
     Args:
         partition: what of the view can be given out.
-        placed: slots of each job.
 
     Returns:
         Samples of each slot in a step, by job.

@@ -25,7 +25,6 @@ class Turns:
         """Since when jobs run or wait; other than `moved_at`, a new size does not count.
 
         Args:
-            view: of the cluster.
             now: seconds on the controller's clock.
         """
         stays: dict[JobId, tuple[bool, Seconds]] = {}

@@ -22,7 +22,6 @@ def too_large(needs: int, slots: int) -> Reason:
 
     Args:
         needs: slots at least.
-        slots: of the cluster.
     """
     numbers = {"needs": float(needs), "slots": float(slots)}
     if not slots:

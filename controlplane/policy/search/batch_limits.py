@@ -47,7 +47,6 @@ def resumed(limit: int, bounds: LimitBounds) -> int:
 
     Args:
         limit: R, samples per step.
-        bounds: of R.
     """
     return bounds.clip(limit // 2)
 
@@ -72,11 +71,8 @@ def after_epoch(
 
     Args:
         limit: R, samples per step.
-        bounds: of R.
-        reading: which of the above.
         ran_s: T_processed, seconds.
         arrivals_per_s: lambda, jobs per second.
-        contended: whether a job waits.
         gradual: whether that holds for `literal` too, and R doubles where the divisor is 1.
 
     Returns:

@@ -45,11 +45,7 @@ class ClusterIndex:
 
     @classmethod
     def of(cls, view: ClusterView) -> ClusterIndex:
-        """Number nodes, slots and types in the order of the view.
-
-        Args:
-            view: the cluster.
-        """
+        """Number nodes, slots and types in the order of the view."""
         nodes: dict[NodeId, int] = {}
         types: dict[str, int] = {}
         node_of = np.array(
@@ -76,7 +72,6 @@ def cores_of(view: ClusterView, node_of: IntArray, many: IntArray) -> FloatArray
     """Cores that the workers of each node share; infinite where there is one for each slot.
 
     Args:
-        view: the cluster.
         node_of: number of each slot's node, shape (S,).
         many: slots of each node, shape (N,).
 
@@ -99,11 +94,7 @@ class ClusterIndexCache:
         self._index = NO_CLUSTER
 
     def of(self, view: ClusterView) -> ClusterIndex:
-        """The index of the slots of `view`; the same object while they are the same.
-
-        Args:
-            view: the cluster.
-        """
+        """The index of the slots of `view`; the same object while they are the same."""
         slots = view.slots
         if slots is not self._slots:
             if len(slots) != len(self._slots) or not all(map(_same_place, slots, self._slots)):

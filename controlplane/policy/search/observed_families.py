@@ -70,11 +70,7 @@ def believable(noise_scale: float | None) -> TypeGuard[float]:
 
 
 def stage(epoch: int) -> int:
-    """Finished epochs, counted coarsely where there are many: eight to a doubling.
-
-    Args:
-        epoch: finished ones.
-    """
+    """Finished epochs, counted coarsely where there are many: eight to a doubling."""
     return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
 
 
@@ -104,7 +100,6 @@ class FamilyHistory:
         """One more measurement of phi, by a job that has finished so many epochs.
 
         Args:
-            epoch: finished ones.
             noise_scale: phi, samples; what nobody can have measured does not count.
         """
         if believable(noise_scale):
@@ -113,11 +108,7 @@ class FamilyHistory:
             self.noise_count += 1
 
     def noise_at(self, epoch: int) -> float | None:
-        """Phi at this stage of training, as relatives had it; None: nobody came near.
-
-        Args:
-            epoch: finished ones.
-        """
+        """Phi at this stage of training, as relatives had it; None: nobody came near."""
         at = stage(epoch)
         for off in NEAR_STAGES:
             found = self.noise.get(at + off)
@@ -129,9 +120,7 @@ class FamilyHistory:
         """In how many passes a step was taken; the model says others accordingly.
 
         Args:
-            slots: workers.
             local_batch: samples of one pass of one worker.
-            passes: of one worker in a step.
         """
         before = self.passes.limits
         self.passes.add(slots, local_batch, passes)
@@ -152,8 +141,6 @@ class FamilyHistory:
         """One more measurement; the model is fitted again when it tells something new.
 
         Args:
-            nodes: that the group was on.
-            slots: of the group.
             local_batch: samples of one slot in a step.
             step_s: mean seconds of a step.
             gpu_type: of its slots; empty: all are alike.
@@ -202,11 +189,7 @@ class FamilyHistory:
         return min(max(1.0 - math.log2(after / before) / math.log2(many / few), 0.0), 1.0)
 
     def costs(self, types: Sequence[str]) -> list[float]:
-        """Logarithms of a step on each type of GPU; where it never was, what others say.
-
-        Args:
-            types: of GPUs.
-        """
+        """Logarithms of a step on each type of GPU; where it never was, what others say."""
         common, own = self.priors.gpu_types, self.parts.gpu_types
         both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
         level = sum(both) / len(both) if both else 0.0  # only differences were measured
@@ -264,11 +247,7 @@ class FamilyHistories:
         self._families: dict[str, FamilyHistory] = {}
 
     def of(self, name: str) -> FamilyHistory:
-        """What is known of a family, from nothing on.
-
-        Args:
-            name: of the family.
-        """
+        """What is known of a family, from nothing on."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyHistory(priors=self.priors)

@@ -37,12 +37,7 @@ class JobHistory:
         """Move R as after an epoch; the next one is not due yet.
 
         Args:
-            job: as the view shows it.
             now: seconds on the controller's clock.
-            reading: see `after_epoch`.
-            arrivals_per_s: lambda.
-            contended: whether a job waits.
-            gradual: see `after_epoch`.
         """
         self.epoch_due = False
         self.limit = after_epoch(

@@ -62,11 +62,7 @@ class RingSpeeds:
             family.fitted = dict(family.steps)
 
     def model(self, job: JobView) -> StepModel:
-        """Of its user's batch; relative times before anything was measured.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Of its user's batch; relative times before anything was measured."""
         family = self._family(job.family, job.job)
         model = family.models.get(job.batch_size)
         if model is None:
@@ -75,11 +71,7 @@ class RingSpeeds:
         return model
 
     def forget(self, job: JobId) -> None:
-        """It has ended: nobody else learns from it, unless it has relatives.
-
-        Args:
-            job: that ended.
-        """
+        """It has ended: nobody else learns from it, unless it has relatives."""
         self._families.pop(f"job {job}", None)
 
     def _family(self, name: str, job: JobId) -> _Family:

@@ -31,7 +31,6 @@ class Learner(Protocol):
         """Learn from `event`.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
         ...
@@ -57,9 +56,6 @@ class Evolution(ABC):
     def evolve(self, rng: Generator) -> bool:
         """One generation, or what is left of one.
 
-        Args:
-            rng: draws what chance decides.
-
         Returns:
             Whether a better candidate was found.
         """
@@ -70,11 +66,7 @@ class Evolution(ABC):
 
     @abstractmethod
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: a fraction of its time, for who must answer meanwhile.
-
-        Args:
-            rng: draws what chance decides.
-        """
+        """One step of a generation: a fraction of its time, for who must answer meanwhile."""
 
     @abstractmethod
     def stats(self) -> SearchStats:
@@ -94,10 +86,6 @@ class SearchPolicy(ABC, Generic[P]):
 
     A view is made into a problem once; again only when the view is new, something was learnt, or
     a moment has come at which what was out of the question becomes possible.
-
-    Args:
-        learner: what takes events in.
-        evolution: the population.
     """
 
     def __init__(self, learner: Learner, evolution: Evolution) -> None:
@@ -111,7 +99,6 @@ class SearchPolicy(ABC, Generic[P]):
         """Learn speeds, lengths and limits.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
         self._learner.observe(event, now)
@@ -121,9 +108,7 @@ class SearchPolicy(ABC, Generic[P]):
         """Evolve for `budget`.
 
         Args:
-            view: the cluster.
             budget: generations, and parts of one.
-            rng: draws what chance decides.
             now: seconds on the controller's clock.
 
         Returns:
@@ -143,7 +128,6 @@ class SearchPolicy(ABC, Generic[P]):
         """Read out the best schedule so far, with a reason for every job that changes or waits.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
         """
 
@@ -151,7 +135,6 @@ class SearchPolicy(ABC, Generic[P]):
         """None: a subclass that chooses them without a search says how.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
         """
         return Plan(based_on=view.version)

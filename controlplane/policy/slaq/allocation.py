@@ -14,7 +14,6 @@ class Gains(Protocol):
         """What one more slot gains.
 
         Args:
-            row: of the job.
             size: slots that it has without, at least 1.
         """
         ...
@@ -38,7 +37,6 @@ def allocate(
         gains: of each slot; none is given for nothing.
         bounds: least and most slots of each job; all the leasts fit.
         have: slots of each now; 0: it starts.
-        room: slots for all of them.
         margin: share by which the gain of a move exceeds what is lost by it.
     """
     exchange = _Exchange(gains, bounds, have)

@@ -30,12 +30,7 @@ class Decision:
     horizon_s: float
 
     def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        """The reason for a job's size, in words and numbers.
-
-        Args:
-            job: that changes or waits.
-            slots: that it gets.
-        """
+        """The reason for a job's size, in words and numbers."""
         if not slots:
             words = f"needs {slots_in_words(job.least)}, jobs whose turn it is leave no room for it"
             return words, {"room": float(self.room), "needs": float(job.least)}
@@ -53,8 +48,6 @@ class Forecast:
         """Look at the sizes, and at one slot more.
 
         Args:
-            jobs: J of them, with curves.
-            gains: of their sizes.
             sizes: slots of each, at least 1.
         """
         self._jobs, self._gains, self._sizes = jobs, gains, sizes
@@ -73,7 +66,6 @@ class Forecast:
         """The reason for a job's size, beside whoever else would gain most by another slot.
 
         Args:
-            row: of the job.
             horizon_s: seconds ahead.
         """
         gains, size = self._gains, self._sizes[row]
@@ -104,9 +96,6 @@ def decide(
 
     Args:
         line: jobs in the order in which they are given their least.
-        partition: how many slots there are.
-        observed: what is known of the jobs.
-        options: of the policy.
     """
     equal = shares(line, partition)
     served = [partition.view.jobs[name] for name in equal]

@@ -27,31 +27,19 @@ class FittedLosses:
         self._curves = self._fit([])
 
     def reports(self, job: JobId) -> LossReports:
-        """Of one job, from none on.
-
-        Args:
-            job: any.
-        """
+        """Of one job, from none on."""
         found = self._reports.get(job)
         if found is None:
             found = self._reports[job] = LossReports(self._kept)
         return found
 
     def forget(self, job: JobId) -> None:
-        """It has ended.
-
-        Args:
-            job: that did.
-        """
+        """It has ended."""
         self._reports.pop(job, None)
         self._fitted.pop(job, None)
 
     def curves(self, jobs: Sequence[JobId]) -> ConvergenceCurves:
-        """A curve for each, in their order.
-
-        Args:
-            jobs: J different ones.
-        """
+        """A curve for each, in their order."""
         stale = [
             name for name in jobs if self._fitted.get(name, (-1,))[0] != self.reports(name).edition
         ]

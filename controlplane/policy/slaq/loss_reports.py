@@ -39,8 +39,6 @@ class LossReports:
         """An epoch ended.
 
         Args:
-            epoch: its number, 1-based.
-            samples_done: since the job began.
             loss: mean over the epoch; None: not seen.
         """
         if self._epoch_at is None:  # of an earlier life, maybe: epochs were about equally long
@@ -53,7 +51,6 @@ class LossReports:
         """Telemetry of a running epoch.
 
         Args:
-            samples_done: since the job began.
             loss: mean over the running epoch so far; None: not seen.
         """
         if self._epoch_at is None:

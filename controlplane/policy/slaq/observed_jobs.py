@@ -33,11 +33,7 @@ class ObservedJobs:
     """Learns from epochs and telemetry; says where jobs stand, and whose losses tell a curve."""
 
     def __init__(self, options: SlaqOptions) -> None:
-        """Begin with nothing learnt.
-
-        Args:
-            options: of the policy.
-        """
+        """Begin with nothing learnt."""
         self._options = options
         self._losses = FittedLosses(options.history, options.decay)
         self._speeds = RingSpeeds(DRIFT)
@@ -65,21 +61,13 @@ class ObservedJobs:
                 reports.take_steps(event.samples_done, event.train_loss)
 
     def forget(self, job: JobId) -> None:
-        """It has ended.
-
-        Args:
-            job: that did.
-        """
+        """It has ended."""
         self._losses.forget(job)
         self._paces.pop(job, None)
         self._speeds.forget(job)
 
     def no_curve(self, jobs: Sequence[JobView]) -> dict[JobId, str]:
-        """Why the losses of some of them tell nothing, in words; those of the others do.
-
-        Args:
-            jobs: any.
-        """
+        """Why the losses of some of them tell nothing, in words; those of the others do."""
         curves = self._losses.curves([job.job for job in jobs])
         facts = zip(
             curves.forms.tolist(), curves.limit.tolist(), curves.error.tolist(), strict=True
@@ -88,11 +76,7 @@ class ObservedJobs:
         return {job.job: why for job, why in zip(jobs, words, strict=True) if why}
 
     def is_new(self, job: JobView) -> bool:
-        """Whether it has only begun to report losses: they fall most at first.
-
-        Args:
-            job: that has no curve.
-        """
+        """Whether it has only begun to report losses: they fall most at first."""
         told = len(self._losses.reports(job.job).losses)
         return job.epoch <= told < LEAST_REPORTS
 
@@ -116,7 +100,6 @@ class ObservedJobs:
         """Where jobs stand that have curves.
 
         Args:
-            jobs: J of them.
             now: seconds on the controller's clock.
         """
         curves = self._losses.curves([job.job for job in jobs])
@@ -140,11 +123,7 @@ class ObservedJobs:
         )
 
     def reported(self, job: JobId) -> int:
-        """Losses of it that its curve is fitted to.
-
-        Args:
-            job: any.
-        """
+        """Losses of it that its curve is fitted to."""
         return len(self._losses.reports(job).losses)
 
     def _samples_done(self, job: JobView, now: Seconds) -> float:

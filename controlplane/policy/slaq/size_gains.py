@@ -35,12 +35,7 @@ class SizeGains:
     """The normalised fall of each job's loss within the next T seconds, by its number of slots."""
 
     def __init__(self, outlook: Outlook, options: SlaqOptions) -> None:
-        """Look at the first sizes of every job.
-
-        Args:
-            outlook: of J jobs.
-            options: of the policy.
-        """
+        """Look at the first sizes of every job."""
         self._outlook, self._options = outlook, options
         self._coefficients = np.array([model.coefficients for model in outlook.models]).reshape(
             -1, 4
@@ -57,7 +52,6 @@ class SizeGains:
         """What the job gains by so many slots.
 
         Args:
-            row: of the job.
             size: slots, at least 1.
 
         Returns:
@@ -74,7 +68,6 @@ class SizeGains:
         """What one more slot gains.
 
         Args:
-            row: of the job.
             size: slots that it has without, at least 1.
         """
         known = self._gains[row]
@@ -112,12 +105,7 @@ class SizeGains:
         return fallen
 
     def efficient(self, row: int, most: int) -> int:
-        """The most slots at which the speed-up per slot is not below the floor.
-
-        Args:
-            row: of the job.
-            most: slots.
-        """
+        """The most slots at which the speed-up per slot is not below the floor."""
         rates = self._rates(np.array([row]), np.arange(1, most + 1))[0]
         share = rates / (np.arange(1, most + 1) * rates[0])
         below = np.flatnonzero(share < self._options.efficiency_floor)

@@ -63,10 +63,8 @@ class ChangeRequests:
     """Requests that become inputs; each is answered when its input is durable.
 
     Args:
-        commit_loop: takes the inputs.
         reads: what is told of a job afterwards.
         snapshots: archives of working directories.
-        quota: of jobs of one user.
     """
 
     def __init__(
@@ -94,9 +92,6 @@ class ChangeRequests:
     def check(self, request: CheckJob) -> JobChecked:
         """Whether a job would be accepted.
 
-        Args:
-            request: its spec.
-
         Raises:
             BadFieldError: if it would not.
         """
@@ -108,7 +103,6 @@ class ChangeRequests:
         """Do what is asked, and say what came of it.
 
         Args:
-            request: that is permitted.
             who: the owner of the key that asks.
 
         Raises:

@@ -20,11 +20,6 @@ def drain_input(
 ) -> DrainRequested | UndrainRequested | None:
     """The input that a request becomes.
 
-    Args:
-        state: the newest.
-        request: of an operator.
-        who: that asks.
-
     Returns:
         None if there is nothing to do: the node is not drained.
 

@@ -34,9 +34,6 @@ def job_rows(
 
     Args:
         state: the core's, which is only read.
-        ended: jobs that have left it.
-        request: which ones.
-        summary: the line of a job.
         sees: whether who asks may know of somebody's jobs.
 
     Raises:

@@ -17,7 +17,6 @@ class JobQuota:
 
     Args:
         state: that the next submission meets.
-        most: jobs of one user.
         clock: seconds that only grow.
     """
 
@@ -35,9 +34,6 @@ class JobQuota:
 
     def take(self, user: str) -> None:
         """One more job is about to be submitted.
-
-        Args:
-            user: whose it will be.
 
         Raises:
             DeniedError: if it has as many as may be.

@@ -13,11 +13,6 @@ KeyRequest = AddKey | ListKeys | RevokeKey
 def answer_about_keys(table: KeyTable, request: KeyRequest, who: Identity) -> Keys:
     """Do what is asked, and say what came of it.
 
-    Args:
-        table: of all keys.
-        request: of an admin.
-        who: that asks.
-
     Raises:
         OnesError: if it cannot be done.
     """

@@ -51,11 +51,7 @@ def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any
 
 
 def numbered(rows: list[Any]) -> Rows:
-    """A list that is there and only grows, its positions counted from 1.
-
-    Args:
-        rows: all of it.
-    """
+    """A list that is there and only grows, its positions counted from 1."""
     return Rows(lambda after: enumerate(rows[after:], after + 1), len(rows))
 
 

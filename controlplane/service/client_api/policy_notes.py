@@ -11,22 +11,14 @@ from schemas.jobs import JobSpec
 
 
 class PolicyNotes:
-    """Notes about jobs under one policy.
-
-    Args:
-        policy: its name.
-    """
+    """Notes about jobs under one policy."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self._needs = entry(policy).needs
 
     def of_spec(self, spec: JobSpec) -> tuple[str, ...]:
-        """About a job that has not begun.
-
-        Args:
-            spec: as its user describes it.
-        """
+        """About a job that has not begun."""
         stated = spec.stated_utility is not None
         return job_notes(self._policy, self._needs, utility_stated=stated)
 
@@ -34,7 +26,6 @@ class PolicyNotes:
         """About a job as it is now; nothing of one that has ended.
 
         Args:
-            job: as the core has it.
             train_loss: that it reported last, if anybody heard of one since its last epoch.
         """
         if job.ended:
@@ -49,12 +40,7 @@ class PolicyNotes:
 
 
 def size_notes(state: State, spec: JobSpec) -> tuple[str, ...]:
-    """Return a note if a job needs more slots than there are on nodes neither lost nor drained.
-
-    Args:
-        state: which nodes there are.
-        spec: as its user describes it.
-    """
+    """Return a note if a job needs more slots than there are on nodes neither lost nor drained."""
     usable = [
         node for node in state.nodes.values() if node.phase is not NodePhase.LOST and not node.drain
     ]

@@ -54,12 +54,7 @@ class ReadRequests:
     goes on while nothing can become durable.
 
     Args:
-        commit_loop: has the committed state.
-        plans: why jobs wait.
-        feed: wakes long polls.
-        telemetry: what workers said last.
         notes: what the policy of this cluster lacks of jobs.
-        owners: whose jobs are.
     """
 
     def __init__(
@@ -90,10 +85,6 @@ class ReadRequests:
     async def answer(self, request: Message, who: Identity) -> Message | None:
         """What is known; None if the request is none of these.
 
-        Args:
-            request: that is permitted.
-            who: that asks.
-
         Raises:
             OnesError: if it cannot be answered.
         """
@@ -120,11 +111,7 @@ class ReadRequests:
         return None
 
     def view(self, who: Identity) -> View:
-        """What somebody may know.
-
-        Args:
-            who: the owner of a key.
-        """
+        """What somebody may know."""
         return View(who, self._owners.of)
 
     def _sweep(self, request: GetSweep) -> SweepDetail:
@@ -187,9 +174,7 @@ class ReadRequests:
         """Everything about a job, a page.
 
         Args:
-            job: of the committed state.
             view: of who asks, who may know of it.
-            cursor: `next` of the page before.
 
         Raises:
             BadFieldError: if the cursor is none of this job's.

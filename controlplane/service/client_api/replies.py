@@ -55,7 +55,6 @@ def job_summary(
     """A line of `ones ps`.
 
     Args:
-        job: as the core has it.
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch; queueing and running times are counted until then.
@@ -105,7 +104,6 @@ def why_it_waits(stopped: str, reason: Reason) -> str:
     """Why a job stopped, and why it still waits if that is for another reason.
 
     Args:
-        stopped: why it did.
         reason: why the latest plan lets it wait.
     """
     same = reason.text.removeprefix("waits: ") in stopped
@@ -155,13 +153,10 @@ def job_detail(
     """Everything about one job, as `ones show` prints it, a page at a time.
 
     Args:
-        job: as the core has it.
-        records: its past.
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch.
         predicted_loss: by the latest plan, if it said so.
-        cursor: `next` of the page before.
 
     Raises:
         BadFieldError: if the cursor is none of this job's.
@@ -204,12 +199,7 @@ def _lists_of(job: JobId, records: JobRecords) -> dict[str, Rows]:
 
 
 def job_state(job: Job, reason: str) -> JobState:
-    """What `ones wait` asks for.
-
-    Args:
-        job: as the core has it.
-        reason: why it is in this state.
-    """
+    """What `ones wait` asks for."""
     code = job.attempts.exit_code
     return JobState(job=job.job, state=job.phase.value, reason=reason, exit_code=code)
 
@@ -235,11 +225,8 @@ def job_explanation(
     """Every decision about a job, a page; of one that waits also why, as the very last entry.
 
     Args:
-        job: as the core has it.
-        records: its past.
         reason: why the latest plan lets it wait, if it said so.
         now: seconds since the epoch, the time of that last entry.
-        cursor: `next` of the page before.
 
     Raises:
         BadFieldError: if the cursor is none of this job's.
@@ -267,8 +254,6 @@ def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
 
     Args:
         totals: counts of plans and changes, predicted and realised gains.
-        policy: its name.
-        planner: whoever plans.
 
     Returns:
         Gains are geometric means of speed-ups, None before the first.
@@ -333,7 +318,6 @@ def node_info(state: State, name: NodeId) -> NodeInfo:
 
     Args:
         state: the core's, which is only read.
-        name: of a node that joined.
     """
     node, owners = state.nodes[name], state.slot_index.owners()
     slots = [slot_id(name, slot.index) for slot in node.spec.slots]

@@ -72,17 +72,8 @@ class RequestServer:
 
     Args:
         commit_loop: takes what a request changes; every answer is made of its committed state.
-        plans: why jobs wait.
-        socket: ROUTER of the client port.
-        feed: wakes long polls.
         snapshots: archives of working directories.
-        telemetry: what workers said last.
-        audit: refused requests.
-        policy: its name.
         cluster_info: what `GetCluster` tells the owner of a key.
-        search_info: how the scheduler stands.
-        owners: whose jobs are.
-        limits: of one user; they may change.
         keys: who may connect.
     """
 

@@ -77,8 +77,6 @@ class RequestShares(Generic[T]):
         """Begin a request when its turn comes.
 
         Args:
-            user: whose it is.
-            request: any.
             size: that it keeps in memory meanwhile, bytes.
 
         Raises:
@@ -96,19 +94,13 @@ class RequestShares(Generic[T]):
         self._soon(0.0)
 
     def floods(self, user: str) -> bool:
-        """Whether a user goes on although much of it was refused.
-
-        Args:
-            user: known or not.
-        """
+        """Whether a user goes on although much of it was refused."""
         return user in self._users and self._users[user].refused > REFUSED
 
     def ended(self, user: str, reply_bytes: int = 0, busy_s: float = 0.0) -> None:
         """A request is answered.
 
         Args:
-            user: whose it was.
-            reply_bytes: that it took to do so.
             busy_s: seconds of reading for which the loop did nothing else: a list of many jobs
                 costs more than one of a few.
         """
@@ -123,7 +115,6 @@ class RequestShares(Generic[T]):
         """A request under way may wait for something to happen meanwhile.
 
         Args:
-            user: whose it is.
             wait_s: for how long; one that does not wait is under way as before.
 
         Raises:

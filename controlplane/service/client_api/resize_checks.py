@@ -12,8 +12,6 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
     """Refuse an order that could never be followed.
 
     Args:
-        state: which slots the cluster has.
-        job: the one to change.
         request: slots (0 pauses), global batch in samples, exact places; each may be left out.
 
     Raises:

@@ -15,9 +15,7 @@ def known_change(job: Job, request: ChangeSweep, user: str) -> int | None:
     """The trial of a request that was done already; None if it was not.
 
     Args:
-        job: that it is about.
         request: the same key was used before, or not.
-        user: who asks.
 
     Raises:
         BadFieldError: if the job is no sweep.
@@ -27,23 +25,12 @@ def known_change(job: Job, request: ChangeSweep, user: str) -> int | None:
 
 
 def changed(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
-    """The answer to a request that was done.
-
-    Args:
-        job: that it was about.
-        sweep: of the job.
-        number: of the trial.
-    """
+    """The answer to a request that was done."""
     return SweepChanged(job=job.job, trial=number, state=trial_state(sweep, number))
 
 
 def checked_change(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
     """A request as an input, if it can be done.
-
-    Args:
-        job: that it is about.
-        request: as it came.
-        user: who asks.
 
     Returns:
         A new trial that has a parent has the parent's values, too, where it has none of its own.

@@ -35,9 +35,6 @@ Past = SweepHistory | EndedSweeps  # of one that is in the state, of one that le
 def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
     """The sweep that a job is.
 
-    Args:
-        job: in any phase.
-
     Raises:
         BadFieldError: if it is none.
     """
@@ -53,10 +50,6 @@ def sweep_detail(
     """How a sweep stands.
 
     Args:
-        job: that is one.
-        past: of the sweep.
-        summary: of the job.
-        request: which trials.
         now: seconds since the epoch.
 
     Raises:
@@ -91,14 +84,7 @@ def sweep_detail(
 
 
 def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) -> TrialInfo:
-    """One configuration of a sweep.
-
-    Args:
-        job: that is the sweep.
-        sweep: of the job.
-        history: of the sweep.
-        number: of a trial that there is.
-    """
+    """One configuration of a sweep."""
     state, past = sweep.engine.state, history.trial(number)
     trial, model, lease = state.trials[number], state.models[number], state.lease_of(number)
     slot: SlotId | None = None
@@ -136,12 +122,7 @@ def _shown_epochs(past: TrialHistory) -> int:
 
 
 def trial_state(sweep: JobSweep, number: int) -> str:
-    """Where a trial stands, in the words of `TrialInfo.state`.
-
-    Args:
-        sweep: of a job.
-        number: of a trial that there is.
-    """
+    """Where a trial stands, in the words of `TrialInfo.state`."""
     state = sweep.engine.state
     trial = state.trials[number]
     if number in state.deleted:
@@ -159,8 +140,6 @@ def ledger(job: Job, past: Past, request: GetLedger) -> Ledger:
     """The units that count.
 
     Args:
-        job: that is a sweep.
-        past: of the sweep.
         request: which units.
 
     Raises:

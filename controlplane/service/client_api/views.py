@@ -64,20 +64,11 @@ class View:
         return text if self._all else hide_names(text, self._hides)
 
     def summary(self, row: JobSummary) -> JobSummary:
-        """A line of `ones ps`.
-
-        Args:
-            row: of a job that he may know of.
-        """
+        """A line of `ones ps`."""
         return row if self._all else replace(row, reason=self.text(row.reason))
 
     def detail(self, detail: JobDetail, owner: JobOwner) -> JobDetail:
-        """A page of `ones show`.
-
-        Args:
-            detail: of a job that he may know of.
-            owner: whose it is.
-        """
+        """A page of `ones show`."""
         history = tuple(
             replace(one, why=self.text(one.why), detail=self._detail(one.detail))
             for one in detail.history
@@ -91,11 +82,7 @@ class View:
         )
 
     def explanation(self, told: Explanation) -> Explanation:
-        """A page of `ones explain`.
-
-        Args:
-            told: of a job that he may know of.
-        """
+        """A page of `ones explain`."""
         return (
             told
             if self._all
@@ -111,22 +98,14 @@ class View:
         return replace(told, summary=self.summary(told.summary))
 
     def node(self, node: NodeInfo) -> NodeInfo:
-        """A line of `ones node list`: slots of other people's jobs are taken, and that is all.
-
-        Args:
-            node: as it is.
-        """
+        """A line of `ones node list`: slots of other people's jobs are taken, and that is all."""
         if self._all:
             return node
         jobs = tuple(job for job in node.jobs if self.sees(self._owner_of(job)))
         return replace(node, jobs=jobs, reason=self.text(node.reason))
 
     def event(self, event: FeedEvent) -> FeedEvent | None:
-        """An event of the feed; None: it is about a job that he may not know of.
-
-        Args:
-            event: as it was announced.
-        """
+        """An event of the feed; None: it is about a job that he may not know of."""
         if self._all:
             return event
         if event.job is not None and not self.sees(self._owner_of(event.job)):
@@ -159,13 +138,7 @@ class View:
 
 
 def shown_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
-    """A job file without what its reader may not have: names of variables stay.
-
-    Args:
-        spec: as it was submitted.
-        who: the reader.
-        owner: whose the job is.
-    """
+    """A job file without what its reader may not have: names of variables stay."""
     env, args = spec.env, spec.args
     if not may(who, Action.ENV, owner):
         env = dict.fromkeys(env, HIDDEN)

@@ -55,7 +55,6 @@ class LogRates(Generic[Whom]):
         """Output was stored.
 
         Args:
-            of: job and stream.
             size: bytes.
         """
         stream = self._counted(of)
@@ -66,7 +65,6 @@ class LogRates(Generic[Whom]):
         """Answer now, or when the job is within its rate again.
 
         Args:
-            of: job and stream.
             whom: one who waits already is answered once, in his old place.
         """
         stream = self._counted(of)
@@ -78,11 +76,7 @@ class LogRates(Generic[Whom]):
         stream.held[whom] = None
 
     def quiet_s(self, of: Of) -> float:
-        """How long nothing has come.
-
-        Args:
-            of: job and stream.
-        """
+        """How long nothing has come."""
         stream = self._streams.get(of)
         return float("inf") if stream is None else self._clock() - stream.took_at
 

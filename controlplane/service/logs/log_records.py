@@ -45,7 +45,6 @@ def record(who: Who, offset: int, data: bytes, *, ended: bool, now: float) -> by
         who: version and rank of the worker.
         offset: of `data` in the worker's own file, bytes.
         data: its output; none for the mark of its end.
-        ended: this is that mark.
         now: seconds since the epoch.
     """
     header = msgspec.msgpack.encode(Header(*who, offset, len(data), ended, now))
@@ -57,8 +56,6 @@ def whole_records(file: BinaryIO, position: int, size: int) -> Iterator[tuple[He
 
     Args:
         file: may be read from within the loop: where it stands does not matter.
-        position: of a record's first byte.
-        size: of the file, bytes.
     """
     while (header := _header_at(file, position, size)) is not None:
         end = position + LENGTH.size + _length_at(file, position) + header.size
@@ -73,9 +70,7 @@ def is_torn(file: BinaryIO, position: int, size: int) -> bool:
     """Whether what begins at `position` is the beginning of a record, cut off by the file's end.
 
     Args:
-        file: of records.
         position: where the last whole record ends.
-        size: of the file, bytes.
     """
     if size - position < LENGTH.size:
         return True
@@ -89,7 +84,6 @@ def next_record(file: BinaryIO, after: int, size: int) -> int:
     """Where records go on behind damage.
 
     Args:
-        file: of records.
         after: the first position that may be one's first byte.
         size: of the file, bytes; returned if none begins before it.
     """

@@ -66,15 +66,8 @@ class LogRelay:
     Args:
         shippers: ROUTER for agents: output in, archives of working directories out.
         followers: ROUTER for clients: pages out.
-        store: keeps the output.
-        snapshots: the archives.
-        files: what jobs made, on the nodes.
         state: the core's state now: which nodes there are.
-        job: any job that there is or was.
-        records: which processes a job had.
         now: seconds since the epoch.
-        audit: refused messages.
-        bytes_per_s: of one stream of one job.
     """
 
     def __init__(

@@ -88,31 +88,21 @@ class LogStore:
         """How far a worker's output is here, in bytes, and whether that is its end.
 
         Args:
-            job: whose output it is.
-            stream: log or samples.
             who: version and rank of the worker; one that sent nothing has 0 bytes here.
         """
         found = self._open(job, stream)
         return found.stored.get(who, 0), who in found.ended
 
     def full(self, job: JobId, stream: str) -> bool:
-        """Whether no more is kept of a stream.
-
-        Args:
-            job: whose output it is.
-            stream: log or samples.
-        """
+        """Whether no more is kept of a stream."""
         return self._open(job, stream).bytes_kept >= self.max_bytes
 
     def append(self, job: JobId, stream: str, who: Who, offset: int, data: bytes) -> int:
         """Store what is new in `data`; a chunk that leaves a gap, or is old, changes nothing.
 
         Args:
-            job: whose output it is.
-            stream: log or samples.
             who: version and rank of the worker.
             offset: of `data` in the worker's own file, bytes.
-            data: any number of bytes.
 
         Returns:
             How far the worker's output is here now, bytes.
@@ -142,8 +132,6 @@ class LogStore:
         Of a stream that is full nothing is missing.
 
         Args:
-            job: whose output it is.
-            stream: log or samples.
             who: version and rank of the worker.
             size: of the worker's own file, bytes.
 
@@ -172,8 +160,6 @@ class LogStore:
         """One page of a stream, in the order in which it arrived.
 
         Args:
-            job: whose output it is.
-            stream: log or samples.
             rank: only of this worker; None: of all.
             cursor: position in the job's file, bytes; 0 is the start.
             max_bytes: of output; one piece may be larger.

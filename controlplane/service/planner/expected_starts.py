@@ -18,8 +18,6 @@ def with_start(reason: Reason, start: StartForecast, now: Seconds) -> Reason:
     """Why a job waits, and for how long that is expected to last.
 
     Args:
-        reason: to wait.
-        start: what the latest plan expects.
         now: seconds since the epoch; what is past by then is expected at any moment.
 
     Returns:

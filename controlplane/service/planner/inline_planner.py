@@ -15,7 +15,6 @@ class InlinePlanner:
     Args:
         policy: asked in this process, between two events of its loop.
         view_now: what it may see at the moment, and the time.
-        propose: takes its plans.
     """
 
     restarts = 0

@@ -72,11 +72,7 @@ class PlanExchange:
             self._rested_at = self._loop.time() + (OTHERS * took_s if took_s > SLOW_S else 0.0)
 
     def reason(self, job: JobId) -> Reason | None:
-        """What the latest plan said of a job, and when it expects it to start; None: nothing.
-
-        Args:
-            job: any.
-        """
+        """What the latest plan said of a job, and when it expects it to start; None: nothing."""
         reason, start = self._reasons.get(job), self._starts.get(job)
         if reason is None or start is None:
             return reason

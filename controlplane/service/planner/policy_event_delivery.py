@@ -23,7 +23,6 @@ class PolicyObserver:
 
     Args:
         commit_loop: its state says which job an event is about, its clock when it was.
-        planner: learns.
         telemetry: holds the latest report of each job.
     """
 

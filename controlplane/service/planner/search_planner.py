@@ -53,9 +53,6 @@ class SearchPlanner:
     While it is away the plan in force holds, and free slots are filled greedily.
 
     Args:
-        policy: its name.
-        options: of the policy.
-        seed: of its random draws.
         admits: whether it may reject jobs; then nobody starts whom it has not admitted.
         history: what it learns from again when it begins anew, oldest first.
         view_now: what it may see at the moment, and the time.

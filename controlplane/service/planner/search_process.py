@@ -52,7 +52,6 @@ class SearchProcess:
     """Answers questions at once, and thinks on while nobody asks and there is something to find.
 
     Args:
-        policy: that searches.
         seed: of its random draws; each question begins a stream of its own.
         source: file descriptor that messages come from.
         sink: file descriptor that answers go to.

@@ -12,10 +12,6 @@ from schemas.ids import JobId
 def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
     """What changed from one view to the next.
 
-    Args:
-        before: what the search process has.
-        after: what it shall have.
-
     Returns:
         None where only the whole view will do: other slots, or a job that came back in the middle.
     """
@@ -41,7 +37,6 @@ def apply_delta(view: ClusterView, delta: ViewDelta) -> ClusterView:
 
     Args:
         view: the one that `delta` was made from.
-        delta: what changed.
 
     Returns:
         A view that shares with `view` whatever did not change.

@@ -25,8 +25,6 @@ def times_alone(
     first start counts, too.
 
     Args:
-        jobs: of the trace.
-        model: how they train.
         widest: slots of the cluster's largest node.
         speed: mean speed of its GPUs, relative to the one that the model describes.
         first_stall_s: what any start takes; None: as the model says.

@@ -24,9 +24,6 @@ def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
     itself and uncounted ones too. Where a share of S / n slots is less than w, the job has its w
     slots for that part of the time, as in Shockwave; where it is more, it needs no more than w.
 
-    Args:
-        result: of one simulation.
-
     Returns:
         Job -> rho, above 0; at most 1: it was done no later than with its share.
     """
@@ -40,9 +37,6 @@ def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
 
 def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
     """Finish-time fairness in three figures; None where no job has one.
-
-    Args:
-        result: of one simulation.
 
     Returns:
         `ftf_mean` and `ftf_worst` of `finish_time_fairness`, and `ftf_unfair_share`: the share of

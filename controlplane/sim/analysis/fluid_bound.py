@@ -60,7 +60,6 @@ def least_flow(
         release: seconds.
         work: slot seconds.
         fastest: slots, at most `capacity`.
-        capacity: slots.
     """
     size = [area / capacity for area in work]
     ends, _ = _one_machine(release, size, shortest=True)

@@ -10,9 +10,6 @@ from controlplane.sim.simulation_result import SimulationResult
 def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
     """What came of the first forecast of each counted job's first start.
 
-    Args:
-        result: of one simulation.
-
     Returns:
         `start_forecasts`: how many there are of jobs that waited on after they were told and then
         started. `start_error_median`: the median of |expected - real| / real, of the waits from

@@ -52,7 +52,6 @@ def gantt(result: SimulationResult, path: Path) -> None:
     """Draw who had which slot when, a row for each slot, a colour for each job.
 
     Args:
-        result: with allocations.
         path: of the figure; its suffix says the format.
 
     Raises:
@@ -130,7 +129,6 @@ def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[
     """Share of the cluster's slot seconds that jobs held in each interval.
 
     Args:
-        result: with allocations.
         edges: of the intervals, shape (N + 1,), seconds, growing.
 
     Returns:

@@ -58,10 +58,6 @@ def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
 def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
     """Put the table of `job_rows` into a Parquet file.
 
-    Args:
-        results: of any policies.
-        path: of the file.
-
     Raises:
         ResultsError: if pyarrow is not installed, or the file cannot be written.
     """
@@ -74,9 +70,6 @@ def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
     """The rows that `write_parquet` wrote.
-
-    Args:
-        path: of the file.
 
     Raises:
         ResultsError: if pyarrow is not installed, or the file cannot be read.

@@ -37,11 +37,7 @@ class LossSeries:
 
 
 def has_losses(result: SimulationResult) -> bool:
-    """Whether its jobs have true losses.
-
-    Args:
-        result: of one simulation.
-    """
+    """Whether its jobs have true losses."""
     return any(job.losses for job in result.jobs)
 
 
@@ -49,9 +45,6 @@ def loss_series(result: SimulationResult) -> LossSeries:
     """Average normalised loss (SLAQ figure 4) and slots by group of jobs (figure 3), over time.
 
     Jobs are sorted by normalised loss at each moment: the highest 25%, the next 25%, the others.
-
-    Args:
-        result: of jobs with losses.
     """
     jobs = [job for job in result.jobs if job.losses]
     begin = min(job.submitted_at for job in jobs)
@@ -75,7 +68,6 @@ def time_to(job: JobResult, reduction: float) -> float | None:
     """When a job's loss had come down by so much for the first time.
 
     Args:
-        job: with losses.
         reduction: share of all that it falls, in [0, 1].
 
     Returns:
@@ -89,7 +81,6 @@ def mean_time_to(result: SimulationResult, reduction: float) -> float | None:
     """The mean of `time_to` over the counted jobs that came so far; None: none did.
 
     Args:
-        result: of jobs with losses.
         reduction: share of all that a loss falls, in [0, 1].
     """
     took = [time_to(job, reduction) for job in result.jobs if job.counted and job.losses]
@@ -99,9 +90,6 @@ def mean_time_to(result: SimulationResult, reduction: float) -> float | None:
 
 def loss_figures(result: SimulationResult) -> dict[str, Any]:
     """The figures `LOSS_FIGURES` of one simulation; nothing if its jobs have no true losses.
-
-    Args:
-        result: of one simulation.
 
     Returns:
         `t90_s`, `t95_s`: mean seconds to 90 and 95% loss reduction (SLAQ figure 5). `mean_loss`: of

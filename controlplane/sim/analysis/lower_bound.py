@@ -25,9 +25,6 @@ def lower_bound_s(
 
     Args:
         jobs: that are counted; the others enter as if they needed nothing.
-        model: how they train.
-        slots: of the cluster.
-        widest: slots of its largest node.
         fastest: speed of its fastest GPU, relative to the one that the model describes.
         seed: of everything that differs from job to job.
 

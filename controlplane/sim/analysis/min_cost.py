@@ -39,8 +39,6 @@ def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> 
         job_model: of a job that may choose its batch.
         fixed_batch: that policies of fixed batch give it, if it is above the largest it may choose;
             else 0.
-        slots: of the cluster.
-        widest: slots of its largest node.
     """
     spec = job_model.spec
     most = min(max(spec.slots[1], fixed_batch and slots), slots)
@@ -100,11 +98,7 @@ def known_throughput(
     """Of a group on as few nodes as possible; None: it cannot run.
 
     Args:
-        job_model: of the job.
-        size: slots.
         batch: global, samples per step.
-        epoch: finished ones.
-        widest: slots of the largest node.
     """
     try:
         throughput = job_model.throughput(packed(size, widest), batch, epoch)

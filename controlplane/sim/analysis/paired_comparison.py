@@ -59,7 +59,6 @@ def compare(
     independent: their p values are smaller than what repeated simulations would bear out.
 
     Args:
-        first: results of one policy.
         second: results of another; order does not matter.
         seed: of the bootstrap; the same gives the same intervals.
 
@@ -96,7 +95,6 @@ def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
 
     Args:
         values: at least one.
-        seed: of the bootstrap.
     """
     given = np.asarray(values, dtype=float)
     drawn = np.random.default_rng(seed).integers(len(given), size=(RESAMPLES, len(given)))

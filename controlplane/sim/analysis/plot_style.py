@@ -119,10 +119,6 @@ def _style(index: int) -> Style:
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure that needs no display.
 
-    Args:
-        width: inches.
-        height: inches.
-
     Raises:
         ResultsError: if matplotlib is not installed.
     """
@@ -139,7 +135,6 @@ def save(figure: Figure, path: Path) -> None:
 
     Args:
         figure: to write; the same one gives the same bytes.
-        path: ends with one of `SUFFIXES`.
 
     Raises:
         ResultsError: if there is no such format, or the disk does not take it.
@@ -164,7 +159,6 @@ def tidy(axes: Axes, *, along: str = "y") -> None:
     """A light grid behind the data, and no box around it.
 
     Args:
-        axes: to tidy up.
         along: which axis has grid lines: x, y or both.
     """
     axes.grid(visible=True, axis=along, color=GRID, linewidth=0.6)  # type: ignore[arg-type] # x, y or both
@@ -173,23 +167,12 @@ def tidy(axes: Axes, *, along: str = "y") -> None:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Say below a figure how it is read.
-
-    Args:
-        figure: to be read.
-        text: one line of plain words.
-    """
+    """Say below a figure how it is read."""
     figure.supxlabel(text, x=0.01, ha="left", fontsize="small", color="#444444")
 
 
 def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
-    """One legend above all panels, where it covers nothing.
-
-    Args:
-        figure: that gets it.
-        axes: a panel that has all curves.
-        count: of the curves.
-    """
+    """One legend above all panels, where it covers nothing."""
     handles, labels = axes.get_legend_handles_labels()
     columns = min(count, 6)
     figure.legend(

@@ -50,7 +50,6 @@ def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
     diamond is the mean.
 
     Args:
-        results: of any policies.
         path: of the figure; its suffix says the format.
 
     Raises:
@@ -98,7 +97,6 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
     The share is of all counted jobs: a curve whose jobs did not all finish ends below 1.
 
     Args:
-        results: of any policies.
         path: of the figure; its suffix says the format.
 
     Raises:
@@ -136,7 +134,6 @@ def averages(results: Sequence[SimulationResult], path: Path) -> None:
     """Average completion, execution and queueing time by policy, 95% intervals over simulations.
 
     Args:
-        results: of any policies.
         path: of the figure; its suffix says the format.
 
     Raises:
@@ -175,8 +172,6 @@ def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -
     of the same seed on a cluster of the same size; bars are 95% intervals over simulations.
 
     Args:
-        results: of at least one size.
-        path: of the figure.
         ours: label of the policy in the right panel; without it there is only the left one.
 
     Raises:

@@ -55,11 +55,7 @@ EXTRAPOLATED: Final = (
 
 
 def print_result(result: SimulationResult) -> None:
-    """One simulation, for people.
-
-    Args:
-        result: shown as `summary` tells it.
-    """
+    """One simulation, for people."""
     console, figures = _console(), summary(result)
     table = _table(f"{result.policy} on {result.slots} slots, seed {result.seed}")
     table.add_column("measure")
@@ -82,7 +78,6 @@ def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
     """Several policies side by side, and `ours` against each other one.
 
     Args:
-        results: of any sizes and seeds.
         ours: name of one of their policies.
     """
     console = _console()

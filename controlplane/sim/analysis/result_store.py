@@ -61,7 +61,6 @@ def append(path: Path, result: SimulationResult) -> bool:
 
     Args:
         path: of the file; made if there is none.
-        result: to append.
 
     Returns:
         Whether it was written; False if the file has a result of the same simulation.
@@ -91,9 +90,6 @@ def load(path: Path) -> list[SimulationResult]:
     """The results in a file, each simulation once; none if there is no file.
 
     A last line without an end was torn by a crash and does not count.
-
-    Args:
-        path: of the file.
 
     Raises:
         ResultsError: if it cannot be read, or a line is no result.

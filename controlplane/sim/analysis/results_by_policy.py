@@ -24,9 +24,6 @@ MEANS = (
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
     """Results by size of the cluster, smallest first, and by policy.
 
-    Args:
-        results: of any sizes and seeds.
-
     Returns:
         Slots of the cluster -> policy -> its results, in their order; the options do not count.
     """
@@ -60,7 +57,6 @@ def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, li
     """Our policy against each other one, for each size of the cluster.
 
     Args:
-        results: of any sizes and seeds.
         ours: name of one of their policies; where it is missing there is no comparison.
 
     Raises:
@@ -77,7 +73,6 @@ def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str,
     """Means, comparisons and the figures of every simulation, as JSON can hold them.
 
     Args:
-        results: of any sizes and seeds.
         ours: name of the policy that the others are compared with.
     """
     return {

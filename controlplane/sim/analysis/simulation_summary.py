@@ -20,9 +20,6 @@ def summary(result: SimulationResult) -> dict[str, Any]:
     their user did not ask for. `unfinished`, `failed`, `cancelled` and `rejected` say how many of
     the counted jobs those averages lack, or (`failed`) hold although they came to nothing.
 
-    Args:
-        result: of one simulation.
-
     Returns:
         Times in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each counted
         job, None where there is no completion time. `makespan_s`, from the first submission to
@@ -95,11 +92,7 @@ def _ends(jobs: Sequence[JobResult]) -> dict[str, float | int | None]:
 
 
 def finished(result: SimulationResult) -> list[JobResult]:
-    """The counted jobs that have a completion time.
-
-    Args:
-        result: of one simulation.
-    """
+    """The counted jobs that have a completion time."""
     return [job for job in result.jobs if job.counted and job.jct_s is not None]
 
 

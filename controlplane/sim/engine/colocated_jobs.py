@@ -54,11 +54,7 @@ class SharedNodes:
         ))  # fmt: skip
 
     def remaining_speed(self, job: JobProcesses) -> float:
-        """The share of its speed that a training job keeps, in (0, 1].
-
-        Args:
-            job: that has entered.
-        """
+        """The share of its speed that a training job keeps, in (0, 1]."""
         at: Mapping[NodeId, dict[JobId, int]] = {
             node: self._training_on[node] for node in job.nodes()
         }

@@ -29,8 +29,6 @@ class Kernel:
 
         Args:
             when: virtual seconds; not before now.
-            what: called with `arguments`.
-            arguments: as they are then.
             priority: among what happens at the same time: `FIRST`, `USUAL`, `LAST` or `AFTER`.
         """
         self._scheduled += 1

@@ -54,10 +54,7 @@ class JobLog:
         """A job was accepted.
 
         Args:
-            job: as the core calls it.
-            submission: of the trace.
             training: its progress, which others count.
-            counted: whether it enters averages.
         """
         begins = training.model.loss_left(0)
         self._records[job] = _Record(
@@ -72,7 +69,6 @@ class JobLog:
         """Something happened to a job.
 
         Args:
-            job: as the core has it now.
             now: virtual seconds.
         """
         record = self._records.get(job.job)
@@ -88,7 +84,6 @@ class JobLog:
         """A plan says when waiting jobs are expected to start; what is said first counts.
 
         Args:
-            starts: of jobs that wait.
             now: virtual seconds.
         """
         for name, said in starts.items():
@@ -100,7 +95,6 @@ class JobLog:
         """What became of every job, in order of submission.
 
         Args:
-            state: of the core, now.
             now: virtual seconds.
         """
         found = []

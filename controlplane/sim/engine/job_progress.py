@@ -114,7 +114,6 @@ class TrainingProgress:
         """When a training job will have come so far, if nothing changes.
 
         Args:
-            progress: samples at the first batch.
             now: virtual seconds.
         """
         left = progress - self.progress

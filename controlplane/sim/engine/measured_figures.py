@@ -37,11 +37,7 @@ class MeasuredFigures:
         self._scale_errors: dict[JobId, float] = {}
 
     def error(self, job: JobId) -> float:
-        """The factor by which one figure of one report is off: log-normal around 1.
-
-        Args:
-            job: that reports.
-        """
+        """The factor by which one figure of one report is off: log-normal around 1."""
         return self._drawn(job, REPORT_DRAWS)
 
     def _drawn(self, job: JobId, stream: int) -> float:
@@ -61,9 +57,7 @@ class MeasuredFigures:
         would be known exactly, however wrong its time is.
 
         Args:
-            job: that reports.
             true: of its group's steps; None: nobody knows.
-            faster: the error of that speed.
         """
         if true is None:
             return None
@@ -79,7 +73,6 @@ class MeasuredFigures:
         (`elastic.metrics.noise_scale`). One that is alone and takes its step in one pass has one.
 
         Args:
-            job: with the group that trains.
             true: of its gradients, samples; None: it measures none.
         """
         if true is None or not (self._options.noise_scale_alone or _has_two_batches(job)):

@@ -17,7 +17,6 @@ class SimulatedNodes:
         """Begin before any of them said hello.
 
         Args:
-            specs: of the nodes.
             handle: takes what the controller hears.
         """
         self._specs = {spec.node: spec for spec in specs}
@@ -46,7 +45,6 @@ class SimulatedNodes:
         """Its agent reports something.
 
         Args:
-            node: that has greeted.
             event: gets the next number of this life.
         """
         self._reported[node] += 1

@@ -50,11 +50,8 @@ class NodeAgents:
         """Begin with all nodes up.
 
         Args:
-            kernel: virtual time.
             send: takes what a node's agent reports.
             jobs: that have processes or may get some.
-            processes: of all workers.
-            training: of all groups.
             instant_changes: whether slots change hands in no time.
         """
         self._kernel = kernel
@@ -71,7 +68,6 @@ class NodeAgents:
         """Do what an agent would; that of a node which is down does nothing.
 
         Args:
-            node: of the agent.
             delta: what it should have of one job.
         """
         if node in self._down:
@@ -228,11 +224,7 @@ class NodeAgents:
     # --- nodes
 
     def is_down(self, node: NodeId) -> bool:
-        """Whether a node is lost, and has not come back yet.
-
-        Args:
-            node: of the cluster.
-        """
+        """Whether a node is lost, and has not come back yet."""
         return node in self._down
 
     def lose_node(self, node: NodeId) -> list[JobProcesses]:

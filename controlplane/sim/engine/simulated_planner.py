@@ -48,10 +48,6 @@ class SimulatedPlanner:
         """Begin with no question asked.
 
         Args:
-            kernel: virtual time.
-            reactor: the core, which gives views.
-            policy: to ask.
-            handle: takes its plans to the core.
             options: when it is asked, and how much it may think.
             hear: takes what plans expect of the starts of waiting jobs; None: nobody does.
         """

@@ -37,11 +37,8 @@ class GroupTraining:
         """Begin with nobody training.
 
         Args:
-            kernel: virtual time.
             jobs: that have processes or may get some.
-            processes: of all workers; they report.
             nodes: of the cluster, with the types of their GPUs.
-            options: of the simulation.
             measured: between the truth and what workers report.
         """
         self.shared_nodes: SharedNodes | None = None  # where jobs slow each other down

@@ -24,7 +24,6 @@ class WorkerProcesses:
         """Begin without processes.
 
         Args:
-            kernel: virtual time.
             send: takes what a node's agent reports.
             jobs: those that are there; one that has ended is taken out with its last process.
         """
@@ -38,7 +37,6 @@ class WorkerProcesses:
         """Fork a worker.
 
         Args:
-            job: whose worker it is.
             member: its name and slot; where another process is, it is ready when that has exited.
             start_s: seconds until it is ready.
         """
@@ -69,10 +67,7 @@ class WorkerProcesses:
         """Let a worker end, if it is there, and its node's agent report how.
 
         Args:
-            job: whose worker it is.
-            name: of the worker.
             code: that it exits with; None: a signal ended it.
-            signal: that ended it.
         """
         worker = job.workers.get(name)
         if worker is None:
@@ -88,7 +83,6 @@ class WorkerProcesses:
 
         Args:
             job: whose worker it is; an ended job is forgotten with its last one.
-            name: of a worker that is there.
         """
         worker = job.workers.pop(name)
         if job.ended and not job.workers:
@@ -111,8 +105,6 @@ class WorkerProcesses:
         """Let a worker report, if it is there.
 
         Args:
-            job: whose worker it is.
-            name: of the worker.
             make_report: makes the event of the worker's `job`, `version`, `rank` and `index`.
         """
         worker = job.workers.get(name)

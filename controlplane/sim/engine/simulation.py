@@ -65,9 +65,6 @@ class Simulation:
         """Wire up a cluster without jobs.
 
         Args:
-            kernel: virtual time.
-            nodes: of the cluster.
-            options: how time passes.
             record: called with every input of the core and its commands.
         """
         self.kernel = kernel
@@ -100,7 +97,6 @@ class Simulation:
         """Let a policy decide, and hear of steps if the simulation has telemetry.
 
         Args:
-            policy: to ask.
             options: when it is asked, and how much it may think.
         """
         self.planner = SimulatedPlanner(
@@ -140,9 +136,7 @@ class Simulation:
         """Let a user submit a job when its time comes.
 
         Args:
-            submission: what is submitted and when.
             make_model: how it trains; called at that time.
-            counted: whether it enters averages.
         """
         self._left += 1
         self.kernel.call_at(
@@ -153,7 +147,6 @@ class Simulation:
         """Let a node die, and come back empty.
 
         Args:
-            node: to lose.
             at: virtual seconds.
             back_after_s: seconds that it is away, at least `RETURN_S`.
         """

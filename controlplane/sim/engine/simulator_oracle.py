@@ -28,10 +28,6 @@ class SimulatorOracle:
         """Look at the jobs of a simulation.
 
         Args:
-            kernel: virtual time.
-            jobs: of the simulation.
-            widest: slots of its largest node.
-            imagined: the jobs of `rule`.
             rule: what neighbours cost; None: nothing.
         """
         self._kernel = kernel
@@ -40,12 +36,7 @@ class SimulatorOracle:
         self._imagined, self._rule = imagined, rule
 
     def remaining_s(self, job: JobView, slots: int) -> float:
-        """Seconds that a job still trains, epoch by epoch, on whole nodes first.
-
-        Args:
-            job: that is there.
-            slots: that it would have.
-        """
+        """Seconds that a job still trains, epoch by epoch, on whole nodes first."""
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
         model, progress, total = training.model, training.progress, 0.0
@@ -58,22 +49,13 @@ class SimulatorOracle:
         return total
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps that are left, as the job's model counts them.
-
-        Args:
-            job: that is there.
-        """
+        """Steps that are left, as the job's model counts them."""
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
         return training.model.remaining_steps(training.epoch, training.progress)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Seconds of a step with the first batch, on whole nodes first.
-
-        Args:
-            job: that is there.
-            slots: that it would have.
-        """
+        """Seconds of a step with the first batch, on whole nodes first."""
         training = self._jobs[job.job].training
         placement = packed(slots, self._widest)
         rate = training.model.throughput(placement, job.batch_size, training.epoch)
@@ -88,7 +70,6 @@ class SimulatorOracle:
         """What being spread and its neighbours leave, as the models say.
 
         Args:
-            job: that is there.
             layouts: workers of every job on each of its nodes, as they would be.
             on: each node that it would be on, and the workers there of every job, itself too.
         """

@@ -45,7 +45,6 @@ class StepTelemetry:
         """Begin without groups.
 
         Args:
-            kernel: virtual time.
             reactor: the core, which knows each job's present group.
             planner: observes it, and is asked again when a group's speed is known.
             measured: between the truth and what workers report.

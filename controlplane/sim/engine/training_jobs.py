@@ -16,12 +16,7 @@ class SimulatedTrainingJobs:
     """See `TrainingJobs`; a job that is not there any more asks for nothing by name."""
 
     def __init__(self, jobs: Mapping[JobId, JobProcesses], nodes: Iterable[NodeSpec]) -> None:
-        """Look at these from now on.
-
-        Args:
-            jobs: of the simulation.
-            nodes: of the cluster.
-        """
+        """Look at these from now on."""
         self._jobs = jobs
         self._nodes = {node.node: node for node in nodes}
 
@@ -61,9 +56,5 @@ class ImaginedJobs(SimulatedTrainingJobs):
 
 
 def demand_of_model(model: JobModel) -> Demand:
-    """What a job asks for: as it states it, else what its application usually asks for.
-
-    Args:
-        model: of the job.
-    """
+    """What a job asks for: as it states it, else what its application usually asks for."""
     return model.demand if isinstance(model, StatesDemand) else demand_of(model.application)

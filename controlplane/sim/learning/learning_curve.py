@@ -36,7 +36,6 @@ def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     Args:
         rows: of the iterations; a column of texts names phases, whose changes are marked.
         path: of the figure; its suffix says the format.
-        title: above it.
 
     Raises:
         ResultsError: if matplotlib is missing, or the file cannot be written.

@@ -18,7 +18,6 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
     """Keep the state of a training.
 
     Args:
-        path: of the file.
         state: tensors, numbers, texts, lists and dictionaries.
 
     Raises:
@@ -31,9 +30,6 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 
 def read_state(path: Path) -> dict[str, Any]:
     """What `write_state` kept.
-
-    Args:
-        path: of the file.
 
     Raises:
         TrainingError: if there is none, or it is damaged or of another version.

@@ -41,9 +41,6 @@ class Trainer(Protocol):
     def iterate(self, iteration: int) -> dict[str, float | str]:
         """One iteration; may take seconds.
 
-        Args:
-            iteration: its number, from 0 on.
-
         Returns:
             A row of the learning curve: each time the same columns, in the same order.
         """

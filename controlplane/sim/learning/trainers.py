@@ -18,10 +18,6 @@ TRAINERS: Final[Mapping[str, str]] = {  # policy -> module:class, called with th
 def make_trainer(policy: str, seed: int) -> Trainer:
     """A new trainer of that policy.
 
-    Args:
-        policy: as the registry calls it.
-        seed: of everything that is drawn.
-
     Raises:
         TrainingError: if that policy learns nothing beforehand, or torch is missing.
     """

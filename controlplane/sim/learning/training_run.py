@@ -62,9 +62,7 @@ def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> Pr
 
     Args:
         trainer: of the policy, with nothing trained yet.
-        order: what is wanted.
         resume: go on from the state that an interrupted training left.
-        report: told of each iteration.
 
     Raises:
         InterruptedTrainingError: at Ctrl-C, when the state was kept.

@@ -209,7 +209,6 @@ class TrainingModel(Protocol):
         """The truth about `job`.
 
         Args:
-            job: of a trace.
             batch: whether the policy keeps the batch that the user tuned for so many slots, or
                 chooses one, from a first batch that fits one slot.
             seed: of everything that differs from job to job.

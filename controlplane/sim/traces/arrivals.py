@@ -30,8 +30,6 @@ def poisson(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
     """Independent exponential gaps, the first one before the first job (ONES: mean 30 s).
 
     Args:
-        rng: where chance comes from.
-        jobs: how many.
         mean_s: between jobs, above 0.
 
     Returns:
@@ -48,8 +46,6 @@ def uniform(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
     """Each job at any moment of a window of `jobs` times `mean_s`.
 
     Args:
-        rng: where chance comes from.
-        jobs: how many.
         mean_s: between jobs, above 0.
 
     Returns:
@@ -68,8 +64,6 @@ def bursts(rng: Generator, jobs: int, mean_s: float, size: int = 4) -> FloatArra
     The groups are a Poisson process of mean interval `size` times `mean_s`.
 
     Args:
-        rng: where chance comes from.
-        jobs: how many.
         mean_s: between jobs, above 0.
         size: jobs of a group, at least 1.
 
@@ -96,10 +90,7 @@ def google(
     log-normal with a coefficient of variation of `spread`; both numbers are chosen.
 
     Args:
-        rng: where chance comes from.
-        jobs: how many.
         mean_s: between jobs, above 0.
-        spread: of the rate, above 0.
         together: jobs of a group on average, at least 1.
 
     Returns:
@@ -124,8 +115,6 @@ def philly(
     """Heavy-tailed gaps as in the Philly trace, scaled to the mean; see `poisson`.
 
     Args:
-        rng: where chance comes from.
-        jobs: how many.
         mean_s: between jobs, above 0; of a whole day if there are busy and quiet hours.
         begin_hour: of the day, in [0, 24): hours are as busy as in the trace. None: all are equal.
     """

@@ -14,9 +14,7 @@ def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> N
     """Write a file whole: another one beside it takes its place when it is on the disk.
 
     Args:
-        path: of the file.
         content: all that it will have; text is written as UTF-8.
-        refusal: what is raised then.
 
     Raises:
         OnesError: of class `refusal`, if the disk does not take it.

@@ -36,11 +36,7 @@ def generate_curves(
     time 15 s)". Each algorithm comes as often as any other, and each of its curves too.
 
     Args:
-        curves: to draw from.
-        jobs: how many.
-        seed: of every draw.
         arrivals: the name of a process of `controlplane.sim.traces.arrivals`.
-        mean_interval_s: between two submissions.
         crash_share: of the jobs; their scripts fail once.
         cancel_share: of the jobs; their users give up.
         work_core_s: mean of their work, seconds on one core: how long users wait before that.

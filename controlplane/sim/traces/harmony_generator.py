@@ -37,10 +37,7 @@ def generate_harmony(
     in [1, 3]" (evaluation, workloads).
 
     Args:
-        jobs: how many.
-        seed: of every draw.
         arrivals: the name of a process of `controlplane.sim.traces.arrivals`.
-        mean_interval_s: between two submissions.
         exchange: of gradients: with parameter servers, all-reduce, or either for half of the jobs.
         job_s: mean over jobs of the seconds that they train by themselves.
         crash_share: of the jobs; their scripts fail once.

@@ -51,8 +51,6 @@ def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -
     """The jobs of a foreign trace.
 
     Args:
-        path: of the file.
-        layout: whose; `pollux` is our own.
         most_slots: of the cluster: larger jobs are left out. None: all are taken.
 
     Raises:

@@ -36,9 +36,7 @@ def replay_journal(
     is not there.
 
     Args:
-        path: of the SQLite file.
         since: beginning of the window, seconds since the epoch.
-        until: its end.
 
     Returns:
         Jobs, their past, slots, and how many jobs that left are not among them, as damaged.

@@ -62,8 +62,6 @@ def sample(rng: Generator, n: int, *, longest_s: float | None = None) -> FloatAr
     Their mean is 44,200 s, 3% above the trace's: a table knows little of the longest jobs.
 
     Args:
-        rng: where chance comes from.
-        n: jobs.
         longest_s: none is longer; as if the trace ended there. None: as in the trace.
 
     Returns:
@@ -85,10 +83,6 @@ def sample_gaps(rng: Generator, n: int) -> FloatArray:
     Drawn one by one: that busy hours follow busy hours is lost. Gaps above the quantile of 99.9%
     (38 minutes; the longest is three days) are left out: the trace has holes.
 
-    Args:
-        rng: where chance comes from.
-        n: gaps.
-
     Returns:
         Shape (n,), seconds.
     """
@@ -106,8 +100,6 @@ def sample_gpus(rng: Generator, n: int, most: int) -> IntArray:
     """GPUs of jobs; larger jobs are left out.
 
     Args:
-        rng: where chance comes from.
-        n: jobs.
         most: GPUs of the largest one, at least 1.
 
     Returns:

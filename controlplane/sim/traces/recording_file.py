@@ -47,10 +47,6 @@ class _Kind(msgspec.Struct, frozen=True):
 def write_recording(recording: Recording, path: Path) -> None:
     """Put a recording into a file for `read_recording`; it is there whole or not at all.
 
-    Args:
-        recording: to write.
-        path: of the file.
-
     Raises:
         TraceError: if the disk does not take it.
     """
@@ -69,9 +65,6 @@ def write_recording(recording: Recording, path: Path) -> None:
 
 def read_recording(path: Path) -> Recording:
     """The recording in a file.
-
-    Args:
-        path: of the file.
 
     Raises:
         TraceError: if it cannot be read or is no recording; it names file and line.

@@ -52,11 +52,8 @@ def generate(
     trace with crashes is the one without, but for the crashes.
 
     Args:
-        jobs: how many.
-        seed: of every draw.
         mix: of the workloads: by GPU time, or each as often as any other.
         arrivals: the name of a process of `controlplane.sim.traces.arrivals`, or such a function.
-        mean_interval_s: between two submissions.
         crash_share: of the jobs; their scripts fail once.
         cancel_share: of the jobs; their users give up.
         gpu_times: draws GPU seconds; None: as Microsoft's trace has them.
@@ -129,9 +126,6 @@ def shares(
     """A uniform draw for about `share` of the jobs, None for the others.
 
     Args:
-        rng: where chance comes from.
-        jobs: how many.
-        share: of the jobs, in [0, 1].
         between: least and most of what is drawn.
     """
     struck = rng.random(jobs) < share
@@ -141,9 +135,6 @@ def shares(
 
 def arrival_process(name: str) -> Arrivals:
     """The process of that name.
-
-    Args:
-        name: one of `PROCESSES`.
 
     Raises:
         TraceError: if there is none.

@@ -48,10 +48,6 @@ def read_trace(path: Path) -> Trace:
 def write_trace(trace: Trace, path: Path) -> None:
     """Put a trace into a file that `read_trace` reads; the file is there whole or not at all.
 
-    Args:
-        trace: to write.
-        path: of the file.
-
     Raises:
         TraceError: if it has no jobs, a job could not be read again, or the disk does not take it.
     """
@@ -74,8 +70,6 @@ def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
     """Jobs as a trace, sorted by time.
 
     Args:
-        name: of the trace.
-        path: of its file, for complaints.
         jobs: in any order; those of the same moment stay in theirs.
 
     Raises:

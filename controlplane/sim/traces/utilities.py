@@ -29,8 +29,6 @@ def with_utilities(trace: Trace, seed: int, own_s: Callable[[TraceJob], float]) 
     eighth of the deadline, because jobs last from a minute to a day.
 
     Args:
-        trace: to which they are added.
-        seed: of the draws.
         own_s: seconds of a job by itself.
     """
     rng = default_rng((seed, STREAM))

@@ -19,18 +19,13 @@ class FixedOrder(Progress):
         """As the problem is now.
 
         Args:
-            problem: what is left to do.
             turns: i + e of each model's present epoch, shape (models,).
         """
         self._turns = list(turns)
         super().__init__(problem)
 
     def end(self, visit: Visit) -> None:
-        """The unit has ended; its model goes on with its next epoch if it has one.
-
-        Args:
-            visit: that had begun.
-        """
+        """The unit has ended; its model goes on with its next epoch if it has one."""
         before = self._epochs_left[visit.model]
         super().end(visit)
         self._turns[visit.model] += before - self._epochs_left[visit.model]

@@ -62,11 +62,7 @@ class HopProblem:
         return (1 << len(self.sizes)) - 1
 
     def seconds(self, visit: Visit) -> float:
-        """What the unit takes as far as known.
-
-        Args:
-            visit: of this problem.
-        """
+        """What the unit takes as far as known."""
         cost = self.models[visit.model].unit_s * self.sizes[visit.partition]
         return cost * self.slots[visit.slot].slowness
 
@@ -84,11 +80,7 @@ def members(some: Partitions) -> Iterator[int]:
 
 
 def partitions(some: Sequence[int]) -> Partitions:
-    """The set of these partitions.
-
-    Args:
-        some: numbers of partitions.
-    """
+    """The set of these partitions."""
     found = 0
     for partition in some:
         found |= 1 << partition

@@ -24,7 +24,6 @@ class Progress:
         """As the problem is now: its running units have begun and not ended.
 
         Args:
-            problem: what is left to do.
             weights: on the work that is left; None: all alike.
         """
         self.problem = problem
@@ -78,11 +77,7 @@ class Progress:
         return begun
 
     def end(self, visit: Visit) -> None:
-        """The unit has ended; its model goes on with its next epoch if it has one.
-
-        Args:
-            visit: that had begun.
-        """
+        """The unit has ended; its model goes on with its next epoch if it has one."""
         model = visit.model
         self._at[model] = visit.slot
         self.idle_slots.add(visit.slot)
@@ -148,11 +143,7 @@ class _SizesOfSets:
         self._known: dict[Partitions, float] = {}
 
     def of(self, some: Partitions) -> float:
-        """Size of all of them together.
-
-        Args:
-            some: a set of partitions.
-        """
+        """Size of all of them together."""
         found = self._known.get(some)
         if found is None:
             found = self._known[some] = sum(self._sizes[p] for p in members(some))

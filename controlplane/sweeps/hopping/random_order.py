@@ -15,12 +15,7 @@ class RandomOrder(Progress):
     """Each idle slot in turn takes any unit, by chance, whose model is idle (section 5.4)."""
 
     def __init__(self, problem: HopProblem, rng: Random) -> None:
-        """As the problem is now.
-
-        Args:
-            problem: what is left to do.
-            rng: the only source of chance.
-        """
+        """As the problem is now."""
         super().__init__(problem)
         self._rng = rng
 

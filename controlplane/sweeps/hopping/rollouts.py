@@ -53,9 +53,7 @@ def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | N
     A play that is as good as the bound ends the search, so most problems cost one play.
 
     Args:
-        problem: what is left.
         rollouts: plays beside the plain order.
-        rng: the only source of chance.
     """
     found: Weights | None = None
     bound = makespan_bound(problem) * CLOSE

@@ -13,9 +13,6 @@ def expected_epochs(spec: SearchSpec) -> int:
     """Epochs of all trials together; 0 where only what is granted so far can be said.
 
     Exact for successive halving and Hyperband; ASHA promotes some more, whoever comes first.
-
-    Args:
-        spec: checked.
     """
     searcher = spec.searcher
     match searcher:

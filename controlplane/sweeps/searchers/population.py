@@ -20,8 +20,6 @@ def exploit_and_explore(
     with a parent: who became of whom is read from the ledger.
 
     Args:
-        spec: the search.
-        searcher: its options.
         trials: all of them; those that joined later catch up without being compared.
     """
     alive = [trial for trial in trials if not trial.ended]

@@ -14,9 +14,7 @@ def rungs(least: int, most: int, eta: int) -> list[int]:
     """Epochs after which trials are compared, and the last epoch.
 
     Args:
-        least: epochs of the first rung.
         most: epochs of a trial that is never stopped.
-        eta: factor from rung to rung.
     """
     found: list[int] = []
     at = least
@@ -30,11 +28,6 @@ def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> lis
     """Rungs that wait for all of theirs: the best 1 / eta go on, the others end.
 
     Of n that came to a rung floor(n / eta) go on, at least one, in whatever order they came.
-
-    Args:
-        trials: of one bracket.
-        levels: as `rungs` gives them.
-        eta: one in so many goes on.
     """
     found: list[Decision] = []
     for level, following in pairwise(levels):
@@ -73,9 +66,6 @@ def asynchronous(
     then follows from the scores alone.
 
     Args:
-        trials: all of them.
-        levels: as `rungs` gives them.
-        eta: one in so many goes on.
         promotes: in which order scores are looked at.
         paused: numbers of trials for which nobody waits.
     """

@@ -32,7 +32,6 @@ def next_decisions(
     One answer is carried out as a whole.
 
     Args:
-        spec: checked.
         trials: in order of their numbers; those that users added may be among them.
         paused: numbers of those that do not train at the moment.
     """
@@ -56,11 +55,7 @@ def next_decisions(
 
 
 def first_trials(spec: SearchSpec) -> list[Decision]:
-    """What the search begins with.
-
-    Args:
-        spec: checked.
-    """
+    """What the search begins with."""
     searcher = spec.searcher
     if isinstance(searcher, Grid):
         return [Add(values, spec.epochs) for values in grid(spec.space)]
@@ -87,7 +82,6 @@ def epochs_of_new(spec: SearchSpec, begun: int) -> int:
     """Epochs that a trial may train to which a user adds.
 
     Args:
-        spec: checked.
         begun: epochs that the state has which it begins with.
 
     Returns:

@@ -50,14 +50,7 @@ class SizeTable:
 def size_table(
     model: SpeedModel, bounds: Bounds, noise_scale: float, per_doubling: int
 ) -> SizeTable:
-    """Pollux eq. 6-8: the batch on a geometric grid that has the greatest goodput at each size.
-
-    Args:
-        model: how long steps take.
-        bounds: of the job.
-        noise_scale: phi, samples.
-        per_doubling: batches on the grid.
-    """
+    """Pollux eq. 6-8: the batch on a geometric grid that has the greatest goodput at each size."""
     batches = _grid(bounds.first_batch, bounds.batch_limit, per_doubling)
     slots = np.arange(1, bounds.most + 1)[:, None]
     each = goodputs(model, bounds, slots, batches[None, :], noise_scale)
@@ -78,11 +71,8 @@ def goodputs(
     """Speed times efficiency; 0 where a batch does not go with the slots.
 
     Args:
-        model: how long steps take.
-        bounds: of the job.
         slots: shape (..., 1).
         batches: shape (1, B), global, samples per step.
-        noise_scale: phi, samples.
         nodes: that the slots are on; None: as few as possible.
 
     Returns:
@@ -123,7 +113,6 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
 
     Args:
         value: of each job the value of 0, 1, ... slots, -inf for sizes it may not have.
-        room: slots in all.
     """
     if not value:
         return []

@@ -34,20 +34,11 @@ class Lengths(Protocol):
     """How long jobs will last; an oracle knows, a cluster has to guess."""
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps that it has left at its user's batch.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Steps that it has left at its user's batch."""
         ...
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Seconds of one of these on so many slots.
-
-        Args:
-            job: as the view shows it.
-            slots: that it would have.
-        """
+        """Seconds of one of these on so many slots."""
         ...
 
 
@@ -134,8 +125,6 @@ def share(
 
     Args:
         jobs: in order of arrival, which decides between equal gains.
-        partition: how many slots there are.
-        lengths: what is known of them.
         most: slots of one job; None: no more than it allows.
     """
     left = partition.room

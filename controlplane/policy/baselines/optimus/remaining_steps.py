@@ -75,10 +75,6 @@ class Estimates:
     def step_s(self, job: JobView, slots: int) -> float:
         """Seconds of a step of its user's batch on so many slots.
 
-        Args:
-            job: as the view shows it.
-            slots: that it would have.
-
         Returns:
             Seconds; relative ones before anything was measured.
         """
@@ -89,9 +85,6 @@ class Estimates:
 
         By what its user stated; else until its loss converges (Optimus section 3.1); else as long
         as its relatives lasted; else as many again as it has made, or an epoch.
-
-        Args:
-            job: as the view shows it.
         """
         if job.stop_samples is None:
             curve = self._curve(job.job)

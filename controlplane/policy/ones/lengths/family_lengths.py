@@ -36,12 +36,7 @@ class FamilyLengths:
         return [*self.given_up, *running]
 
     def progressed(self, job: JobId, done: int) -> None:
-        """An active job has done so much.
-
-        Args:
-            job: of this family.
-            done: samples, since it began.
-        """
+        """An active job has done so much."""
         self.at_work[job] = max(self.at_work.get(job, 0), done)
         self.reached = max(self.reached, done)
 
@@ -49,8 +44,6 @@ class FamilyLengths:
         """A job is over.
 
         Args:
-            job: of this family.
-            done: samples, since it began.
             succeeded: else it was given up, and might have gone on.
         """
         self.at_work.pop(job, None)
@@ -67,22 +60,13 @@ class SpreadOfLengths:
         self._of: dict[str, float] = {}
 
     def update(self, families: Iterable[FamilyLengths]) -> None:
-        """A job has finished.
-
-        Args:
-            families: all of them.
-        """
+        """A job has finished."""
         totals = [family.finished for family in families]
         self._common = pooled_spread(totals, PRIOR_SPREAD, PRIOR_TRUST)
         self._of.clear()
 
     def of(self, name: str, family: FamilyLengths) -> float:
-        """Standard deviation of the logarithm of totals.
-
-        Args:
-            name: of the family.
-            family: its lengths.
-        """
+        """Standard deviation of the logarithm of totals."""
         if name not in self._of:
             self._of[name] = pooled_spread([family.finished], self._common, COMMON_TRUST)
         return self._of[name]

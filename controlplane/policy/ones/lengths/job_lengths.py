@@ -74,11 +74,7 @@ class JobLengths:
                 return
 
     def forget(self, active: Collection[JobId]) -> None:
-        """Drop what is known of jobs that nobody will hear of again, if there are many of them.
-
-        Args:
-            active: jobs that are still there.
-        """
+        """Drop what is known of jobs that nobody will hear of again, if there are many of them."""
         if self._own.known <= 2 * len(active) + SPARE:
             return
         there = set(active)
@@ -90,11 +86,7 @@ class JobLengths:
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
 
     def family(self, name: str) -> FamilyLengths:
-        """Lengths of a family, from nothing on.
-
-        Args:
-            name: of the family.
-        """
+        """Lengths of a family, from nothing on."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyLengths()
@@ -104,7 +96,6 @@ class JobLengths:
         """What a job has left; None if nothing at all is known.
 
         Args:
-            job: as the view shows it.
             bounds: whether quantiles are wanted too.
         """
         family = self.family(job.family)
@@ -126,30 +117,18 @@ class JobLengths:
         return found
 
     def remaining(self, job: JobView) -> float | None:
-        """The mean of that, samples.
-
-        Args:
-            job: as the view shows it.
-        """
+        """The mean of that, samples."""
         found = self.left(job, bounds=False)
         return None if found is None else found.mean
 
     def is_settled(self, job: JobView) -> bool:
-        """Whether what is left follows from its own progress alone, until some job ends.
-
-        Args:
-            job: as the view shows it.
-        """
+        """Whether what is left follows from its own progress alone, until some job ends."""
         if job.stop_samples is not None and not self._own.leaves_early(job.family):
             return True
         return isinstance(self._model, ResidualLife) and bool(self.family(job.family).finished)
 
     def informed(self, job: JobId) -> bool:
-        """Whether what was last said of a job is more than that it is as old as it is.
-
-        Args:
-            job: that states no rule.
-        """
+        """Whether what was last said of a job is more than that it is as old as it is."""
         said = self._said.get(job)
         return said is not None and said.left is not None and said.left.informed
 

@@ -44,11 +44,7 @@ class LearntErrors:
             self._sums.setdefault(circle, _Sums()).add(error)
 
     def of(self, circles: Sequence[str]) -> tuple[float, float]:
-        """Bias and spread that the next error is expected to have.
-
-        Args:
-            circles: the widest first.
-        """
+        """Bias and spread that the next error is expected to have."""
         bias, square = 0.0, self.prior_spread**2
         for circle in circles:
             seen = self._sums.get(circle)

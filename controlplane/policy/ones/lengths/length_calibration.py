@@ -50,35 +50,18 @@ class LengthCalibration:
         self.outcomes: deque[Outcome] = deque(maxlen=KEPT_ERRORS)
 
     def due(self, job: JobId, done: float) -> bool:
-        """Whether a prediction would be kept now.
-
-        Args:
-            job: that is active.
-            done: samples.
-        """
+        """Whether a prediction would be kept now."""
         known = self._predictions.get(job)
         return known is None or (done >= known.next_at and len(known.made) < KEPT)
 
     def add(self, job: JobId, done: float, left: WorkLeft) -> None:
-        """Keep a prediction.
-
-        Args:
-            job: that is active.
-            done: samples, when it was made.
-            left: what was predicted.
-        """
+        """Keep a prediction."""
         known = self._predictions.setdefault(job, _Predictions())
         known.made.append((done, left))
         known.next_at = max(done, 1.0) * STEP
 
     def ended(self, job: JobId, total: float, *, succeeded: bool) -> None:
-        """Hold a job's predictions against what came; one that was given up tells nothing.
-
-        Args:
-            job: that is over.
-            total: samples that it took.
-            succeeded: whether it came to its end.
-        """
+        """Hold a job's predictions against what came; one that was given up tells nothing."""
         known = self._predictions.pop(job, None)
         if known is None or not succeeded:
             return
@@ -90,11 +73,7 @@ class LengthCalibration:
                 self.outcomes.append(Outcome(error, said.mean / left, wide, narrow))
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop predictions of jobs that nobody will hear of again.
-
-        Args:
-            active: jobs that are still there.
-        """
+        """Drop predictions of jobs that nobody will hear of again."""
         self._predictions = {job: own for job, own in self._predictions.items() if job in active}
 
     def summary(self) -> Calibration | None:

@@ -28,29 +28,15 @@ class LengthModel(Protocol):
     """One way to predict."""
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """A job finished an epoch.
-
-        Args:
-            event: of any family.
-            family: its lengths.
-        """
+        """A job finished an epoch."""
         ...
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """A job is over; its family knows its length already.
-
-        Args:
-            event: of any family.
-            family: its lengths.
-        """
+        """A job is over; its family knows its length already."""
         ...
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop what is known of jobs that nobody will hear of again.
-
-        Args:
-            active: jobs that are still there.
-        """
+        """Drop what is known of jobs that nobody will hear of again."""
         ...
 
     def left(
@@ -59,10 +45,6 @@ class LengthModel(Protocol):
         """What a job has left that no rule says exactly; None if nothing at all is known.
 
         Args:
-            job: as the view shows it.
-            family: its lengths.
-            done: samples.
-            own: what tells of its own end.
             bounds: whether quantiles are wanted too, which may take ten times as long.
         """
         ...

@@ -56,11 +56,7 @@ class MetricLog:
             self.since_best += 1
 
     def streak(self, target: float) -> int:
-        """Epochs in a row, up to the last one, in which a target was met.
-
-        Args:
-            target: of the metric.
-        """
+        """Epochs in a row, up to the last one, in which a target was met."""
         found = 0
         for value in reversed(self.values):
             if not value >= target:
@@ -69,21 +65,13 @@ class MetricLog:
         return found
 
     def least_left(self, rule: StopRule) -> int:
-        """Epochs that are certain to come, at least 0.
-
-        Args:
-            rule: on this metric.
-        """
+        """Epochs that are certain to come, at least 0."""
         if rule.at_least is not None:
             return max(0, rule.consecutive - self.streak(rule.at_least))
         return max(0, (rule.plateau or 0) - self.since_best) if self.epochs else rule.plateau or 0
 
     def end(self, rule: StopRule) -> float | None:
-        """The epoch after which the rule will be met, as the curve says; None: it does not.
-
-        Args:
-            rule: on this metric.
-        """
+        """The epoch after which the rule will be met, as the curve says; None: it does not."""
         if self._fitted[0] != self.epoch:
             self._fitted = (self.epoch, self._end(rule))
         return self._fitted[1]

@@ -79,9 +79,6 @@ class OwnEvidence:
         """Hold what was said of a job against what came.
 
         Args:
-            job: that is over.
-            family: of it.
-            total: samples that it took.
             succeeded: else it was given up, and nothing came.
         """
         own = self._jobs.pop(job, None)
@@ -98,11 +95,7 @@ class OwnEvidence:
             self._ends[end.held].add(circles, math.log(total / end.total) / _ahead(end))
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop what is known of jobs that nobody will hear of again.
-
-        Args:
-            active: jobs that are still there.
-        """
+        """Drop what is known of jobs that nobody will hear of again."""
         self._jobs = {job: own for job, own in self._jobs.items() if job in active}
 
     # --- answers
@@ -111,10 +104,6 @@ class OwnEvidence:
         """What a rule leaves, samples; None: nothing is certain.
 
         A rule is when a job ends, unless a relative's script left before its own.
-
-        Args:
-            job: as the view shows it.
-            done: samples.
         """
         if job.stop_samples is None:
             return None
@@ -122,12 +111,7 @@ class OwnEvidence:
         return None if self.leaves_early(job.family) else max(0.0, job.stop_samples - done)
 
     def bounds(self, job: JobView, done: float) -> tuple[float, float]:
-        """The least and the most that is to come, samples.
-
-        Args:
-            job: as the view shows it.
-            done: samples.
-        """
+        """The least and the most that is to come, samples."""
         most = math.inf if (bound := _bound(job)) is None else max(0.0, bound - done)
         rule, own = job.stop, self._jobs.get(job.job)
         if rule is None or rule.metric is None or not job.epoch_samples:
@@ -142,11 +126,7 @@ class OwnEvidence:
         return min(least, most), most
 
     def leaves_early(self, family: str) -> bool:
-        """Whether scripts like these are known to leave before their rules are met.
-
-        Args:
-            family: of the job.
-        """
+        """Whether scripts like these are known to leave before their rules are met."""
         found = self._early.get(family)
         if found is None:
             share, _ = self._left_early.of(circles_of(family))
@@ -154,12 +134,7 @@ class OwnEvidence:
         return found
 
     def evidence(self, job: JobView, done: float) -> list[Evidence]:
-        """All that tells of this job's own end.
-
-        Args:
-            job: as the view shows it.
-            done: samples.
-        """
+        """All that tells of this job's own end."""
         own = self._jobs.setdefault(job.job, _Own(job.family))
         circles = circles_of(job.family)
         found = []

@@ -16,37 +16,21 @@ class WorkLeft(NamedTuple):
     informed: bool = True  # by relatives or by itself; else it is only as old as it is
 
     def within(self, left: float) -> tuple[bool, bool]:
-        """Whether so much lies in the 90% interval, and in the 80% interval.
-
-        Args:
-            left: samples.
-        """
+        """Whether so much lies in the 90% interval, and in the 80% interval."""
         low, lower, upper, high = self.quantiles
         return low <= left <= high, lower <= left <= upper
 
     def at_least(self, least: float) -> WorkLeft:
-        """The same, where so much is certain to come.
-
-        Args:
-            least: samples.
-        """
+        """The same, where so much is certain to come."""
         bounded = tuple(max(least, quantile) for quantile in self.quantiles)
         return self._replace(mean=max(least, self.mean), quantiles=bounded)
 
     def at_most(self, most: float) -> WorkLeft:
-        """The same, where no more can come.
-
-        Args:
-            most: samples.
-        """
+        """The same, where no more can come."""
         bounded = tuple(min(most, quantile) for quantile in self.quantiles)
         return self._replace(mean=min(most, self.mean), quantiles=bounded)
 
 
 def exactly(left: float) -> WorkLeft:
-    """What a rule says.
-
-    Args:
-        left: samples.
-    """
+    """What a rule says."""
     return WorkLeft(left, (left,) * len(SHARES))

@@ -21,9 +21,7 @@ class LayoutSearch:
     with as many as it has room for.
 
     Args:
-        free: slots on each node.
         where: everybody is; the same afterwards.
-        shares: of their speeds.
     """
 
     def __init__(self, free: Mapping[NodeId, int], where: Occupancy, shares: SpeedShares) -> None:
@@ -34,7 +32,6 @@ class LayoutSearch:
         """The best layout that greedy finds.
 
         Args:
-            job: that is nowhere in `where`.
             size: workers; at most what is free and its own.
             own: workers that stay where they are.
 

@@ -30,7 +30,6 @@ class HarmonyPlacer(Placer):
     Args:
         shares: who knows what neighbours cost; None: it is learnt from reported speeds.
         costs: that learn; None: new ones.
-        moves: see `Placer`.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class InterferenceRooms:
         Args:
             partition: with the slots that jobs gave up.
             placed: slots of those `running` jobs that keep some; others that run stay.
-            shares: of speeds.
         """
         self._free = partition.free  # used up
         self._shares = shares

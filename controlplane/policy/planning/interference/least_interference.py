@@ -35,11 +35,7 @@ Size = tuple[str, int, int, int]  # family, slots, nodes, global batch
 
 
 class LeastInterference:
-    """A node is as bad as the slow-downs that a worker there is predicted to suffer and to cause.
-
-    Args:
-        form: of the function.
-    """
+    """Score a node by the predicted slow-downs that a worker there suffers and causes."""
 
     def __init__(self, form: Form) -> None:
         self.form: Form = form

@@ -75,10 +75,7 @@ class NeighbourCosts:
         """One more measurement; one that nobody can have made is dropped.
 
         Args:
-            family: of the job.
-            place: where it trained.
             batch: global, samples per step.
-            samples_per_s: as it was reported.
         """
         known = self._families.setdefault(family, _Family())
         step_s = batch / samples_per_s if samples_per_s else math.inf
@@ -108,7 +105,6 @@ class NeighbourCosts:
         """Theta: the logarithm of the factor on a step; at least 0.
 
         Args:
-            family: who pays.
             other: a neighbour's family, or what own workers cost.
         """
         if self._stale:
@@ -138,8 +134,6 @@ class NeighbourCosts:
         """Seconds of a step alone and close together; None if nothing of it was measured.
 
         Args:
-            family: of the job.
-            slots: of its group.
             local_batch: samples of one slot in a step.
         """
         self._fit_stale()
@@ -207,12 +201,7 @@ class NeighbourCosts:
 
 
 def crowds_of(job: JobId, where: Occupancy) -> tuple[NodeCrowd, ...]:
-    """Each node of a job: its own workers there, and the families of others; sorted.
-
-    Args:
-        job: that has workers.
-        where: everybody is.
-    """
+    """Each node of a job: its own workers there, and the families of others; sorted."""
     families = where.families
     return tuple(sorted(
         (workers, tuple(sorted(families[other] for other in where.on(node) if other != job)))

@@ -25,11 +25,7 @@ class Occupancy:
 
     @classmethod
     def of(cls, view: ClusterView) -> Occupancy:
-        """As a view shows it; jobs that change are where they are going to be.
-
-        Args:
-            view: the cluster.
-        """
+        """As a view shows it; jobs that change are where they are going to be."""
         found = cls({name: job.family for name, job in view.jobs.items()})
         for name, job in view.jobs.items():
             if job.running_on:

@@ -17,11 +17,7 @@ SETTLED_S: Final = 4.0  # after neighbours changed: two windows of a worker's sp
 
 
 class ReportedSpeeds:
-    """Learns from telemetry, and from epochs that passed beside the same neighbours.
-
-    Args:
-        costs: that learn.
-    """
+    """Learns from telemetry, and from epochs that passed beside the same neighbours."""
 
     def __init__(self, costs: NeighbourCosts) -> None:
         self._costs = costs
@@ -34,7 +30,6 @@ class ReportedSpeeds:
         """From now on jobs are where this view shows them.
 
         Args:
-            view: the cluster.
             now: seconds on the controller's clock.
         """
         if view is self._view:
@@ -55,7 +50,6 @@ class ReportedSpeeds:
         """Learn from a speed that was measured where its job still is.
 
         Args:
-            event: what happened.
             now: seconds on the controller's clock.
         """
         match event:

@@ -13,22 +13,12 @@ class SpeedShares(Protocol):
     """The share of its speed alone and close together that a job keeps."""
 
     def share(self, job: JobId, where: Occupancy) -> float:
-        """Normalised speed, in (0, 1].
-
-        Args:
-            job: that has workers.
-            where: everybody is.
-        """
+        """Normalised speed, in (0, 1]."""
         ...
 
 
 def all_shares(where: Occupancy, shares: SpeedShares) -> dict[JobId, float]:
-    """Normalised speeds of everybody, whose sum a placement is judged by (Harmony's reward).
-
-    Args:
-        where: everybody is.
-        shares: of their speeds.
-    """
+    """Normalised speeds of everybody, whose sum a placement is judged by (Harmony's reward)."""
     return {job: shares.share(job, where) for job in where.nodes}
 
 
@@ -42,8 +32,6 @@ def gain_of(
 
     Args:
         changes: new workers of each; `where` is the same afterwards.
-        where: everybody is now.
-        shares: of their speeds.
         now: normalised speeds of everybody, if they are known already.
     """
     before = {job: where.nodes.get(job, {}) for job in changes}

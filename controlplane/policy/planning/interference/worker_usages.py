@@ -50,12 +50,7 @@ class WorkerUsages:
         self._jobs.pop(job, None)
 
     def of(self, job: JobId, family: str) -> WorkerUsage:
-        """Its own, else its family's, else the mean of all families; zeros if nobody reported.
-
-        Args:
-            job: that runs or waits.
-            family: of the job.
-        """
+        """Its own, else its family's, else the mean of all families; zeros if nobody reported."""
         known = self._jobs.get(job) or self._families.get(family)
         if known is not None or not self._families:
             return known or UNKNOWN

@@ -49,13 +49,7 @@ class RecordingDrl(Drl):
     """Policy `drl`, but who picks is given, and every decision is written down."""
 
     def __init__(self, model: LearnedModel, pick: Pick, options: DrlOptions | None = None) -> None:
-        """Begin with nothing decided.
-
-        Args:
-            model: to decide by.
-            pick: chooses among the actions.
-            options: of the policy.
-        """
+        """Begin with nothing decided."""
         super().__init__(options, model)
         self._pick = pick
         self.decisions: list[Decision] = []
@@ -78,11 +72,7 @@ class RecordingDrl(Drl):
 
 
 def drawn(rng: Generator) -> Pick:
-    """Draws actions by their probability.
-
-    Args:
-        rng: draws.
-    """
+    """Draws actions by their probability."""
 
     def pick(_: Moment, odds: FloatArray) -> tuple[int, int]:
         action = int(np.searchsorted(np.cumsum(odds), rng.random() * odds.sum(), side="right"))
@@ -96,7 +86,6 @@ def training_scenario(slots: int, jobs: int, interval_s: float) -> Scenario:
 
     Args:
         slots: of the cluster, a multiple of 4.
-        jobs: submitted.
         interval_s: mean seconds between submissions.
     """
     return Scenario(
@@ -125,7 +114,6 @@ def past(jobs: int, seed: int) -> list[PolicyEvent]:
 
     Args:
         jobs: that ran, on 64 slots.
-        seed: of their trace.
     """
     fifo = _Remembering()
     simulate("fifo", training_scenario(64, jobs, 30.0), seed, made=fifo)
@@ -142,10 +130,6 @@ def episode(
     """Live through a scenario.
 
     Args:
-        model: to decide by.
-        scenario: workload and cluster.
-        seed: of its trace.
-        pick: chooses among the actions.
         heard: what was reported before it begins; a cluster that has run for long knows its jobs.
 
     Returns:
@@ -159,11 +143,7 @@ def episode(
 
 
 def average_jct_s(result: SimulationResult) -> float:
-    """Mean completion time of all jobs that finished, seconds.
-
-    Args:
-        result: of a simulation.
-    """
+    """Mean completion time of all jobs that finished, seconds."""
     return float(np.mean([job.jct_s for job in result.jobs if job.jct_s is not None]))
 
 
@@ -172,9 +152,6 @@ def returns(result: SimulationResult) -> FloatArray:
 
     A reward is minus the jobs that are there times seconds, so that without discount the return
     from the beginning on is minus the sum of all completion times (Little's law).
-
-    Args:
-        result: of the episode.
 
     Returns:
         Shape (T,): of the round that begins at t times `GRID_S`.

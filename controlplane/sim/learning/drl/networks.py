@@ -53,11 +53,7 @@ class Batch:
     """Decisions as tensors, filled up to the most jobs among them."""
 
     def __init__(self, decisions: Sequence[Decision]) -> None:
-        """Pack them.
-
-        Args:
-            decisions: B of them.
-        """
+        """Pack them."""
         most = max(len(decision.jobs) for decision in decisions)
         width = decisions[0].jobs.shape[1]
         jobs = np.zeros((len(decisions), most, width), dtype=np.float32)
@@ -76,11 +72,7 @@ class Batch:
         self.legal = torch.from_numpy(legal)
 
     def index(self, actions: Sequence[int]) -> Tensor:
-        """Where these actions are among those of `ActorNet`: the end comes last there.
-
-        Args:
-            actions: of each decision, shape (B,).
-        """
+        """Where these actions are among those of `ActorNet`: the end comes last there."""
         return torch.tensor(
             [
                 3 * self._most if action == 3 * many else action

@@ -45,11 +45,7 @@ def pack(kept: Sequence[Experience]) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any]) -> list[Experience]:
-    """What `pack` made tensors of.
-
-    Args:
-        packed: by it.
-    """
+    """What `pack` made tensors of."""
     jobs, clusters = packed["jobs"].numpy(), packed["clusters"].numpy()
     legal, found, at, bit = packed["legal"].numpy(), [], 0, 0
     for row, numbers in enumerate(packed["numbers"].tolist()):

@@ -24,9 +24,6 @@ def teacher_action(moment: Moment) -> int:
     matters is the share of a step that it saves, over the rest to the power of 0.55. One action is
     one step of that.
 
-    Args:
-        moment: what the network is asked.
-
     Returns:
         Index of a legal action.
     """

@@ -70,7 +70,6 @@ class DrlTrainer:
         """Begin with weights that are drawn.
 
         Args:
-            seed: of everything that is drawn.
             recipe: how long and how fast it learns; None: as the shipped model was trained.
         """
         torch.set_num_threads(1)
@@ -299,7 +298,6 @@ def model_of(arrays: Mapping[str, FloatArray], sizes: Sequence[int]) -> LearnedM
     """A network as a policy takes it, without a file.
 
     Args:
-        arrays: of the network.
         sizes: slots of the clusters that it is trained on.
     """
     card = ModelCard(

@@ -26,7 +26,6 @@ class ActorCritic:
         """Begin with an empty buffer.
 
         Args:
-            actor: scores nodes.
             sharpness: weight of expected losses of speed in the score.
             critic: V(s).
         """
@@ -48,11 +47,7 @@ class ActorCritic:
             group["lr"] = rate * share
 
     def values(self, placements: Sequence[Placement]) -> FloatArray:
-        """V(s) before each placement, shape (len(placements),).
-
-        Args:
-            placements: of one episode.
-        """
+        """V(s) before each placement, shape (len(placements),)."""
         states = torch.tensor(np.array([one.state for one in placements]), dtype=torch.float32)
         with torch.no_grad():
             values: FloatArray = self.critic(states)[:, 0].double().numpy()
@@ -77,9 +72,6 @@ class ActorCritic:
 
     def learn(self, batch: Batch) -> tuple[float, float]:
         """One step on some placements of the buffer.
-
-        Args:
-            batch: see `as_batch`.
 
         Returns:
             The loss of the critic, and the entropy of the choices.
@@ -113,11 +105,8 @@ def as_batch(
     """Placements as tensors, padded.
 
     Args:
-        placements: B of them.
         advantages: shape (B,).
         values: for the critic, shape (B,).
-        most_workers: of a job.
-        most_nodes: candidates.
     """
     inputs = placements[0].choices[0].among.features.shape[1]
     shape = (len(placements), most_workers, most_nodes)
@@ -150,9 +139,5 @@ def as_batch(
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """One after the other.
-
-    Args:
-        batches: with the same padding.
-    """
+    """One after the other."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

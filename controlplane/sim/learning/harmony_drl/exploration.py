@@ -20,11 +20,7 @@ PATTERNS: Final[Mapping[str, Mapping[int, float]]] = {
 
 
 def pattern(name: str) -> Choose:
-    """Places every worker of a job by one rule.
-
-    Args:
-        name: one of `PATTERNS`.
-    """
+    """Places every worker of a job by one rule."""
     weights = PATTERNS[name]
 
     def choose(among: Candidates) -> int:
@@ -35,11 +31,7 @@ def pattern(name: str) -> Choose:
 
 
 def at_random(rng: Generator) -> Choose:
-    """Places every worker anywhere.
-
-    Args:
-        rng: where chance comes from.
-    """
+    """Places every worker anywhere."""
 
     def choose(among: Candidates) -> int:
         return int(rng.integers(len(among.scores)))

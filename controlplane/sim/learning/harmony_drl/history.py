@@ -36,9 +36,7 @@ class Recorder:
         """Begin with none.
 
         Args:
-            classes: of the reward model.
             noise: standard deviation of a report's logarithm.
-            rng: of the noise.
         """
         self._classes, self._noise, self._rng = classes, noise, rng
         self._beside: list[FloatArray] = []
@@ -49,7 +47,6 @@ class Recorder:
         """The same speeds, of which noisy reports are kept.
 
         Args:
-            shared: who is where.
             speeds: of jobs that train, shares of their speed alone on few nodes.
         """
         for name, speed in speeds.items():
@@ -81,11 +78,8 @@ def record_history(
     """Live through a trace in which every job is placed by another pattern.
 
     Args:
-        bed: the trace and the truth.
         model: of which nothing is used but the number of classes.
         actor: not asked either.
-        record: keeps what the jobs report.
-        rng: chooses patterns.
     """
     ways = [*map(pattern, PATTERNS), at_random(rng)]
 

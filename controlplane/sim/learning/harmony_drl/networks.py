@@ -25,11 +25,7 @@ class Networks:
     """Reward model, actor and critic."""
 
     def __init__(self, seed: int) -> None:
-        """Draw them; the actor begins as the greedy choice by the reward model.
-
-        Args:
-            seed: of their first weights.
-        """
+        """Draw them; the actor begins as the greedy choice by the reward model."""
         generator = torch.Generator().manual_seed(seed)
         self.beside = _dense(_widths("beside"), generator)
         self.spread = _dense(_widths("spread"), generator)
@@ -62,11 +58,7 @@ class Networks:
 
 
 def plain(network: nn.Sequential) -> DenseNet:
-    """A network without torch; a copy.
-
-    Args:
-        network: of linear layers.
-    """
+    """A network without torch; a copy."""
     return DenseNet(
         tuple(
             (_array(layer.weight).T.copy(), _array(layer.bias))
@@ -83,8 +75,6 @@ def arrays_of(reward: RewardModel, actor: Actor, families: int) -> dict[str, Flo
     knows the mean is expected.
 
     Args:
-        reward: the reward model.
-        actor: that places.
         families: how many classes were met, the first ones.
     """
     nets = {"beside": reward.beside_net, "spread": reward.spread_net, "actor": actor.net}

@@ -16,10 +16,7 @@ class RewardFit:
         """Take what there is to learn from.
 
         Args:
-            beside: network for neighbours.
             spread: network for jobs on several nodes.
-            history: reports.
-            rate: of learning.
         """
         self._nets = nn.ModuleList([beside, spread])
         self._beside = torch.tensor(history.beside, dtype=torch.float32)
@@ -31,10 +28,6 @@ class RewardFit:
 
     def epoch(self, generator: torch.Generator, batch: int = 256) -> float:
         """Once through the history.
-
-        Args:
-            generator: of the order.
-            batch: reports in a step.
 
         Returns:
             Root mean square error of logarithms of speeds, over the steps.

@@ -92,11 +92,6 @@ class Rollout:
 def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) -> FloatArray:
     """What the critic sees: the job set, and the placement as a whole.
 
-    Args:
-        shared: who is where.
-        job: that is placed next.
-        line: who waits behind it.
-
     Returns:
         Shape (7 + 3 classes,).
     """
@@ -118,9 +113,5 @@ def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) ->
 
 
 def critic_width(classes: int) -> int:
-    """Inputs of the critic.
-
-    Args:
-        classes: of the reward model.
-    """
+    """Inputs of the critic."""
     return SUMMARY + 3 * classes

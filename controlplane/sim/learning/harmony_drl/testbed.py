@@ -71,7 +71,6 @@ class HarmonyTestbed:
         """Shares of their speed alone on few nodes that jobs have.
 
         Args:
-            shared: who is where.
             training: jobs that slow each other down; others there start only.
         """
         self._shared = shared
@@ -142,7 +141,6 @@ def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
 
     Args:
         seed: of the trace, and of its pattern and load.
-        jobs: of the trace.
     """
     rng = default_rng((seed, LOADS_DRAWN))
     scenario = replace(

@@ -62,7 +62,6 @@ class HarmonyDrlTrainer:
         """Begin with networks that know nothing.
 
         Args:
-            seed: of everything that is drawn.
             schedule: None for the usual one.
         """
         torch.set_num_threads(1)  # the same sums on every host; the networks are small
@@ -251,14 +250,7 @@ class HarmonyDrlTrainer:
 
 
 def mean_jct_s(bed: HarmonyTestbed, reward: RewardModel, actor: Actor, choose: Choose) -> float:
-    """Mean completion time of a trace in the environment, with true speeds.
-
-    Args:
-        bed: the trace and the truth.
-        reward: what the policy believes.
-        actor: scores nodes.
-        choose: by what a node is chosen.
-    """
+    """Mean completion time of a trace in the environment, with true speeds."""
     ends = placed_by(bed, reward, actor, choose)
     return math.fsum(ends[job.name] - job.at for job in bed.arrivals) / len(ends)
 

@@ -46,7 +46,6 @@ class CurvesModel:
 
         Args:
             curves: by name, as traces name them.
-            costs: of changes.
             work_core_s: mean over jobs of the seconds that all iterations take on one core.
             scaling: exponent of the speed over the cores, in (0, 1]: c cores are c ** scaling times
                 as fast as one. Paper: 1, as many times as fast as there are cores.
@@ -107,11 +106,8 @@ class CurvesJob:
         """Let it train a curve.
 
         Args:
-            job: of the trace.
-            curve: its losses.
             core_s: seconds that all its iterations take on one core.
             scaling: exponent of its speed over its cores.
-            costs: of its changes.
             stated: whether policies know how many iterations it takes.
         """
         self._curve = curve

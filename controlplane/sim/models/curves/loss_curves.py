@@ -84,7 +84,6 @@ def decode(text: bytes, source: str) -> RecordedCurves:
 
     Args:
         text: a JSON document.
-        source: of it, for complaints.
 
     Raises:
         TraceError: if it is none, or a curve cannot be replayed.
@@ -105,9 +104,6 @@ def decode(text: bytes, source: str) -> RecordedCurves:
 
 def read_curves(path: Path) -> RecordedCurves:
     """The curves of a file that `ones sim record-curves` wrote.
-
-    Args:
-        path: of the file.
 
     Raises:
         TraceError: if it cannot be read, or is none.

@@ -29,7 +29,6 @@ def record(
     """Train, and keep the losses.
 
     Args:
-        seed: of every training that draws.
         date: of today, ISO 8601.
         families: whose trainings run; none: all.
         done: called with the name of each training that is over.

@@ -37,9 +37,6 @@ COSTS: Final = ChangeCosts(start_s=10.0, restart_s=10.0, prepare_s=8.0, switch_s
 def workload_of(name: str) -> tuple[str, int]:
     """The model and the parameter servers of a workload such as `vgg16-2ps`; `vgg16`: a ring.
 
-    Args:
-        name: of the workload.
-
     Raises:
         TraceError: if there is no such model, or too many servers.
     """
@@ -58,9 +55,7 @@ def slowest_node(demand: Demand, placement: Mapping[NodeId, int], slots_per_node
     """How many times as long a job's step takes for its own workers that share nodes.
 
     Args:
-        demand: of its workers.
         placement: its workers on each node, in rank order.
-        slots_per_node: of the nodes.
     """
     capacity = tuple(each * slots_per_node for each in PER_SLOT)
     asks = [node_demand(demand, placement, node) for node in placement]
@@ -81,8 +76,6 @@ class HarmonyModel:
         """Choose what traces do not say.
 
         Args:
-            costs: of changes.
-            slots_per_node: of the cluster.
             job_s: seconds that a job trains by itself if its trace does not say its samples.
             stated: users state how many epochs their jobs take.
         """
@@ -136,12 +129,9 @@ class HarmonyJob:
         """Let it train a model.
 
         Args:
-            job: of the trace.
             model: that it trains.
             demand: of its workers, with its servers.
-            slots_per_node: of the cluster.
             job_s: seconds by itself, if the trace does not say its samples.
-            costs: of its changes.
             stated: whether policies know how many epochs it takes.
         """
         self.demand = demand

@@ -43,9 +43,6 @@ def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
     Pairs that did not fit into the memory of one GPU have a speed of 0 there; for them the worst of
     the job's other neighbours counts.
 
-    Args:
-        path: of the file.
-
     Raises:
         TraceError: if it cannot be read, or is another file.
     """
@@ -148,7 +145,6 @@ def measured_name(family: str, known: Pairs) -> str:
 
     Args:
         family: of jobs; traces may call theirs as the file does.
-        known: the measured ones.
     """
     if family in known:
         return family

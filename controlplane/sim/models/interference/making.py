@@ -23,7 +23,6 @@ def make_interference(
     """The rule; None: nobody slows anybody down.
 
     Args:
-        form: of the option.
         jobs: that train, now and later.
         seed: of what `pairwise` draws; nothing else is drawn.
         demands: of the models among which SHARE is the mean, for `class` and `resources`.

@@ -93,7 +93,6 @@ def class_scale(share: float, bounds: Iterable[Bound]) -> float:
 
     Args:
         share: mean over both jobs of all pairs of two models, in (0, 1).
-        bounds: of the models.
     """
     pairs = [LOSSES[pair] for pair in permutations(bounds, 2)]
     low, high = 0.0, 1e3

@@ -30,7 +30,6 @@ def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, in
 
     Args:
         placement: workers on each node, in rank order.
-        servers: of the job.
     """
     nodes = [node for node, many in placement.items() for _ in range(many)]
     found = dict.fromkeys(placement, 0)
@@ -50,7 +49,6 @@ def node_demand(demand: Demand, placement: Mapping[NodeId, int], node: NodeId) -
       node; as much passes PCIe for every worker, where there are two.
 
     Args:
-        demand: of its workers.
         placement: its workers on each node, in rank order.
         node: one of these.
     """
@@ -76,10 +74,8 @@ def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, capacity: Amounts)
     itself uses the resource: everybody gets the same share of what he asks for.
 
     Args:
-        demand: of the job's workers.
         own: what the job asks of the node.
         all_of_it: what all jobs there ask of it.
-        capacity: what there is.
     """
     return 1.0 + sum(
         wait * max(0.0, asked / there - 1.0)
@@ -122,10 +118,7 @@ def kept(
     """The share of its speed that a job keeps on a node, in (0, 1].
 
     Args:
-        demand: of its workers.
-        own: what it asks of the node.
         others: what each other job asks of it; their order does not matter.
-        capacity: what there is.
         scale: of all slow-downs, 1 for those of the demands as they are.
     """
     parts = [own, *others]
@@ -168,7 +161,6 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
 
     Args:
         share: mean over both jobs of all pairs, in (0, 1).
-        demands: of the models.
 
     Raises:
         TraceError: if they ask for too little to slow each other down so much.

@@ -16,7 +16,6 @@ class Interference(Protocol):
         """The share of its speed that `job` keeps, in (0, 1].
 
         Args:
-            job: the one to look at.
             at: every node that it is on, and the workers of all jobs there, its own too.
         """
         ...
@@ -50,19 +49,11 @@ class TrainingJobs(Protocol):
         ...
 
     def gpu(self, node: NodeId) -> str:
-        """The type of its GPUs, as in `simulated_cluster.RELATIVE_SPEEDS`.
-
-        Args:
-            node: of the cluster.
-        """
+        """The type of its GPUs, as in `simulated_cluster.RELATIVE_SPEEDS`."""
         ...
 
     def slots(self, node: NodeId) -> int:
-        """How many slots it has.
-
-        Args:
-            node: of the cluster.
-        """
+        """How many slots it has."""
         ...
 
 
@@ -72,7 +63,6 @@ def speed_shares(
     """What every job keeps of its speed.
 
     Args:
-        rule: of interference.
         on: the workers of all jobs on every node.
     """
     nodes: dict[JobId, list[NodeId]] = {}

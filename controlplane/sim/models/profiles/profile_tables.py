@@ -108,7 +108,6 @@ def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
     """A row for each epoch, for each global batch.
 
     Args:
-        folder: of the application.
         epochs: that each table must have, at least.
 
     Raises:

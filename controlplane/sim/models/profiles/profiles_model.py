@@ -123,7 +123,6 @@ class ProfilesModel:
 
         Args:
             folder: with a folder for each application, or a folder `traces` with these.
-            costs: of every change.
             stated: users state the epochs that their jobs take; else nobody knows.
             whole_seconds: epochs end at whole seconds.
 

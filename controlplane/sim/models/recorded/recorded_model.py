@@ -40,7 +40,6 @@ class RecordedModel:
         """Choose what the recording does not say.
 
         Args:
-            recording: of a live cluster.
             costs: of changes that the recording has no measurement of.
             stated: users state how much work their jobs are, where they did or their scripts did;
                 else nobody knows.
@@ -118,12 +117,9 @@ class RecordedJob:
         """Count its work in samples at its first batch.
 
         Args:
-            job: as it was recorded.
-            step_times: of its family.
             curves: what it reported, over its progress.
             samples: that it would have processed at the batches that it had.
             learns: whether a sample is worth less at larger batches; else each counts the same.
-            costs: of its changes.
             stated: whether policies know its length.
 
         Raises:

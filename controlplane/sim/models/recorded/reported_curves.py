@@ -46,7 +46,6 @@ class ReportedCurves:
         """Place the job's epochs on its progress.
 
         Args:
-            job: as it was recorded.
             usual: mean logarithm of the family's noise scales; None if there are none.
         """
         self.first = job.spec.batch_size
@@ -80,7 +79,6 @@ def efficiency(batch: int, first: int, phi: float) -> float:
 
     Args:
         batch: global, samples.
-        first: the first batch, samples.
         phi: noise scale of the gradients, samples.
     """
     return float(statistical_efficiency(np.array(float(batch)), float(first), phi))

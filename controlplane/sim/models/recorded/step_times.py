@@ -184,8 +184,6 @@ def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepT
 
     Args:
         lines: by slots; at least one.
-        slots: of the group.
-        local: batch of each slot, samples.
     """
     sizes = sorted(lines)
     place = bisect_left(sizes, slots)
@@ -207,8 +205,6 @@ def _beyond(points: Sequence[tuple[float, float]], where: float, usual: float) -
 
     Args:
         points: batch or slots, growing, and seconds.
-        where: the batch or the slots that are asked for, outside `points`.
-        usual: the power where there is only one.
     """
     (low, one), (high, other) = points[0], points[-1]
     power = usual

@@ -166,7 +166,6 @@ def source(application: str, field: str) -> str | None:
 
     Args:
         application: key of `ROWS`.
-        field: of its row.
     """
     model, _, dataset = application.partition("-")
     for name in (f"{application}.{field}", f"{model}.{field}", f"{dataset}.{field}", field):

@@ -31,7 +31,6 @@ def noise_scale(row: Row, share: float) -> float:
     """phi, samples; it grows geometrically up to the target, then stays.
 
     Args:
-        row: what is trained.
         share: of the epochs to target that are over.
     """
     first, last = row.noise
@@ -44,7 +43,6 @@ def efficiency(row: Row, batch: int, phi: float) -> float:
     McCandlish et al. 2018, and Pollux section 3.1.
 
     Args:
-        row: what is trained.
         batch: m, global, samples.
         phi: noise scale, samples.
     """
@@ -77,7 +75,6 @@ def reports(
     1 / (b0 k + b1) + b2 (Optimus, section 3.1).
 
     Args:
-        row: what it trains.
         to_target: epochs, at least 1.
         phi: noise scale of each epoch while it runs, samples; one more than there are epochs.
         rng: draws its noise.

@@ -27,7 +27,6 @@ def sync_s(row: Row, placement: Placement) -> float:
     """Seconds of a ring all-reduce: 2 (c - 1) steps of 1/c of the gradients each.
 
     Args:
-        row: what is trained.
         placement: slots on each node; c in all.
     """
     workers = sum(placement)
@@ -45,7 +44,6 @@ def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
     left of it beside the gradients counts as synchronisation.
 
     Args:
-        row: what is trained.
         placement: slots on each node.
         batch: global, samples.
     """
@@ -60,7 +58,6 @@ def step_s(row: Row, placement: Placement, batch: int) -> float:
     """Seconds of a step with `batch` samples, dealt out evenly.
 
     Args:
-        row: what is trained.
         placement: slots on each node.
         batch: global, samples.
     """

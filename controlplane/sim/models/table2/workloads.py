@@ -66,7 +66,6 @@ def duration_s(name: str, slots: int) -> float:
     Without its start, and without the differences between jobs.
 
     Args:
-        name: of the workload.
         slots: on as few nodes as possible.
 
     Raises:
