@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import torch
 
-from elastic.hopper.state_frames import StateFramesError, from_frames
-from elastic.state.checkpoint_files import load_checkpoint
+from elastic.state.checkpoints import load_checkpoint
+from elastic.sweep_worker.unit import StateFramesError, from_frames
 from elastic.training_errors import CheckpointError
-from schemas.state_files import MAGIC, DamagedStateError, read_frames
+from schemas.host.state_files import MAGIC, DamagedStateError, read_frames
 
 USAGE: Final = 2
 

@@ -13,20 +13,24 @@ from typing import Any, Final
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from elastic.hopper.state_frames import from_frames
-from elastic.hopper.trained_objects import Trained, as_trained
-from elastic.hopper.unit import Unit, keyed_seed
-from elastic.hopper.unit_runner import UnitRunner
-from elastic.hopper.user_functions import EvalFunction, UserFunctions, import_functions
-from elastic.scaling_agent import ScalingAgent
+from elastic.agent import ScalingAgent
 from elastic.state.random_state import seed_generators
+from elastic.sweep_worker.unit import (
+    EvalFunction,
+    Unit,
+    UserFunctions,
+    from_frames,
+    import_functions,
+    keyed_seed,
+)
+from elastic.sweep_worker.unit_runner import Trained, UnitRunner, as_trained
 from elastic.training_errors import UsageError
-from schemas.link import MemoryTarget, fetch_state
-from schemas.messages.agent import START
-from schemas.messages.states import AskState
-from schemas.messages.worker import Assignment
-from schemas.state_files import read_frames
+from schemas.host.state_files import read_frames
 from schemas.sweeps import TrialSpec
+from schemas.transport import MemoryTarget, fetch_state
+from schemas.wire.agent import START
+from schemas.wire.files import AskState
+from schemas.wire.worker import Assignment
 
 LOADED: Final = frozenset({"model", "optimizer"})  # the agent's from `load` on; others are tracked
 

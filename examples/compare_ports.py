@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from controlplane.client import BlockingClient
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from schemas.jobs import ENDED
 
 HERE: Final = Path(__file__).parent / "ports"

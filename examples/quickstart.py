@@ -31,14 +31,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from controlplane.cli.allocations import colour_indices, job_colour, pasts_from
 from controlplane.cli.timeline import Window, all_slots, allocations_from, png, terminal
-from controlplane.cli.timeline_allocations import colour_indices, job_colour, pasts_from
 from controlplane.client import BlockingClient
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from schemas.ids import JobId
 from schemas.jobs import ENDED, JobSpec, StopRule
-from schemas.messages.client import Decision, EpochInfo, JobSummary
-from schemas.messages.feed import FeedEvent
+from schemas.wire.client import Decision, EpochInfo, JobSummary
+from schemas.wire.feed import FeedEvent
 
 FOLDER: Final = Path(__file__).parent
 PLAIN_WIDTH: Final = 80  # columns of what is no terminal

@@ -10,16 +10,16 @@ from pathlib import Path
 import uvloop
 from setproctitle import setproctitle
 
-from nodeagent import agent_process
-from nodeagent.agent_settings import AgentSettings
-from nodeagent.control_groups import find
+from nodeagent import app
+from nodeagent.cgroups import find
 from nodeagent.end_workers import end_workers
+from nodeagent.folders import NodeFolders
 from nodeagent.job_cgroups import JobGroups
+from nodeagent.settings import AgentSettings
 from nodeagent.settings_check import NAMELESS
-from nodeagent.worker_folders import NodeFolders
 from schemas.errors import OnesError, in_one_line
-from schemas.host_checks import look_through
-from schemas.logging_and_watchdog import configure_logging
+from schemas.host.checks import look_through
+from schemas.host.logging import configure_logging
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         if chosen.end_workers:
             sys.stdout.write(f"{_end_workers(path)} workers ended\n")
             return
-        uvloop.run(agent_process.run(path))
+        uvloop.run(app.run(path))
     except OnesError as error:
         sys.stderr.write(f"ones-agent: {error}\n")
         sys.exit(2)

@@ -1,21 +1,102 @@
-"""Connections to the controller: orders at a port that settings name, the others where it says."""
+"""Connections to the controller: orders at a port that settings name, the others where it says.
+
+Fetches archives of working directories from the log relay, piece by piece.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from nodeagent import agent_settings, job_files
-from nodeagent.agent_errors import passed_over
-from nodeagent.log_shipper import LogShipper
-from nodeagent.snapshot_fetcher import SnapshotFetcher
-from nodeagent.worker_folders import NodeFolders
+from nodeagent import job_folders, settings
+from nodeagent.folders import NodeFolders
+from nodeagent.logs import LogShipper
+from nodeagent.settings import NodeWorkspaceError, WorkspaceError, passed_over
 from schemas.codec import TO_SHIPPER, encode
 from schemas.ids import NodeId
-from schemas.link import Link, Socket
-from schemas.messages.agent import Welcome
-from schemas.messages.files import AskFiles, AskPiece
-from schemas.messages.logs import LogStored, SnapshotPiece
+from schemas.transport import Link, Socket
+from schemas.wire.agent import Welcome
+from schemas.wire.feed import GetSnapshot, LogStored, SnapshotPiece
+from schemas.wire.files import AskFiles, AskPiece
+
+RETRY_S: Final = 2.0  # without an answer, ask again
+
+
+@dataclass(slots=True)
+class _Fetch:
+    digest: str
+    offset: int = 0
+    pieces: asyncio.Queue[SnapshotPiece] = field(default_factory=asyncio.Queue)
+
+
+class SnapshotFetcher:
+    """Every archive that is on its way to this node."""
+
+    def __init__(self) -> None:
+        self._socket: Socket | None = None
+        self._fetches: list[_Fetch] = []  # several jobs may want one archive at once
+        self._connected = asyncio.Event()
+
+    def use(self, socket: Socket) -> None:
+        """Ask over `socket` from now on.
+
+        Args:
+            socket: connected to the log relay; the caller closes it.
+        """
+        self._socket = socket
+        self._connected.set()
+
+    def receive(self, message: SnapshotPiece) -> None:
+        """Take the relay's answer: the next piece for whoever waits for it.
+
+        Args:
+            message: goes to every fetch of this archive that waits at this offset; it is dropped if
+                none does.
+        """
+        for fetch in self._fetches:
+            if fetch.digest == message.digest and fetch.offset == message.offset:
+                fetch.pieces.put_nowait(message)
+
+    async def fetch(self, digest: str, target: Path) -> None:
+        """Bring an archive here.
+
+        Args:
+            digest: its sha256, which is its name.
+
+        Raises:
+            WorkspaceError: if the controller does not have it or the disk does not take it.
+        """
+        fetch = _Fetch(digest)
+        self._fetches.append(fetch)
+        try:
+            with target.open("wb") as file:
+                total = 1
+                while file.tell() < total:
+                    piece = await self._piece(fetch, file.tell())
+                    total = piece.total
+                    if total < 0:
+                        raise WorkspaceError(f"the controller has no snapshot {digest[:12]}")
+                    file.write(piece.data)
+        except OSError as error:
+            raise NodeWorkspaceError(f"cannot store a snapshot: {error.strerror}") from None
+        finally:
+            self._fetches.remove(fetch)
+
+    async def _piece(self, fetch: _Fetch, offset: int) -> SnapshotPiece:
+        fetch.offset = offset
+        while True:
+            await self._connected.wait()
+            if self._socket is not None:
+                self._socket.send(encode(GetSnapshot(digest=fetch.digest, offset=offset)))
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    piece = await asyncio.wait_for(fetch.pieces.get(), RETRY_S)
+                    if piece.offset == offset:
+                        return piece
+
 
 READERS: Final = 4  # of files of jobs, at once
 
@@ -24,7 +105,7 @@ class ControllerPorts:
     """Orders and heartbeats on one socket, events on another."""
 
     def __init__(
-        self, link: Link, controller: agent_settings.Controller, key: bytes, node: NodeId
+        self, link: Link, controller: settings.Controller, key: bytes, node: NodeId
     ) -> None:
         self._link = link
         self._host = controller.host
@@ -111,6 +192,6 @@ class BulkTraffic:
     async def _answer(self, asked: AskFiles | AskPiece) -> None:
         with passed_over("question about files", kind=type(asked).__name__):
             async with self._reading:
-                found = await asyncio.to_thread(job_files.answer, asked, self._folders)
+                found = await asyncio.to_thread(job_folders.answer, asked, self._folders)
             if self.socket is not None:
                 self.socket.send(encode(found))

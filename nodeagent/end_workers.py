@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from nodeagent.folders import NodeFolders
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.process_identity import open_process, signal_group
-from nodeagent.worker_folders import NodeFolders
 from nodeagent.zygote_process import is_zygote
 
 

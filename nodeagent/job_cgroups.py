@@ -11,8 +11,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.agent_settings import Jobs
-from nodeagent.control_groups import (
+from nodeagent.cgroups import (
     MEMORY,
     PIDS,
     Hierarchy,
@@ -26,6 +25,7 @@ from nodeagent.control_groups import (
     members,
     remove,
 )
+from nodeagent.settings import Jobs
 from schemas.errors import SettingsError
 from schemas.ids import JobId, WorkerId
 

@@ -2,59 +2,174 @@
 
 The controller's deltas say what should run; the processes say what does. Every event ends in the
 same place, `_settle`, which compares the two for one job and asks for the difference.
+
+What the agent knows of one worker on its node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
 from msgspec.structs import replace
 
-from nodeagent.reconciler_actions import (
-    Action,
-    AwaitExit,
-    FetchWorkspace,
-    ForgetJob,
-    GrantSlot,
-    KeepStates,
-    Kill,
-    OrderGroup,
-    OrderUnit,
-    PublishEvent,
-    RemoveWorker,
-    StartWorker,
-    Terminate,
-)
 from nodeagent.reconciler_events import (
+    Action,
     Adopted,
+    AwaitExit,
     Connected,
     Desired,
     Ended,
     Event,
+    FetchWorkspace,
+    ForgetJob,
     GraceOver,
+    GrantSlot,
+    KeepStates,
+    Kill,
     LogsStored,
+    OrderGroup,
+    OrderUnit,
+    PublishEvent,
+    RemoveWorker,
     ReportRead,
     Started,
     StartFailed,
+    StartWorker,
     SweepDesired,
+    Terminate,
     WorkspaceFailed,
     WorkspaceReady,
 )
-from nodeagent.worker_state import LISTENING, LIVING, ProcessPhase, WorkerState
-from schemas.groups import Member
-from schemas.ids import JobId, NodeId, Version, WorkerId, node_of, worker_id
-from schemas.messages.agent import (
+from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
+from schemas.nodes import Member
+from schemas.wire.agent import (
     SETTLED,
     SWITCH,
     GroupDelta,
     JobCleared,
+    ScriptReport,
+    UnitBegun,
+    UnitEnded,
+    UnitFailed,
     WorkerExited,
     WorkerRefused,
     WorkerSeen,
     WorkerStarted,
 )
-from schemas.messages.hopping import SweepDelta
+from schemas.wire.sweeps import SweepDelta, UnitOrder
+
+
+class ProcessPhase(Enum):
+    """Where one process stands."""
+
+    WANTED = "wanted"  # waits for its working directory or its slot
+    STARTING = "starting"  # the zygote was asked
+    ALIVE = "alive"
+    RETIRING = "retiring"  # left its group as agreed; is given time to exit by itself
+    STOPPING = "stopping"  # TERM was sent
+    ENDED = "ended"  # its folder stays until its output is stored
+
+
+LIVING = frozenset(
+    {ProcessPhase.STARTING, ProcessPhase.ALIVE, ProcessPhase.RETIRING, ProcessPhase.STOPPING}
+)
+LISTENING = frozenset({ProcessPhase.ALIVE, ProcessPhase.RETIRING})
+
+
+@dataclass(slots=True)
+class HeldUnit:
+    """The unit of a sweep that a worker holds, by its attempt; 0: none."""
+
+    told: int = 0  # the newest that went to it over its present connection
+    held: int = 0  # the newest that it may have heard of
+    over: int = 0  # the newest of which it said what came
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it may be at work."""
+        return self.held > self.over
+
+    def tell(self, unit: UnitOrder) -> bool:
+        """Whether the worker should hear of `unit` now; it counts as told."""
+        if unit.attempt <= max(self.told, self.over):
+            return False
+        self.told, self.held = unit.attempt, max(self.held, unit.attempt)
+        return True
+
+    def reported(self, report: ScriptReport) -> None:
+        """Take in what the worker said.
+
+        Args:
+            report: of any kind; those that are not of units change nothing.
+        """
+        match report:
+            case UnitBegun(attempt=attempt):
+                self.held = max(self.held, attempt)
+            case UnitEnded(attempt=attempt) | UnitFailed(attempt=attempt):
+                self.held, self.over = max(self.held, attempt), max(self.over, attempt)
+
+    def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
+        """Whether the unit under way is not wanted any more.
+
+        Args:
+            attempts: the highest that whoever says so knows of.
+        """
+        wanted = unit.attempt if unit is not None else 0
+        return self.under_way and self.held <= attempts and self.held != wanted
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker on this node."""
+
+    worker: WorkerId
+    job: JobId
+    version: Version
+    rank: Rank
+    slot: int
+    phase: ProcessPhase = ProcessPhase.WANTED
+    pid: int | None = None
+    started_ticks: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    granted: bool = True  # the slot's device is its own
+    adopted: bool = False  # an earlier life of this agent may have granted it since it began
+    leaving: bool = False  # was notified of a group without it
+    newest_order: tuple[Version, int] = (Version(0), 0)  # the newest order that was sent to it
+    stored: bool = False
+    awaited: bool = False  # its exit, with a limit
+    unit: HeldUnit = field(default_factory=HeldUnit)  # if it is a sweep's
+
+    @classmethod
+    def wanted(cls, identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
+        """A worker that is not there yet."""
+        return cls(
+            worker=identity,
+            job=delta.job,
+            version=delta.version,
+            rank=member.rank,
+            slot=index_of(member.slot),
+        )
+
+    @property
+    def who(self) -> dict[str, Any]:
+        """What events about it begin with."""
+        return {"job": self.job, "version": self.version, "rank": self.rank}
+
+    def seen(self) -> WorkerSeen:
+        """As a greeting tells it."""
+        return WorkerSeen(
+            **self.who,
+            slot=self.slot,
+            pid=self.pid,
+            started_ticks=self.started_ticks,
+            ended=self.phase is ProcessPhase.ENDED,
+            code=self.code,
+            signal=self.signal,
+        )
 
 
 @dataclass(slots=True)

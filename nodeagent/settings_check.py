@@ -7,12 +7,12 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from nodeagent.agent_settings import AgentSettings
-from nodeagent.job_accounts import check_jobs
-from nodeagent.slot_devices import fenced_s, inventory
+from nodeagent.accounts import check_jobs
+from nodeagent.devices import fenced_s, inventory
+from nodeagent.settings import AgentSettings
 from schemas.errors import SettingsError
-from schemas.host_checks import look_through
-from schemas.link import load_keys, load_public
+from schemas.host.checks import look_through
+from schemas.transport import load_keys, load_public
 
 NAMELESS: Final = "nameless"  # in the place of a name that is missing or wrong
 

@@ -10,15 +10,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nodeagent.agent_errors import passed_over
+from nodeagent.settings import passed_over
 from schemas.codec import FROM_WORKER, encode
 from schemas.errors import OnesError
+from schemas.host.logging import Audit
 from schemas.ids import WorkerId, worker_id
-from schemas.link import Incoming, Link
-from schemas.logging_and_watchdog import Audit
-from schemas.messages import Message
-from schemas.messages.agent import GroupDelta
-from schemas.messages.worker import FromWorker, GroupOrder, WorkerHello
+from schemas.transport import Incoming, Link
+from schemas.wire import Message
+from schemas.wire.agent import GroupDelta
+from schemas.wire.worker import FromWorker, GroupOrder, WorkerHello
 
 LONGEST_NAME: Final = 200  # characters, in a log line
 QUEUED: Final = 1000  # messages that wait for a worker that does not read

@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import psutil
 
-from nodeagent.agent_errors import NodeStartError, StartError
-from nodeagent.agent_settings import Jobs
-from nodeagent.job_accounts import PRLIMIT, SETPRIV, Account
+from nodeagent.accounts import PRLIMIT, SETPRIV, Account
 from nodeagent.owned_files import open_regular
 from nodeagent.process_identity import belongs_to, start_ticks
-from schemas.messages.worker import ZYGOTE_TITLE
+from nodeagent.settings import Jobs, NodeStartError, StartError
+from schemas.wire.worker import ZYGOTE_TITLE
 
 FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # by the node, not its own end
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 
 from schemas.errors import MalformedMessageError, TooLargeError
-from schemas.messages import Message, agent, client, feed, files, logs, states, worker
+from schemas.wire import Message, agent, client, feed, files, worker
 
 MAX_BYTES: Final = 4 * 1024 * 1024  # of one message; sockets drop a peer that sends more
 
@@ -21,7 +21,7 @@ def encode(message: Message) -> bytes:
     """The MessagePack bytes of `message`: a map with its tag under the key `type`.
 
     Args:
-        message: any message of `schemas.messages`.
+        message: any message of `schemas.wire`.
 
     Returns:
         At most some hundred bytes, or what the message's texts and blobs take.
@@ -103,15 +103,15 @@ PUBLISHED: Final = Codec[agent.Published]("events of an agent", agent.Published)
 REQUEST: Final = Codec[client.Request]("client request", client.Request)
 REPLY: Final = Codec[client.Reply]("reply to a client", client.Reply)
 FEED: Final = Codec[feed.FeedEvent]("feed", feed.FeedEvent)
-FROM_SHIPPER: Final = Codec[logs.FromShipper | files.FromNode](
-    "bulk from an agent", logs.FromShipper | files.FromNode
+FROM_SHIPPER: Final = Codec[feed.FromShipper | files.FromNode](
+    "bulk from an agent", feed.FromShipper | files.FromNode
 )
-TO_SHIPPER: Final = Codec[logs.ToShipper]("bulk to an agent", logs.ToShipper)
-READ_LOG: Final = Codec[logs.ReadLog | files.FromFollower](
-    "log reader", logs.ReadLog | files.FromFollower
+TO_SHIPPER: Final = Codec[feed.ToShipper]("bulk to an agent", feed.ToShipper)
+READ_LOG: Final = Codec[feed.ReadLog | files.FromFollower](
+    "log reader", feed.ReadLog | files.FromFollower
 )
-LOG_REPLY: Final = Codec[logs.LogPage | files.FilesReply | client.Failed](
-    "log page", logs.LogPage | files.FilesReply | client.Failed
+LOG_REPLY: Final = Codec[feed.LogPage | files.FilesReply | client.Failed](
+    "log page", feed.LogPage | files.FilesReply | client.Failed
 )
 FROM_WORKER: Final = Codec[worker.FromWorker]("worker to agent", worker.FromWorker)
 TO_WORKER: Final = Codec[worker.ToWorker]("agent to worker", worker.ToWorker)
@@ -121,8 +121,8 @@ EXIT_STATUS: Final = Codec[worker.ExitStatus]("exit file", worker.ExitStatus)
 PROCESS_MARK: Final = Codec[worker.ProcessMark]("process file", worker.ProcessMark)
 FROM_ZYGOTE: Final = Codec[worker.FromZygote]("zygote to agent", worker.FromZygote)
 TO_ZYGOTE: Final = Codec[worker.ToZygote]("agent to zygote", worker.ToZygote)
-TO_STATES: Final = Codec[states.AskState]("request for a state", states.AskState)
-FROM_STATES: Final = Codec[states.FromStates]("piece of a state", states.FromStates)
+TO_STATES: Final = Codec[files.AskState]("request for a state", files.AskState)
+FROM_STATES: Final = Codec[files.FromStates]("piece of a state", files.FromStates)
 
 CODECS: Final[tuple[Codec[Any], ...]] = (
     FROM_AGENT, TO_AGENT, PUBLISHED, REQUEST, REPLY, FEED, FROM_SHIPPER, TO_SHIPPER, READ_LOG,

@@ -183,7 +183,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The largest global batch that the user allows, in samples.
 
         Where that is left to the cluster: what fits the most slots, one pass each. Policies keep to
-        less, see `controlplane.core.model.batch_limit`.
+        less, see `controlplane.core.model.job`.
         """
         if isinstance(self.max_batch_size, int):
             return self.max_batch_size

@@ -1,4 +1,9 @@
-"""What a user asks for: a sweep over configurations of one training."""
+"""What a user asks for: a sweep over configurations of one training.
+
+The brackets of Hyperband: how many configurations, and how long they train at first.
+
+Metrics of an epoch within the bounds that scripts are told of, whoever wrote them down.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,23 @@ from typing import Final, Literal
 import msgspec
 
 from schemas.errors import SettingsError
-from schemas.hyperband import brackets
 from schemas.ids import JobId
+
+
+def brackets(most: int, eta: int) -> list[tuple[int, int]]:
+    """Hyperband's brackets: how many trials, and their first rung in epochs.
+
+    Li et al., JMLR '18, algorithm 1, with R = `most`: s from floor(log_eta R) down to 0,
+    n = ceil((s_max + 1) eta^s / (s + 1)), r = R eta^-s.
+
+    Args:
+        most: epochs of a trial that is never stopped.
+    """
+    top = 0
+    while eta ** (top + 1) <= most:
+        top += 1
+    return [(-(-(top + 1) * eta**s // (s + 1)), max(1, most // eta**s)) for s in range(top, -1, -1)]
+
 
 Value = str | int | float | bool
 Values = Mapping[str, Value]
@@ -443,3 +463,23 @@ def _check_many(spec: SearchSpec) -> None:
 
 def _bounds_of(space: Space) -> list[tuple[float, float]]:
     return [parameter.bounds for parameter in space.values()]
+
+
+def bounded_metrics(given: Mapping[str, float]) -> dict[str, float]:
+    """The first that may be, the finite ones of them, under names that may be."""
+    finite = {name: value for name, value in given.items() if math.isfinite(value)}
+    kept = list(finite.items())[:MAX_EPOCH_METRICS]
+    return {printable(name[:MAX_METRIC]): value for name, value in kept}
+
+
+def are_bounded(given: Mapping[str, float]) -> bool:
+    """Whether there is nothing to leave out."""
+    return len(given) <= MAX_EPOCH_METRICS and all(
+        len(name) <= MAX_METRIC and name.isprintable() and math.isfinite(value)
+        for name, value in given.items()
+    )
+
+
+def printable(text: str) -> str:
+    """The text in one line, without what would steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -13,15 +13,12 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.common_options import COMMON, Common
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import moment, print_data
-from controlplane.client.cluster_home import CONTROLLER, DEFAULT
-from controlplane.journal.backup import back_up, compact, restore
-from controlplane.journal.check import problems
+from controlplane.cli.output import COMMON, Common, Exit, moment, print_data
+from controlplane.client.connection import CONTROLLER, DEFAULT
+from controlplane.journal.backup import back_up, compact, problems, restore
 from controlplane.journal.reader import Reader
 from controlplane.journal.retention import Retention
-from controlplane.service.controller_settings import ControllerSettings, JournalSettings, load
+from controlplane.service.settings import ControllerSettings, JournalSettings, load
 from schemas.errors import SettingsError
 from schemas.ids import Seconds
 

@@ -10,16 +10,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_data
+from controlplane.cli.output import COMMON, Common, Exit, print_data
 from controlplane.service import settings_check as of_controller
-from controlplane.service.controller_settings import ControllerSettings
+from controlplane.service.settings import ControllerSettings
 from nodeagent import settings_check as of_agent
-from nodeagent.agent_settings import AgentSettings
+from nodeagent.settings import AgentSettings
 from schemas.errors import SettingsError
+from schemas.host.settings import read_toml
 from schemas.jobs import JobSpec
-from schemas.toml_settings import read_toml
 
 ARTICLES: Final = {"controller": "a", "agent": "an"}
 Kind = Literal["controller", "agent"]

@@ -11,12 +11,19 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common, JobName
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import byte_count, print_data, print_json, print_line
+from controlplane.cli.output import (
+    COMMON,
+    Common,
+    Exit,
+    JobName,
+    byte_count,
+    print_data,
+    print_json,
+    print_line,
+)
 from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
-from controlplane.client.job_files import Fetch, Fetched, JobFiles, matches
+from controlplane.client.files import Fetch, Fetched, JobFiles, matches
 from controlplane.client.sweeps.runs import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 

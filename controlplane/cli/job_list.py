@@ -1,4 +1,9 @@
-"""ps: jobs, a line each, once or again and again."""
+"""Jobs as lines for people: one for each at any width, and what does not fit is left out.
+
+ps: jobs, a line each, once or again and again.
+
+A promised end beside what came of it, in words.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,177 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Final, NamedTuple, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.job_lines import cut, job_lines
-from controlplane.cli.output import COLOURS, print_data
-from controlplane.cli.terminal import drawn, width_of
+from controlplane.cli.output import COLOURS, COMMON, Common, Exit, print_data, second, span
+from controlplane.cli.terminal import HARMFUL, drawn, harmless, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, UnavailableError, UnreachableError
-from schemas.messages.client import Jobs
+from schemas.wire.client import Jobs, JobSummary
+
+
+def promise_in_words(job: JobSummary) -> str:
+    """Return the time a job was promised to end and whether that was kept, or nothing."""
+    if job.promised_end is None:
+        return ""
+    said = second(job.promised_end)
+    if job.ended_at is None:
+        expected = job.promised_end if job.expected_end is None else job.expected_end
+        if expected == job.promised_end:
+            return said
+        return f"{said}, expected {clock(expected, job.promised_end)}: {_off(job, expected)}"
+    if job.state != "succeeded":
+        return f"{said}, but it {'was ' * (job.state == 'cancelled')}{job.state}"
+    done, kept = job.ended_at, "kept" if job.ended_at <= job.promised_end else "broken"
+    return f"{said}, done {clock(done, job.promised_end)}: {kept}, {_off(job, done)}"
+
+
+def clock(time_s: float, beside_s: float | None = None) -> str:
+    """A moment as the time of its day, UTC; with its date, where that is another one.
+
+    Args:
+        time_s: seconds since the epoch.
+        beside_s: a moment of the day that is taken for granted; None: any day.
+    """
+    whole = second(time_s)
+    same = beside_s is None or second(beside_s)[:10] == whole[:10]
+    return whole[11:] if same else whole
+
+
+def _off(job: JobSummary, came: float) -> str:
+    """How far from its promise something came."""
+    late_s = came - (job.promised_end or came)
+    return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
+
+
+GAP: Final = "  "
+WHY: Final = "why"
+ALWAYS: Final = frozenset({"job", "state", WHY})
+WHY_LEAST: Final = 24  # columns; others go before the reason gets less
+SPARED: Final = (  # in order
+    "lr", "queued", "epoch", "metrics", "ran", "predicted", "loss", "user", "samples/s", "promised"
+)  # fmt: skip
+LEFT: Final = frozenset({"job", "user", "state", "metrics", WHY})  # the others are numbers
+COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
+    "job": lambda job: job.job,
+    "user": lambda job: job.user,
+    "state": lambda job: job.state,
+    "slots": lambda job: str(job.slots or ""),
+    "batch": lambda job: str(job.global_batch or ""),
+    "lr": lambda job: "" if job.lr is None else f"{job.lr:g}",
+    "epoch": lambda job: str(job.epoch),
+    "done": lambda job: "" if job.progress is None else f"{job.progress:.0%}",
+    "samples/s": lambda job: f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
+    "loss": lambda job: "" if job.train_loss is None else f"{job.train_loss:.4g}",
+    "predicted": lambda job: "" if job.predicted_loss is None else f"{job.predicted_loss:.4g}",
+    "metrics": lambda job: ", ".join(f"{name} {value:.4g}" for name, value in job.metrics.items()),
+    "queued": lambda job: span(job.queued_s),
+    "ran": lambda job: span(job.running_s),
+    "promised": lambda job: "" if job.promised_end is None else clock(job.promised_end),
+    WHY: lambda job: job.reason,
+}
+
+
+class JobLines(NamedTuple):
+    """A table: its head, and a line for each job."""
+
+    head: str
+    rows: tuple[str, ...]
+
+
+def job_lines(
+    jobs: Sequence[JobSummary], width: int | None, styled: Callable[[str], str] = str
+) -> JobLines:
+    """A table of jobs, one line each.
+
+    Args:
+        jobs: in the order in which they are listed.
+        width: columns of the screen; None: as wide as it gets. Columns that have no room go, the
+            least telling first; then the reason is cut.
+        styled: puts colour around the state, for example.
+    """
+    filled = {name: _one_lines([cell(job) for job in jobs]) for name, cell in COLUMNS.items()}
+    cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
+    wide = {name: max(len(name), _widest(column)) for name, column in cells.items()}
+    kept = _fitting(wide, width)
+    padded = [_padded([name, *cells[name]], name, wide[name]) for name in kept]
+    head, *lines = [_line(parts, width) for parts in zip(*padded, strict=True)]
+    if styled is str:
+        return JobLines(head, tuple(lines))
+    left = padded[: kept.index("state")]
+    rows = []
+    for place, (job, line) in enumerate(zip(jobs, lines, strict=True), start=1):
+        start = sum(len(column[place]) + len(GAP) for column in left)
+        end = start + len(job.state)
+        rows.append(line[:start] + styled(line[start:end]) + line[end:])
+    return JobLines(head, tuple(rows))
+
+
+def _fitting(wide: dict[str, int], width: int | None) -> list[str]:
+    """The columns that there is room for, with enough left for the reason."""
+    kept = list(wide)
+    for name in SPARED:
+        fixed = sum(wide[column] + len(GAP) for column in kept if column != WHY)
+        if width is None or fixed + min(WHY_LEAST, wide[WHY]) <= width:
+            break
+        kept = [column for column in kept if column != name]
+    return kept
+
+
+def _padded(texts: Sequence[str], name: str, wide: int) -> list[str]:
+    if all(map(str.isascii, texts)):
+        return [text.ljust(wide) if name in LEFT else text.rjust(wide) for text in texts]
+    spaces = [" " * (wide - _columns(text)) for text in texts]
+    pairs = zip(texts, spaces, strict=True)
+    return [text + space if name in LEFT else space + text for text, space in pairs]
+
+
+def _line(parts: Sequence[str], width: int | None) -> str:
+    line = GAP.join(parts).rstrip()
+    return line if width is None else cut(line, width)
+
+
+def cut(text: str, width: int) -> str:
+    """`text` on at most `width` columns; an ellipsis says that there is more."""
+    if len(text) * 2 <= width or _columns(text) <= width:
+        return text
+    while text and _columns(text) >= width:
+        text = text[: min(len(text) - 1, width)]
+    return text.rstrip() + "…"
+
+
+def one_line(text: str) -> str:
+    """What a script said cannot break the table, nor say anything to a terminal."""
+    if text.isprintable() and (text.isascii() or not HARMFUL.search(text)):
+        return text
+    line = harmless(" ".join(text.split()))
+    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
+
+
+def _one_lines(texts: list[str]) -> list[str]:
+    """The same of many, which are looked at together: most say nothing to a terminal."""
+    together = "".join(texts)
+    if together.isascii() and together.isprintable():
+        return texts
+    return [one_line(text) for text in texts]
+
+
+def _widest(texts: list[str]) -> int:
+    if all(map(str.isascii, texts)):
+        return max(map(len, texts), default=0)
+    return max(map(_columns, texts), default=0)
+
+
+def _columns(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
+
 
 EVERY_S: Final = 1.0
 PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said

@@ -10,14 +10,12 @@ from typing import Annotated, Final, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common, JobName
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.job_commands import say_if_absent
-from controlplane.cli.job_lines import cut
-from controlplane.cli.output import moment, print_data, seconds_of
+from controlplane.cli.job_list import cut
+from controlplane.cli.jobs import say_if_absent
+from controlplane.cli.output import COMMON, Common, Exit, JobName, moment, print_data, seconds_of
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
-from controlplane.client.stream_pages import OutputLine, line_pattern
+from controlplane.client.streams import OutputLine, line_pattern
 from schemas.errors import BadFieldError
 
 WAITING: Final = frozenset({"queued", "starting", "paused"})  # states in which nothing is written

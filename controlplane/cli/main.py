@@ -20,18 +20,9 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from controlplane.cli import (
-    fetch,
-    job_commands,
-    job_list,
-    job_output,
-    local_cluster,
-    node_commands,
-    submit,
-    wait_and_cancel,
-)
-from controlplane.cli.exit_codes import Exit, exit_code
-from controlplane.cli.output import print_error
+from controlplane.cli import fetch, job_list, job_output, local, nodes, submit
+from controlplane.cli import jobs as job_commands
+from controlplane.cli.output import Exit, exit_code, print_error
 from controlplane.cli.terminal import harmless_stream
 from controlplane.client import Client
 from schemas import __version__
@@ -76,8 +67,8 @@ def build() -> App:
     )
     app.group_commands = Group("More", sort_key=9)  # what has no group: --help, --version
     here = App(name="local", help="A cluster in one folder of this host.", group=start, sort_key=0)
-    here.command(local_cluster.up)
-    here.command(local_cluster.down)
+    here.command(local.up)
+    here.command(local.down)
     app.command(here)
     app.command("controlplane.cli.init:init", name="init", help=INIT, group=start, sort_key=1)
     job = App(name="job", help="Everything about jobs.", show=False)
@@ -88,8 +79,8 @@ def build() -> App:
     for command in (
         job_commands.show,
         job_commands.explain,
-        wait_and_cancel.wait,
-        wait_and_cancel.cancel,
+        submit.wait,
+        submit.cancel,
         job_commands.resize,
         job_commands.pause,
         job_commands.resume,
@@ -106,17 +97,17 @@ def build() -> App:
     app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
     app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
     node = App(name="node", help="Everything about nodes.", group=cluster)
-    node.command(node_commands.node_list, name="list")
-    node.command(node_commands.template)
-    node.command(node_commands.drain)
-    node.command(node_commands.undrain)
+    node.command(nodes.node_list, name="list")
+    node.command(nodes.template)
+    node.command(nodes.drain)
+    node.command(nodes.undrain)
     settings = App(name="config", help="Everything about settings files.", group=cluster)
     settings.command("controlplane.cli.config_check:check", name="check", help=CHECK)
     for part in (node, settings):
         app.command(part)
-    app.command("controlplane.cli.key_commands:key", name="key", help=KEY, group=cluster)
+    app.command("controlplane.cli.keys:key", name="key", help=KEY, group=cluster)
     app.command("controlplane.cli.admin:admin", name="admin", help=ADMIN, group=cluster)
-    app.command("controlplane.cli.simulate:sim", name="sim", help=SIM, group=simulate)
+    app.command("controlplane.cli.sim:sim", name="sim", help=SIM, group=simulate)
     app.command(completion)
     return app
 

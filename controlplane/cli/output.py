@@ -1,17 +1,27 @@
-"""How commands print: tables for people, JSON for programs, errors in one line."""
+"""How commands print: tables for people, JSON for programs, errors in one line.
+
+What a command's exit code says, and which error ends it with which.
+
+Options that every command takes.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from cyclopts import Parameter
 
-from controlplane.cli.terminal import terminal_console, width_of
+from controlplane.cli.terminal import harmless, terminal_console, width_of
+from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, OnesError
 from schemas.ids import LAST
 
@@ -220,3 +230,80 @@ def span(seconds: float) -> str:
     if whole < 3600:  # noqa: PLR2004
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of every command."""
+
+    OK = 0
+    JOB_FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNREACHABLE = 4
+    DENIED = 5
+    TIMEOUT = 6
+
+
+BY_CODE: Final = {
+    "other_cluster": Exit.JOB_FAILED,
+    "unknown_job": Exit.NOT_FOUND,
+    "unknown_node": Exit.NOT_FOUND,
+    "unreachable": Exit.UNREACHABLE,
+    "unavailable": Exit.UNREACHABLE,
+    "denied": Exit.DENIED,
+    "timeout": Exit.TIMEOUT,
+}
+
+
+def exit_code(error: OnesError) -> Exit:
+    """The exit code that an error ends a command with."""
+    return BY_CODE.get(error.code, Exit.USAGE)
+
+
+COMPLETE_S: Final = 2.0  # a shell waits no longer for names
+
+Format = Literal["table", "json", "jsonl", "quiet"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Common:
+    """What every command takes."""
+
+    home: Annotated[Path | None, Parameter(help="folder of the cluster; default: $ONES_HOME")] = (
+        None
+    )
+    output: Annotated[Format, Parameter(name=["--output", "-o"], help="how to print")] = "table"
+
+
+COMMON: Final = Common()  # as the default of a command's argument
+
+
+def _job_names(context: Any) -> Sequence[str]:
+    """Return the names of jobs that begin as the word does: of live ones, else of ended ones."""
+    try:
+        with BlockingClient(_home(context), COMPLETE_S) as client:
+            for ended in (False, True):
+                names = [harmless(job.job) for job in client.jobs(ended=ended)]
+                if found := [name for name in names if name.startswith(context.incomplete)]:
+                    return found
+    except OnesError:  # completion cannot show errors
+        pass
+    return ()
+
+
+def _node_names(context: Any) -> Sequence[str]:
+    try:
+        with BlockingClient(_home(context), COMPLETE_S) as client:
+            return [harmless(node.node) for node in client.nodes()]
+    except OnesError:
+        return ()
+
+
+def _home(context: Any) -> Path | None:
+    given = context.get("--home")
+    return given.value if given is not None and given.provided else None
+
+
+JobName = Annotated[str, Parameter(completer=_job_names)]
+NodeName = Annotated[str, Parameter(completer=_node_names)]

@@ -10,12 +10,11 @@ from typing import Annotated, Final, Literal
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from controlplane.sim.models.curves.curves_model import WORK_CORE_S
-from controlplane.sim.models.harmony.harmony_model import JOB_S
-from controlplane.sim.models.interference.form import parse_interference
+from controlplane.sim.cluster import NodeGroup, TraceError
+from controlplane.sim.models.curves import WORK_CORE_S
+from controlplane.sim.models.harmony import JOB_S
+from controlplane.sim.models.interference import parse_interference
 from controlplane.sim.scenario import HARMONY, SLAQ, Scenario
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulator_errors import TraceError
 
 MOST_GPUS: Final = 1_000_000
 MOST_FILES: Final = 1000

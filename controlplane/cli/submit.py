@@ -1,23 +1,31 @@
-"""submit: what would travel, what was accepted, and with --wait what became of it."""
+"""submit: what would travel, what was accepted, and with --wait what became of it.
+
+Why a job failed, for people: its error, and the last lines of the worker that ended first.
+
+wait and cancel: commands that take several jobs at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common
-from controlplane.cli.dry_run import say_dry
-from controlplane.cli.exit_codes import Exit, exit_code
-from controlplane.cli.failure_report import as_json, as_text, failure_of
+from controlplane.cli.jobs import say_if_absent
 from controlplane.cli.output import (
+    COMMON,
+    Common,
+    Exit,
+    JobName,
     byte_count,
     error_body,
+    exit_code,
     print_error,
     print_json,
     print_line,
@@ -27,14 +35,196 @@ from controlplane.cli.submission import (
     library_note,
     on_screen,
     prepared,
+    say_dry,
     snapshot_line,
 )
 from controlplane.cli.terminal import terminal_console
-from controlplane.cli.wait_and_cancel import said_to_go_on
 from controlplane.client import BlockingClient
-from controlplane.client.workdir_archive import IGNORE_FILE
-from schemas.errors import BadFieldError, OnesError, UnreachableError
-from schemas.messages.client import JobAccepted
+from controlplane.client.archive import IGNORE_FILE
+from controlplane.client.streams import OutputLine
+from schemas.errors import BadFieldError, OnesError, TimedOutError, UnreachableError
+from schemas.wire.client import JobAccepted, JobDetail
+from schemas.wire.feed import FeedEvent
+
+LAST_LINES: Final = 15
+EXITED: Final = "worker.exited"
+BY_OTHERS: Final = frozenset({9, 15})  # signals that follow an end elsewhere, or come from outside
+
+
+class Failure(NamedTuple):
+    """How a job ended that did not succeed, and what its failing worker wrote last."""
+
+    job: str
+    state: str
+    reason: str
+    rank: int | None  # None: nobody can say which worker failed, and `lines` are those of all
+    lines: tuple[OutputLine, ...]
+
+
+def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Failure:
+    """What a person wants to know when a job did not succeed.
+
+    Args:
+        from_seq: number of a feed event before its first, 1-based.
+    """
+    job = detail.summary
+    if job.state != "failed":
+        return Failure(job.job, job.state, job.reason, None, ())
+    rank = failing_rank(e for e in client.events(from_seq) if e.job == job.job)
+    pages = client.output_pages(job.job, rank, follow=False, last=LAST_LINES)
+    lines = tuple(line for page in pages for line in page)
+    return Failure(job.job, job.state, job.reason, rank, lines)
+
+
+def as_text(failure: Failure) -> Iterator[str]:
+    """A failure as lines for people.
+
+    Yields:
+        Its state and reason; if it failed, the last lines of who did it.
+    """
+    yield f"ones: {failure.job} {failure.state}: {failure.reason}"
+    if failure.state != "failed":
+        return
+    who = "its workers" if failure.rank is None else f"rank {failure.rank}"
+    yield f"the last lines of {who}:" if failure.lines else f"{who} wrote nothing"
+    several = len({line.rank for line in failure.lines}) > 1
+    for line in failure.lines:
+        yield f"  [{line.rank}] {line.text}" if several else f"  {line.text}"
+    if failure.lines:
+        yield f"all of it: {_logs(failure)}"
+
+
+def as_json(failure: Failure) -> dict[str, Any]:
+    """A failure for programs, in the form of an error."""
+    error = {
+        "code": "job_failed",
+        "message": f"{failure.job} {failure.state}: {failure.reason}",
+        "hint": f"`{_logs(failure)}`",
+        "rank": failure.rank,
+        "lines": [line.text for line in failure.lines],
+    }
+    return {"error": error}
+
+
+def _logs(failure: Failure) -> str:
+    return f"ones logs {failure.job}" + ("" if failure.rank is None else f" --rank {failure.rank}")
+
+
+def failing_rank(events: Iterable[FeedEvent]) -> int | None:
+    """The worker whose end was not in order, of the last group that a job had.
+
+    Returns:
+        Its rank; None if no worker ended by itself with anything but 0.
+    """
+    newest, found = -1, None
+    for event in events:
+        if event.event != EXITED:
+            continue
+        detail = event.detail
+        version, rank = int(detail.get("version") or 0), int(detail.get("rank") or 0)
+        if version > newest:
+            newest, found = version, None
+        own_end = detail.get("code") or (detail.get("signal") or 9) not in BY_OTHERS
+        if found is None and version == newest and own_end:
+            found = rank
+    return found
+
+
+LATER: Final = "wait longer, or look with `ones show`"
+Row = dict[str, Any]  # what became of one job
+
+
+def wait(
+    job: JobName,
+    /,
+    *more: JobName,
+    timeout: Annotated[float | None, Parameter(help="seconds, for all of them")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Wait until each JOB has ended; exit 1 if one did not succeed, 6 after TIMEOUT s."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    states: list[str] = []
+    with BlockingClient(common.home) as client:
+        say_if_absent(client)
+
+        def end_of(name: str) -> tuple[Row, str]:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                found = client.wait_state(name, left)
+            except TimedOutError:
+                raise TimedOutError(f"{name} had not ended after {timeout:g} s", LATER) from None
+            states.append(found.state)
+            row = _row(name, found.state, found.reason)
+            return row, f"{name} {found.state}: {found.reason}"
+
+        with said_to_go_on((job, *more)):
+            refused = _for_each((job, *more), end_of, common)
+    failed = any(state != "succeeded" for state in states)
+    return refused or (Exit.JOB_FAILED if failed else Exit.OK)
+
+
+@contextlib.contextmanager
+def said_to_go_on(jobs: Sequence[str]) -> Iterator[None]:
+    """Say at Ctrl-C that it ends the waiting, and no job."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        goes, name = ("goes", jobs[0]) if len(jobs) == 1 else ("go", "JOB")
+        sys.stderr.write(f"\nones: {', '.join(jobs)} {goes} on; `ones cancel {name}` ends it\n")
+        sys.stderr.flush()
+        raise
+
+
+def cancel(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
+    """End each JOB: TERM to its workers, KILL to those that do not go."""
+    with BlockingClient(common.home) as client:
+
+        def end(name: str) -> tuple[Row, str]:
+            found = client.cancel(name).summary
+            note = "" if found.state == "cancelled" else ", had ended before"
+            return _row(name, found.state, found.reason), f"{name} {found.state}{note}"
+
+        return _for_each((job, *more), end, common)
+
+
+def _row(
+    job: str, state: str | None = None, reason: str | None = None, *, error: Row | None = None
+) -> Row:
+    return {"job": job, "state": state, "reason": reason, "error": error}
+
+
+def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common: Common) -> int:
+    """Do it to every job, whatever becomes of one, and say at once what did.
+
+    JSON is an object for one job and a list for several, in which a refusal is an `error`.
+
+    Returns:
+        The exit code of the first that was refused.
+
+    Raises:
+        OnesError: if there is but one job and it is refused, or nobody answers.
+    """
+    code: int = Exit.OK
+    rows: list[Row] = []
+    for job in dict.fromkeys(jobs):
+        try:
+            row, line = do(job)
+        except OnesError as error:
+            if len(jobs) == 1 or isinstance(error, UnreachableError):
+                raise
+            code = code or exit_code(error)
+            row, line = _row(job, error=error_body(error)), ""
+            print_error(error, "table")
+        rows.append(row)
+        if common.output == "jsonl":
+            print_line(row)
+        elif common.output == "table" and line:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+    if common.output == "json":
+        print_json(rows[0] if len(jobs) == 1 else rows)
+    return code
+
 
 MUCH: Final = 100_000_000  # bytes of a working directory that are worth a question
 NAMED: Final = 3  # of the largest files

@@ -1,4 +1,7 @@
-"""What others wrote, made harmless before a terminal reads it: the one place for all commands."""
+"""What others wrote, made harmless before a terminal reads it: the one place for all commands.
+
+rich's console, with the texts of what it draws made harmless.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,12 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
+from rich.console import Console
+from rich.segment import Segment
+
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 # What steers a terminal, or turns a line around: C0 but tab and newline, DEL, C1, line and
 # paragraph separators, marks, overrides and isolates of direction; and halves of characters.
@@ -126,7 +133,13 @@ def terminal_console(width: int | None = None, *, on_stderr: bool = False) -> Co
     Args:
         width: columns; None: of the terminal.
     """
-    from controlplane.cli.harmless_console import HarmlessConsole  # noqa: PLC0415 - rich is slow
-
     out = drawn(sys.stderr if on_stderr else sys.stdout)
     return HarmlessConsole(width=width, file=out, highlight=False)
+
+
+class HarmlessConsole(Console):
+    """Draws as rich does; control codes are rich's own."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        safe = [one if one.control else Segment(harmless(one.text), one.style) for one in buffer]
+        return super()._render_buffer(safe)

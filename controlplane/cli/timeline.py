@@ -16,12 +16,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.common_options import COMMON, Common, JobName
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.job_lines import cut
-from controlplane.cli.output import print_data, seconds_of
-from controlplane.cli.terminal import terminal_console, width_of
-from controlplane.cli.timeline_allocations import (
+from controlplane.cli.allocations import (
     Allocation,
     Window,
     all_slots,
@@ -32,11 +27,14 @@ from controlplane.cli.timeline_allocations import (
     job_colour,
     pasts_from,
 )
-from controlplane.cli.timeline_png import png
+from controlplane.cli.job_list import cut
+from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, seconds_of
+from controlplane.cli.plots import png
+from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, SlotId
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 
 __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "terminal", "timeline"]
 
@@ -223,8 +221,11 @@ def timeline(
 
 def _losses(job: str, path: Path | None, common: Common) -> int:
     """Draw the losses of one job."""
-    from controlplane.cli.loss_curve import loss_curve  # noqa: PLC0415 - imports numpy
-    from controlplane.cli.loss_drawing import loss_png, loss_terminal  # noqa: PLC0415
+    from controlplane.cli.losses import (  # noqa: PLC0415
+        loss_curve,
+        loss_png,
+        loss_terminal,
+    )
 
     with BlockingClient(common.home) as client:
         curve = loss_curve(client.job(job))

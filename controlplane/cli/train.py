@@ -11,11 +11,9 @@ from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
 
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_data, print_error, print_table
+from controlplane.cli.output import Exit, print_data, print_error, print_table
 from controlplane.cli.terminal import drawn
-from controlplane.sim.learning.learning_curve import Row, draw_curve
-from controlplane.sim.learning.trainers import make_trainer
+from controlplane.sim.learning.training_run import Row, draw_curve, make_trainer
 from schemas.errors import BadFieldError
 
 Output = Annotated[Literal["table", "json", "jsonl"], Parameter(name=["--output", "-o"])]

@@ -1,8 +1,8 @@
 """What users import to submit and follow jobs and sweeps."""
 
-from controlplane.client.async_client import Client
-from controlplane.client.blocking_client import BlockingClient
-from controlplane.client.cluster_home import Home, find_home
+from controlplane.client.blocking import BlockingClient
+from controlplane.client.client import Client
+from controlplane.client.connection import Home, find_home
 from controlplane.client.sweeps.searchers import (
     ASHA,
     PBT,

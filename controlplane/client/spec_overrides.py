@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from schemas.errors import BadFieldError
+from schemas.host.settings import written
 from schemas.jobs import JobSpec, StopRule
-from schemas.toml_settings import written
 
 FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(JobSpec)}
 STOP_FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(StopRule))

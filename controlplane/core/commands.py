@@ -1,13 +1,18 @@
-"""Everything the core may ask of the shell, to be done after its input is durable."""
+"""Everything the core may ask of the shell, to be done after its input is durable.
+
+Errors of the decision logic.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from schemas.errors import OnesError
 from schemas.ids import JobId, NodeId
-from schemas.messages.agent import GroupDelta
-from schemas.messages.feed import FeedEvent
-from schemas.messages.hopping import SweepDelta
+from schemas.wire.agent import GroupDelta
+from schemas.wire.feed import FeedEvent
+from schemas.wire.sweeps import SweepDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +51,28 @@ class AskForPlan:
 
 
 Command = SendDelta | SendSweepDelta | Announce | Accept | AskForPlan
+
+
+class CoreError(OnesError):
+    """Base of what the core raises on purpose; each is a fault of ours, never a user's."""
+
+    code: ClassVar[str] = "core"
+
+
+class IllegalTransitionError(CoreError):
+    """An arrow that the table does not draw."""
+
+    def __init__(self, who: str, phase: str, happening: str, story: str) -> None:
+        """Say which arrow it would have been.
+
+        Args:
+            happening: the trigger that finds no arrow there.
+        """
+        super().__init__(f"{who} is {phase} and cannot take {happening}; before: {story}")
+        self.who = who
+        self.phase = phase
+        self.happening = happening
+
+
+class InvariantBrokenError(CoreError):
+    """Something holds that must never hold."""

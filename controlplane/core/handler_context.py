@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from controlplane.core.commands import Announce, Command, SendDelta, SendSweepDelta
+from controlplane.core.commands import (
+    Announce,
+    Command,
+    IllegalTransitionError,
+    SendDelta,
+    SendSweepDelta,
+)
 from controlplane.core.desired_state import desired
-from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.history_records import GroupConcluded, PhaseChanged, Record
+from controlplane.core.history import GroupConcluded, PhaseChanged, Record
 from controlplane.core.model import job as jobs
 from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobStatus, JobTrigger
 from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerTrigger
-from controlplane.core.state import State
-from controlplane.core.totals import Totals
+from controlplane.core.state import State, Totals
 from schemas.ids import JobId, NodeId, Seconds, node_of
-from schemas.messages.agent import GroupFormed
-from schemas.messages.client import Change
-from schemas.messages.feed import Detail, FeedEvent
-from schemas.messages.hopping import SweepDelta
+from schemas.wire.agent import GroupFormed
+from schemas.wire.client import Change
+from schemas.wire.feed import Detail, FeedEvent
+from schemas.wire.sweeps import SweepDelta
 
 
 class HandlerContext:

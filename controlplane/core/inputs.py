@@ -7,10 +7,10 @@ from typing import Final, Literal
 from controlplane.policy.api import Plan, SearchStats
 from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, Version
 from schemas.jobs import JobSpec
-from schemas.messages import Message
-from schemas.messages.agent import AgentEvent, WorkerSeen
 from schemas.nodes import NodeSpec
 from schemas.sweeps import Value
+from schemas.wire import Message
+from schemas.wire.agent import AgentEvent, WorkerSeen
 
 # Replay applies the rules of the release that wrote the input.
 # 1: operators' orders are followed in part, and are decisions; a script that raised first failed.

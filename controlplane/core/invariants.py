@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import InvariantBrokenError
-from controlplane.core.living_counts import LivingCounts
+from controlplane.core.commands import InvariantBrokenError
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.rescale import OPEN
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.slot_index import SlotIndex
-from controlplane.core.state import State
-from schemas.groups import Group
+from controlplane.core.state import LivingCounts, State
 from schemas.ids import SlotId
+from schemas.nodes import Group
 
 
 def check(state: State) -> None:

@@ -6,20 +6,30 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from controlplane.core.history_read_model import REALISED, Past
-from controlplane.core.history_records import EpochFinished, PhaseChanged, Record, SpeedMeasured
-from controlplane.core.model.believable_numbers import bounded
+from controlplane.core.history import (
+    REALISED,
+    EpochFinished,
+    Past,
+    PhaseChanged,
+    Record,
+    SpeedMeasured,
+)
 from controlplane.core.model.job import CORRECTION, Job
 from controlplane.core.model.job_phases import Phase
-from controlplane.core.model.noise_scale import first_noise_scale
-from controlplane.core.model.pass_times import believable_passes, believable_steps
-from controlplane.core.model.worker_usage import believable_bytes, believable_cores
+from controlplane.core.model.report_bounds import (
+    believable_bytes,
+    believable_cores,
+    believable_passes,
+    believable_steps,
+    bounded,
+    first_noise_scale,
+)
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, GainSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
 from schemas.jobs import ENDED
-from schemas.messages.agent import StepsReported
-from schemas.messages.client import Decision, EpochInfo
+from schemas.wire.agent import StepsReported
+from schemas.wire.client import Decision, EpochInfo
 
 KEPT_JOBS: Final = 1000  # that a search learns from again when it begins anew
 KEPT_EPOCHS: Final = 50  # of each

@@ -7,11 +7,10 @@ from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
-from controlplane.core.model.batch_limit import batch_limit, local_limit
-from controlplane.core.model.believable_numbers import bounded
-from controlplane.core.model.job import Job
+from controlplane.core.model.job import Job, batch_limit, local_limit
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
+from controlplane.core.model.report_bounds import bounded
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.ids import JobId, SlotId, slot_id

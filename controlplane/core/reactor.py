@@ -8,21 +8,18 @@ from typing import Any, Final
 from controlplane.core.commands import AskForPlan, Command
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import (
-    departures,
     drains,
-    group_recovery,
-    group_start,
-    job_ends,
+    lifecycle,
     nodes,
     overrides,
     plans,
+    recovery,
+    reports,
+    start,
     submission,
-    swaps,
-    sweep_changes,
     sweeps,
-    worker_reports,
 )
-from controlplane.core.history_records import Record
+from controlplane.core.history import Record
 from controlplane.core.inputs import (
     CancelRequested,
     CommitsResumed,
@@ -51,8 +48,7 @@ from controlplane.core.inputs import (
     UnitExpired,
 )
 from controlplane.core.policy_view import ViewBuilder
-from controlplane.core.state import State
-from controlplane.core.totals import Totals
+from controlplane.core.state import State, Totals
 from controlplane.policy.api import ClusterView
 from schemas.ids import Seconds
 
@@ -64,13 +60,13 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     NodeLost: nodes.on_node_lost,
     InputSkipped: nodes.on_input_skipped,
     CommitsResumed: nodes.on_commits_resumed,
-    NodeReported: worker_reports.on_node_reported,
+    NodeReported: reports.on_node_reported,
     JobSubmitted: submission.on_job_submitted,
     CancelRequested: submission.on_cancel_requested,
-    OrderTooLarge: job_ends.on_order_too_large,
+    OrderTooLarge: lifecycle.on_order_too_large,
     PlanProposed: plans.on_plan_proposed,
-    StartExpired: group_start.on_start_expired,
-    RescaleExpired: group_recovery.on_rescale_expired,
+    StartExpired: start.on_start_expired,
+    RescaleExpired: recovery.on_rescale_expired,
     ResizeRequested: overrides.on_resize_requested,
     PauseRequested: overrides.on_pause_requested,
     ResumeRequested: overrides.on_resume_requested,
@@ -80,7 +76,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     DrainExpired: drains.on_drain_expired,
     DrainDue: drains.on_drain_due,
     UnitExpired: sweeps.on_unit_expired,
-    SweepChangeRequested: sweep_changes.on_sweep_change_requested,
+    SweepChangeRequested: submission.on_sweep_change_requested,
 }
 
 
@@ -125,10 +121,10 @@ class Reactor:
         ctx.begin(now)
         self.state.version += 1
         if self.state.leaving:
-            departures.leave(ctx)
+            lifecycle.leave(ctx)
         HANDLERS[type(event)](ctx, event)
         if self.state.swaps:
-            swaps.reconcile_all(ctx)
+            plans.reconcile_all(ctx)
         if self.state.overrides:
             overrides.reconcile_all(ctx)
         if self.state.draining:

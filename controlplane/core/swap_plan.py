@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controlplane.core.model.batch_limit import batch_limit, local_limit
-from controlplane.core.model.job import Job
-from controlplane.core.model.swap import Aside, Swap, Way
+from controlplane.core.model.job import Job, batch_limit, local_limit
+from controlplane.core.model.rescale import Aside, Swap, Way
 from controlplane.policy.api import Reason
-from controlplane.policy.planning.packing import split
+from controlplane.policy.placement.slot_partition import split
 from schemas.ids import JobId, SlotId
 
 _CHEAPEST = {way: rank for rank, way in enumerate(Way)}

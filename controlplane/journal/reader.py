@@ -11,22 +11,25 @@ from typing import Any, Final, TypeVar
 from controlplane.core.inputs import Input
 from controlplane.journal.database import (
     BROKEN,
+    FIRST_VERSION,
     TERM_FLOOR,
     UNCHECKED,
     UNCHECKED_FEED,
     UNREADABLE,
+    JournalError,
+    RowChecks,
+    checksum,
+    feed_from,
+    input_from,
     meta,
     open_for_reading,
     schema_of,
 )
-from controlplane.journal.ended_jobs import EndedJobs
-from controlplane.journal.ended_sweeps import EndedSweeps
-from controlplane.journal.job_records import JobRecords
-from controlplane.journal.record import FIRST_VERSION, JournalError, checksum, feed_from, input_from
-from controlplane.journal.row_checks import RowChecks
+from controlplane.journal.ended import EndedJobs, EndedSweeps
+from controlplane.journal.records import JobRecords
 from controlplane.journal.snapshots import Snapshot, body_of, snapshots_in
 from schemas.ids import Seconds
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 
 DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
 PAGE: Final = 5000  # inputs read at a time, so that no long read holds up the journal's clean-up

@@ -7,13 +7,12 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from controlplane.core.history_records import Record
+from controlplane.core.history import Record
 from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
+from controlplane.journal.database import JournalError
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import JournalError
-from controlplane.journal.snapshots import Snapshot
-from controlplane.journal.state_image import FORMAT, reactor_from
+from controlplane.journal.snapshots import FORMAT, Snapshot, reactor_from
 from schemas.ids import Seconds
 
 LOST: Final = (

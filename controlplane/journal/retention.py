@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from controlplane.journal.ended_jobs import forget_ended
-from controlplane.journal.job_records import drop_oldest
-from controlplane.journal.record import feed_from
+from controlplane.journal.database import feed_from
+from controlplane.journal.ended import forget_ended
+from controlplane.journal.records import drop_oldest
 from controlplane.journal.snapshots import KEPT, snapshots_in
 from schemas.ids import JobId, Seconds
 

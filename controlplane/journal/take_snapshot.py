@@ -2,6 +2,8 @@
 
 `python -P -m controlplane.journal.take_snapshot FILE` is the latter, a child of the controller:
 what takes long happens beside the loop, and by the way it shows that the journal tells the state.
+
+The past of jobs that a former release kept in memory, written down once.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from typing import Final
 
 from setproctitle import setproctitle
 
-from controlplane.core.errors import CoreError
+from controlplane.core.commands import CoreError
 from controlplane.core.reactor import Reactor
-from controlplane.journal.database import open_for_reading
+from controlplane.journal.database import JournalError, meta, open_for_reading
+from controlplane.journal.ended import EndedRow
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import JournalError
-from controlplane.journal.replay import recover
-from controlplane.journal.snapshots import write_snapshot
-from controlplane.journal.state_image import gives_back, image_of
+from controlplane.journal.records import COMPLETE, RecordRow, insert_rows, rows_of
+from controlplane.journal.replay import earliest, recover
+from controlplane.journal.snapshots import gives_back, image_of, write_snapshot
 from schemas.ids import Seconds
 
 NICE: Final = 15  # training and the controller come first
@@ -104,3 +106,50 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+AT_ONCE: Final = 5000  # rows in one transaction
+RETRY_S: Final = "free space there and start again: what is written already stays"
+
+
+def complete_records(path: Path, reader: Reader) -> None:
+    """Write the records of all inputs, if that was never done; those of new ones come with them.
+
+    It replays what is kept of the journal, and leaves a snapshot of the state that this comes to.
+
+    Args:
+        path: of the journal; nobody appends to it meanwhile.
+
+    Raises:
+        JournalError: if the journal is damaged, or there is no room.
+        CoreError: if its inputs are none that this release could have taken.
+    """
+    try:
+        with contextlib.closing(open_for_reading(path)) as database:
+            if not meta(database, COMPLETE):
+                _complete(path, database, reader)
+    except sqlite3.Error as error:
+        raise JournalError(f"{path}: {error}", RETRY_S) from None
+
+
+def _complete(path: Path, database: sqlite3.Connection, reader: Reader) -> None:
+    reactor, first = earliest(reader)
+    last, at = first, Seconds(0.0)
+    rows: list[tuple[int, RecordRow | EndedRow]] = []
+    for number, when, event in reader.numbered_inputs(first):
+        reactor.handle(event, when)
+        rows += [(number, row) for row in rows_of(reactor.records)]
+        last, at = number, when
+        if len(rows) >= AT_ONCE:
+            _write(database, rows)
+            rows = []
+    _write(database, rows)
+    database.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (COMPLETE,))
+    if last > first:
+        save_state(path, reactor, last, at)
+
+
+def _write(database: sqlite3.Connection, rows: list[tuple[int, RecordRow | EndedRow]]) -> None:
+    database.execute("BEGIN IMMEDIATE")
+    insert_rows(database, rows)
+    database.execute("COMMIT")

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from controlplane.journal.database import BROKEN, open_for_writing
-from controlplane.journal.ended_jobs import EndedRow
-from controlplane.journal.job_records import RecordRow, append_rows, rows_of
-from controlplane.journal.record import Entry, JournalError, checksum
-from controlplane.journal.rolling_merge import IDLE, merge
+from controlplane.journal.database import BROKEN, Entry, JournalError, checksum, open_for_writing
+from controlplane.journal.ended import EndedRow
+from controlplane.journal.records import IDLE, RecordRow, append_rows, merge, rows_of
 from schemas.codec import encode
-from schemas.file_lock import try_lock
+from schemas.host.files import try_lock
 from schemas.ids import Seconds
 
 RETRY_S: Final = 0.5

@@ -1,4 +1,7 @@
-"""What a scheduling policy sees and learns, and what it answers."""
+"""What a scheduling policy sees and learns, and what it answers.
+
+What policies that do not search have in common: they learn nothing, and never think.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ import msgspec
 
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import StopRule, Utility
-from schemas.messages.client import NodeCrowd
+from schemas.wire.client import NodeCrowd
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+
 
 # --- what it sees
 
@@ -336,3 +340,31 @@ class Policy(Protocol):
     def stats(self) -> SearchStats:
         """How the search stands."""
         ...
+
+
+class ImmediatePolicy(Policy):
+    """Decides the moment it is asked: a subclass says how in `plan`, and may learn from events."""
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Views tell all that it needs; a subclass that needs more takes it here.
+
+        Args:
+            now: seconds on the controller's clock.
+        """
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """There is nothing to search for.
+
+        Args:
+            budget: not used.
+            rng: not used.
+            now: seconds on the controller's clock.
+
+        Returns:
+            False: to think on would find nothing better.
+        """
+        return False
+
+    def stats(self) -> SearchStats:
+        """Zeros: there is no search."""
+        return SearchStats()

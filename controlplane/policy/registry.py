@@ -1,8 +1,12 @@
-"""Policy name to factory; a policy is imported when it is asked for."""
+"""Policy name to factory; a policy is imported when it is asked for.
+
+What a job will get under a policy that needs something which it lacks, for its user.
+"""
 
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +15,8 @@ from typing import Any, Final, Literal, cast, get_args, get_type_hints
 import msgspec
 
 from controlplane.policy.api import Oracle, Policy
-from controlplane.policy.planning.placers import LEARNING_PLACERS
-from controlplane.policy.restoring_policy import RestoringPolicy
+from controlplane.policy.min_slots import RestoringPolicy
+from controlplane.policy.placement.placers import LEARNING_PLACERS
 from schemas.errors import SettingsError, suggestion
 
 Need = Literal["losses", "utility"]
@@ -45,14 +49,14 @@ POLICIES: Final[Mapping[str, Entry]] = {
         gangs=True,
     ),
     "drl": Entry(
-        "controlplane.policy.drl.policy:Drl",
-        options="controlplane.policy.drl.options:DrlOptions",
+        "controlplane.policy.learned.drl:Drl",
+        options="controlplane.policy.learned.drl:DrlOptions",
         searches=True,
         epochs=True,
     ),
     "optimus": Entry(
-        "controlplane.policy.baselines.optimus.policy:Optimus",
-        options="controlplane.policy.baselines.optimus.options:OptimusOptions",
+        "controlplane.policy.baselines.optimus:Optimus",
+        options="controlplane.policy.options:OptimusOptions",
         searches=True,
         epochs=True,
         oracle="may",
@@ -63,7 +67,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
     ),
     "harmony": Entry(
         "controlplane.policy.harmony.policy:Harmony",
-        options="controlplane.policy.harmony.options:HarmonyOptions",
+        options="controlplane.policy.options:HarmonyOptions",
         searches=True,
         oracle="may",
         gangs=True,
@@ -74,21 +78,21 @@ POLICIES: Final[Mapping[str, Entry]] = {
         gangs=True,
     ),
     "goodput": Entry(
-        "controlplane.policy.baselines.goodput.policy:Goodput",
-        options="controlplane.policy.baselines.goodput.options:GoodputOptions",
+        "controlplane.policy.baselines.goodput:Goodput",
+        options="controlplane.policy.options:GoodputOptions",
         searches=True,
         epochs=True,
         batch="elastic",
     ),
     "harmony-drl": Entry(
-        "controlplane.policy.harmony_drl.policy:HarmonyDrl",
-        options="controlplane.policy.harmony_drl.options:HarmonyDrlOptions",
+        "controlplane.policy.learned.harmony_drl:HarmonyDrl",
+        options="controlplane.policy.learned.harmony_drl:HarmonyDrlOptions",
         searches=True,
         gangs=True,
     ),
     "slaq": Entry(
         "controlplane.policy.slaq.policy:Slaq",
-        options="controlplane.policy.slaq.options:SlaqOptions",
+        options="controlplane.policy.options:SlaqOptions",
         searches=True,
         epochs=True,
         needs=("losses",),
@@ -106,13 +110,13 @@ POLICIES: Final[Mapping[str, Entry]] = {
     ),
     "oasis": Entry(
         "controlplane.policy.oasis.policy:Oasis",
-        options="controlplane.policy.oasis.options:OasisOptions",
+        options="controlplane.policy.options:OasisOptions",
         searches=True,
         needs=("utility",),
     ),
     "ones": Entry(
         "controlplane.policy.ones.policy:Ones",
-        options="controlplane.policy.ones.options:OnesOptions",
+        options="controlplane.policy.options:OnesOptions",
         searches=True,
         epochs=True,
         rebatches=True,
@@ -120,7 +124,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
     ),
     "ones-paper": Entry(
         "controlplane.policy.ones_paper.policy:OnesPaper",
-        options="controlplane.policy.ones_paper.options:OnesPaperOptions",
+        options="controlplane.policy.options:OnesPaperOptions",
         searches=True,
         epochs=True,
         batch="elastic",
@@ -216,3 +220,51 @@ def _known(struct: Any, error: str) -> str:
 def _load(where: str) -> Any:
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def job_notes(
+    policy: str,
+    needs: tuple[Need, ...],
+    *,
+    utility_stated: bool,
+    epochs: int = 0,
+    train_loss: float | None = None,
+) -> tuple[str, ...]:
+    """One sentence for each need of the policy that a job does not meet.
+
+    Args:
+        needs: of jobs, as the registry has them.
+        utility_stated: whether the user said what the job's end is worth.
+        train_loss: that it reported last; None: none yet.
+
+    Returns:
+        In the order of `needs`; empty if it lacks nothing.
+    """
+    lacking = {
+        "utility": None if utility_stated else _no_utility(policy),
+        "losses": _no_losses(policy, epochs, train_loss),
+    }
+    return tuple(note for need in needs if (note := lacking[need]) is not None)
+
+
+def _no_utility(policy: str) -> str:
+    return (
+        f"no utility stated: {policy} accepts it, promises it no end, and gives it what promised "
+        "jobs leave; "
+        "`utility` in the job file says what its end is worth"
+    )
+
+
+def _no_losses(policy: str, epochs: int, train_loss: float | None) -> str | None:
+    """Nobody can say before a job runs whether it will report losses."""
+    if train_loss is None and not epochs:
+        until = "it has at least a fair share until it reports some"
+        return f"{policy} shares slots by training losses: {until}"
+    if train_loss is not None and math.isfinite(train_loss):
+        return None
+    many = f"{epochs} epoch{'s' * (epochs != 1)}"
+    what = f"no loss in {many}" if train_loss is None else f"its loss is {train_loss}"
+    return (
+        f"{what}: under {policy}, which shares slots by training losses, it has a fair share; "
+        "`agent.report(loss=...)` tells one"
+    )

@@ -1,1 +1,10 @@
-"""Models of speed and remaining work: numbers in, numbers out."""
+"""Types of the arrays that models and policies pass around; shapes are in the docstrings."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]

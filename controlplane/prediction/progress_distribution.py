@@ -11,7 +11,7 @@ from numpy.random import Generator
 from scipy.optimize import minimize
 from scipy.special import betainc, digamma, gammaln
 
-from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction import FloatArray
 
 FEATURES: Final = 5  # ||D||, initial loss, Y_processed, loss improvement ratio, accuracy
 MARGIN: Final = 1e-3  # progress is kept so far from 0 and from 1, where a density may be infinite

@@ -1,4 +1,9 @@
-"""How long a step takes on so many slots: a closed form, and what it was seen to be wrong by."""
+"""How long a step takes on so many slots: a closed form, and what it was seen to be wrong by.
+
+In how many passes a worker takes its share of a step, as far as was seen.
+
+What a sample is worth at a batch size.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,78 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.prediction.array_types import FloatArray, IntArray
-from controlplane.prediction.worker_passes import NO_LIMITS, PassLimits
+from controlplane.prediction import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class PassLimits:
+    """Samples that a worker takes in one pass at most; infinite where one was always enough.
+
+    A worker by itself may take more passes than one of several: it measures gradient noise so.
+    """
+
+    alone: float = math.inf
+    several: float = math.inf
+
+    def passes(self, slots: IntArray, local_batch: FloatArray) -> FloatArray:
+        """Passes of a step, whose gradients are added up before they are reduced.
+
+        As few as the limit allows, of nearly equal size, as the training library deals them out.
+
+        Args:
+            slots: workers, shape (...).
+            local_batch: samples of one slot in a step, shape (...).
+
+        Returns:
+            Shape (...), 1 or more.
+        """
+        most = np.where(np.asarray(slots) > 1, self.several, self.alone)
+        return np.asarray(np.maximum(np.ceil(local_batch / most), 1.0))
+
+    def one_is_enough(self, slots: int, local_batch: float) -> bool:
+        """Whether a share is believed to be taken in one pass.
+
+        Args:
+            slots: workers.
+            local_batch: samples of one slot in a step.
+        """
+        return local_batch <= (self.several if slots > 1 else self.alone)
+
+
+NO_LIMITS = PassLimits()
+
+
+@dataclass(slots=True)
+class SeenPasses:
+    """The largest pass that was seen, and whether there ever were several, alone and not."""
+
+    alone: int = 0  # samples
+    several: int = 0
+    alone_splits: bool = False
+    several_splits: bool = False
+
+    def add(self, slots: int, local_batch: int, passes: int) -> None:
+        """A step was seen.
+
+        Args:
+            slots: workers.
+            local_batch: samples of one pass of one worker.
+        """
+        if slots > 1:
+            self.several = max(self.several, local_batch)
+            self.several_splits |= passes > 1
+        else:
+            self.alone = max(self.alone, local_batch)
+            self.alone_splits |= passes > 1
+
+    @property
+    def limits(self) -> PassLimits:
+        """What is believed of shares that were never seen: they are cut into such passes."""
+        return PassLimits(
+            alone=float(self.alone) if self.alone_splits else math.inf,
+            several=float(self.several) if self.several_splits else math.inf,
+        )
+
 
 FIXED_SHARE: Final = 0.3  # of a step that does not depend on the batch, until two batches were seen
 FAR: Final = 1.1  # times a step within a node, until several slots were seen; a prior
@@ -128,3 +203,20 @@ class SpeedModel:
         nearest = min(alike, key=lambda size: (abs(math.log(size[1] / slots)), size))
         off = self.correction[nearest]
         return off if off > SLOWER else 1.0
+
+
+def statistical_efficiency(batch: FloatArray, first_batch: float, noise_scale: float) -> FloatArray:
+    """Progress per sample, relative to the job's first batch.
+
+    (phi + m0) / (phi + m), with the gradient noise scale phi (McCandlish et al. 2018; Pollux
+    eq. 7).
+
+    Args:
+        batch: m, shape (...), global, samples per step.
+        first_batch: m0, samples per step.
+        noise_scale: phi, samples.
+
+    Returns:
+        Shape (...), 1 at the first batch, falling towards 0.
+    """
+    return np.asarray((noise_scale + first_batch) / (noise_scale + batch))

@@ -6,6 +6,14 @@ by a power mean. Pollux takes what was not measured yet to cost nothing, so that
 priors stand in for it, weak enough that a few measurements outweigh them: computing has a part
 that does not depend on the batch, each further slot adds a little, and talk across nodes costs
 twice that within one. What remains wrong at a size that was measured is made good there.
+
+All coefficients of a speed model together, with priors about what was not measured.
+
+A speed model in closed form, where workers tell how long they wait for reductions.
+
+Computing and network are fitted each to its own times. What a worker waits for is not the network
+but what is left of it beside computing; how much was hidden depends on the overlap g. So the
+network is solved for at each g of a grid, and the g that explains whole passes best is taken.
 """
 
 from __future__ import annotations
@@ -13,12 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from scipy.optimize import least_squares
 
-from controlplane.prediction.array_types import FloatArray
-from controlplane.prediction.reduction_fit import can_separate, computing, separated
+from controlplane.prediction import BoolArray, FloatArray
 from controlplane.prediction.speed_model import (
     FIXED_SHARE,
     PRIOR_SCALING,
@@ -26,7 +34,296 @@ from controlplane.prediction.speed_model import (
     Scaling,
     SpeedModel,
 )
-from controlplane.prediction.throughput_fit import refined
+
+HOP_SHARE: Final = 0.05  # of the cost of two slots that each further one adds, until seen
+TINY: Final = 1e-3  # share of a step below which a coefficient does not begin
+FAR_TALK: Final = 2.0  # times what it costs within a node, until seen
+TALK_SHARE: Final = 0.1  # of a step, until seen
+USUAL_OVERLAP: Final = 1.5  # g, until seen
+LEAST_OVERLAP: Final = 1.0  # g of no overlap at all (Pollux eq. 11)
+WIDTH: Final = 9.0  # of the range of g, which ends at 10 as in Pollux
+LEAST_SHARE: Final = 0.01  # of that range, from its ends, where a search begins
+MOST_LOGARITHM: Final = 60.0  # of a coefficient: exp(60) is far beyond any measurement
+MOST_TRIES: Final = 100  # evaluations of a fit; some 15 are usual
+
+# Priors, a row each: factors of the x of (a, b, c, d, far c, far d, g).
+PRIORS: Final = np.array([
+    [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # a over b: a is 0.3 of a step at the middle batch
+    [0.0, 0.0, -1.0, 1.0, 0.0, 0.0, 0.0],  # d over c: a further slot adds a small share
+    [0.0, 0.0, 0.0, 0.0, -1.0, 1.0, 0.0],  # the same across nodes
+    [0.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0],  # talk across nodes costs twice that within one
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0],  # computing and talking overlap by half
+    [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # samples take most of a step
+    [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],  # talk takes a tenth
+])  # fmt: skip
+TRUST: Final = np.array([0.2, 0.2, 0.2, 0.2, 0.1, 0.05, 0.05])  # roots of weights, in samples
+
+
+def refined(samples: Sequence[Sample], before: SpeedModel | None = None) -> SpeedModel:
+    """The model of the least squares of logarithms (Levenberg-Marquardt), without corrections.
+
+    Pollux minimises the same error (section 4.1), without priors. All coefficients together: taken
+    one after the other, a few per cent of computing at large batches end up in the network.
+
+    Args:
+        samples: of one family, some of them of several slots; all finite and above 0.
+        before: where the search begins; None: at what is believed before anything was measured.
+    """
+    fitted = _Fitted(samples)
+    begin = fitted.prior_mean if before is None else fitted.place_of(before)
+    found = least_squares(
+        fitted.residuals, begin, jac=fitted.jacobian, method="lm", max_nfev=MOST_TRIES
+    )
+    return fitted.model(found.x)
+
+
+class _Fitted:
+    """A fit in seven numbers x: logarithms of a, b, of c, d within a node, and of c, d across.
+
+    The last one is the logit of g's place between 1 and 10: g stays there without an edge that
+    would stop the search, also of the others.
+    """
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        slots = np.array([s.slots for s in samples])
+        nodes = np.array([s.nodes for s in samples])
+        self._local = np.array([s.local_batch for s in samples])
+        self._further = np.maximum(slots - 2, 0).astype(np.float64)
+        self._several = slots > 1
+        self._near = self._several & (nodes == 1)
+        self._far = self._several & (nodes > 1)
+        self._has_near, self._has_far = bool(self._near.any()), bool(self._far.any())
+        self._seen = np.log([s.step_s for s in samples])
+        self._weight = np.sqrt([s.weight for s in samples])
+        middle = self._middle = float(np.exp(np.mean(self._seen)))
+        batch = self._batch = float(np.exp(np.mean(np.log(self._local))))
+        self._hoped = np.log([
+            FIXED_SHARE / (1.0 - FIXED_SHARE) * batch, HOP_SHARE, HOP_SHARE, FAR_TALK,
+            1.0, (1.0 - FIXED_SHARE) * middle / batch, TALK_SHARE * middle,
+        ])  # fmt: skip
+        self._hoped[4] = place_of(USUAL_OVERLAP)
+        self.prior_mean: FloatArray = np.linalg.solve(PRIORS, self._hoped)
+
+    def place_of(self, model: SpeedModel) -> FloatArray:
+        """The x of a model, but nowhere too far down for a coefficient to grow again."""
+        middle, batch = self._middle, self._batch
+        a, b = (max(each, TINY * middle) for each in (model.compute[0], model.compute[1] * batch))
+        near = model.near or model.far or (TALK_SHARE * middle, 0.0)
+        far = model.far or (near[0] * FAR_TALK, 0.0)
+        c, e = max(near[0], 0.01 * middle), max(far[0], 0.01 * middle)
+        d, f = max(near[1], HOP_SHARE * c), max(far[1], HOP_SHARE * e)
+        return np.append(np.log([a, b / batch, c, d, e, f]), place_of(model.overlap))
+
+    def residuals(self, x: FloatArray) -> FloatArray:
+        """What the model says over what was seen, in logarithms; then what priors are off by."""
+        said = self._said(x)[0]
+        off = TRUST * (PRIORS @ x - self._hoped)
+        return np.append(self._weight * (said - self._seen), off)
+
+    def jacobian(self, x: FloatArray) -> FloatArray:
+        """Derivatives of `residuals`, shape (samples + priors, 7)."""
+        a, b, c, d, e, f, _ = _values(x)
+        said, log_compute, log_talk, g = self._said(x)
+        talks = np.exp(g * (log_talk - said))  # share of talking in the power mean; 0 on one slot
+        of_compute = (1.0 - talks) * np.exp(-log_compute)
+        log_talk = np.where(self._several, log_talk, 0.0)
+        of_talk = talks * np.exp(-log_talk)
+        of_g = (1.0 - talks) * log_compute + talks * log_talk - said
+        columns = np.column_stack([
+            of_compute * a,
+            of_compute * b * self._local,
+            of_talk * self._near * c,
+            of_talk * self._near * d * self._further,
+            of_talk * self._far * e,
+            of_talk * self._far * f * self._further,
+            of_g * _overlap_slope(g),
+        ])  # fmt: skip
+        return np.vstack([self._weight[:, None] * columns, TRUST[:, None] * PRIORS])
+
+    def _said(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, float]:
+        """Logarithms of step, computing and talking, shape (S,); and g."""
+        a, b, c, d, e, f, g = _values(x)
+        talk = self._near * (c + d * self._further) + self._far * (e + f * self._further)
+        log_compute = np.log(a + b * self._local)
+        log_talk = np.full(len(talk), -np.inf)
+        np.log(talk, out=log_talk, where=self._several)
+        return np.logaddexp(g * log_compute, g * log_talk) / g, log_compute, log_talk, g
+
+    def model(self, x: FloatArray) -> SpeedModel:
+        """What `x` stands for.
+
+        Where only one kind of network was seen, several nodes are believed to be no faster.
+        """
+        a, b, c, d, e, f, g = _values(x)
+        near, far = (c, d), (e, f)
+        if not self._has_far:
+            far = (max(c, e), max(d, f))
+        elif not self._has_near:
+            near = (min(c, e), min(d, f))
+        return SpeedModel(compute=(a, b), near=near, far=far, overlap=g, known=True)
+
+
+def _values(x: FloatArray) -> list[float]:
+    """A, b, c, d, far c, far d in seconds; g."""
+    found: list[float] = np.exp(np.clip(x, -MOST_LOGARITHM, MOST_LOGARITHM)).tolist()
+    found[6] = LEAST_OVERLAP + WIDTH * found[6] / (1.0 + found[6])
+    return found
+
+
+def place_of(overlap: float) -> float:
+    """The x of a g; one at its limit begins a little inside, where it can still move.
+
+    Args:
+        overlap: g, 1 to 10.
+    """
+    share = (overlap - LEAST_OVERLAP) / WIDTH
+    share = min(max(share, LEAST_SHARE), 1.0 - LEAST_SHARE)
+    return float(np.log(share / (1.0 - share)))
+
+
+def _overlap_slope(g: float) -> float:
+    """Of g by its x."""
+    return (g - LEAST_OVERLAP) * (LEAST_OVERLAP + WIDTH - g) / WIDTH / g
+
+
+FAR_TIMES: Final = 1.1  # the network within a node, across nodes, until seen: so that jobs try
+FURTHER_SHARE: Final = 0.01  # of the cost of two slots that each further one adds, until seen
+FIXED_TRUST: Final = 0.1  # weight of the prior in `FIXED_SHARE`, in samples
+HOP_TRUST: Final = 0.04  # of that in `FURTHER_SHARE`; decides only until two sizes were seen
+LEAST_COMPUTE: Final = 0.01  # share of a pass: nobody waits all the time
+LEAST_WAIT: Final = 1e-3  # share of a pass: a reduction that is hidden is not free
+OVERLAPS: Final = np.array([1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.2, 4.5, 7.0, 10.0])
+OVERLAP_COST: Final = (
+    TRUST[4] * (np.array([place_of(g) for g in OVERLAPS]) - place_of(USUAL_OVERLAP))
+) ** 2
+
+
+def can_separate(samples: Sequence[Sample]) -> bool:
+    """Whether every measurement on several slots tells what of it was a reduction."""
+    return all(sample.sync_s is not None for sample in samples if sample.slots > 1)
+
+
+def separated(samples: Sequence[Sample]) -> SpeedModel:
+    """Computing and network each by non-negative least squares of relative errors.
+
+    Args:
+        samples: of one family, some of them of several slots, and these with `sync_s`.
+
+    Returns:
+        Without corrections.
+    """
+    steps = _Steps.of(samples)
+    compute = computing(steps.compute_s, steps.local, steps.weight)
+    reduced = _Reduced(steps, compute[0] + compute[1] * steps.local)
+    several = steps.slots > 1
+    near = reduced.network(several & (steps.nodes == 1))
+    far = reduced.network(several & (steps.nodes > 1))
+    if far is None and near is not None:
+        far = FAR_TIMES * near
+    elif near is None and far is not None:
+        near = far / FAR_TIMES
+    elif near is None or far is None:
+        raise ValueError("no sample is of several slots")
+    best = reduced.best(near, far)
+    return SpeedModel(
+        compute=compute,
+        near=(float(near[0, best]), float(near[1, best])),
+        far=(float(far[0, best]), float(far[1, best])),
+        overlap=float(OVERLAPS[best]),
+        known=True,
+    )
+
+
+def computing(time: FloatArray, batch: FloatArray, weight: FloatArray) -> tuple[float, float]:
+    """A and b of computing, by relative least squares with both at least 0.
+
+    Args:
+        time: seconds of a pass without its reduction, shape (S,), above 0.
+        batch: samples of each, shape (S,).
+        weight: measurements that each stands for, shape (S,).
+    """
+    root = np.sqrt(weight)
+    middle = float(np.exp(np.mean(np.log(time))))
+    matrix = np.column_stack([root / time, root * batch / time])
+    prior = np.array([[np.sqrt(FIXED_TRUST) / middle, 0.0]])
+    target = np.append(root, np.sqrt(FIXED_TRUST) * FIXED_SHARE)
+    found = _non_negative(np.vstack([matrix, prior]), target[:, None])
+    return float(found[0, 0]), float(found[1, 0])
+
+
+class _Steps(NamedTuple):
+    """Columns of measurements, shape (S,) each."""
+
+    nodes: FloatArray
+    slots: FloatArray
+    local: FloatArray
+    pass_s: FloatArray
+    compute_s: FloatArray
+    weight: FloatArray
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> _Steps:
+        nodes, slots, local, pass_s, sync_s, weight = np.array([
+            (s.nodes, s.slots, s.local_batch, s.step_s, s.sync_s or 0.0, s.weight) for s in samples
+        ], dtype=np.float64).T  # fmt: skip
+        sync_s = np.where(slots > 1, np.maximum(sync_s, LEAST_WAIT * pass_s), 0.0)
+        compute_s = np.maximum(pass_s - sync_s, LEAST_COMPUTE * pass_s)
+        return cls(nodes, slots, local, pass_s, compute_s, weight)
+
+
+class _Reduced:
+    """The networks that explain the times of reductions, one for each of `OVERLAPS` (G)."""
+
+    def __init__(self, steps: _Steps, compute_s: FloatArray) -> None:
+        """Take measurements, and what is believed of their computing, seconds, shape (S,)."""
+        self._steps, self._compute_s = steps, compute_s
+        left = (steps.compute_s / steps.pass_s)[:, None]
+        shares = np.power(np.maximum(1.0 - np.power(left, OVERLAPS), 0.0), 1.0 / OVERLAPS)
+        self._shares: FloatArray = shares  # of a pass, that the network takes; (S, G)
+
+    def network(self, chosen: BoolArray) -> FloatArray | None:
+        """C and d, shape (2, G), of the chosen measurements, shape (S,); None: there are none."""
+        if not chosen.any():
+            return None
+        steps = self._steps
+        root, pass_s = np.sqrt(steps.weight[chosen]), steps.pass_s[chosen]
+        further = steps.slots[chosen] - 2.0
+        matrix = np.column_stack([root / pass_s, root * further / pass_s])
+        middle = float(np.exp(np.mean(np.log(pass_s))))
+        prior = np.sqrt(HOP_TRUST) / middle * np.array([[-FURTHER_SHARE, 1.0]])
+        targets = np.vstack([root[:, None] * self._shares[chosen], np.zeros((1, len(OVERLAPS)))])
+        return _non_negative(np.vstack([matrix, prior]), targets)
+
+    def best(self, near: FloatArray, far: FloatArray) -> int:
+        """Place in `OVERLAPS` of the least squares of logarithms of whole passes."""
+        steps = self._steps
+        several, further = steps.slots > 1, np.maximum(steps.slots - 2.0, 0.0)[:, None]
+        talk = np.where(
+            (steps.nodes > 1)[:, None], far[0] + far[1] * further, near[0] + near[1] * further
+        )
+        longer = np.maximum(self._compute_s[:, None], talk)
+        ratio = np.minimum(self._compute_s[:, None], talk) / longer
+        said = longer * np.power(1.0 + np.power(ratio, OVERLAPS), 1.0 / OVERLAPS)
+        off = np.log(said[several] / steps.pass_s[several, None])
+        return int((steps.weight[several] @ off**2 + OVERLAP_COST).argmin())
+
+
+def _non_negative(matrix: FloatArray, targets: FloatArray) -> FloatArray:
+    """Least squares in two unknowns, both at least 0; shapes (S, 2) and (S, G), to (2, G)."""
+    free, *_ = np.linalg.lstsq(matrix, targets, rcond=None)
+    wrong = (free < 0.0).any(axis=0)
+    if not wrong.any():
+        return np.asarray(free)
+    options = np.zeros((3, 2, targets.shape[1]))  # neither of them, one, the other
+    for column in range(2):
+        only = matrix[:, column]
+        size = float(only @ only)
+        if size > 0.0:
+            options[column + 1, column] = np.maximum(only @ targets / size, 0.0)
+    errors = np.square(np.matmul(matrix, options) - targets).sum(axis=1)
+    best = options[errors.argmin(axis=0), :, np.arange(targets.shape[1])].T
+    return np.asarray(np.where(wrong, best, free))
+
 
 __all__ = ["Sample", "SpeedModel", "fit"]
 

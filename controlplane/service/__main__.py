@@ -12,9 +12,9 @@ from typing import Final
 import uvloop
 from setproctitle import setproctitle
 
-from controlplane.service import controller_process
+from controlplane.service import app
 from schemas.errors import OnesError, in_one_line
-from schemas.logging_and_watchdog import configure_logging
+from schemas.host.logging import configure_logging
 
 NEW_OBJECTS: Final = 20_000  # until garbage is looked for; at 700 it is a tenth of all work
 
@@ -28,7 +28,7 @@ def main() -> None:
     configure_logging()
     gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
     try:
-        uvloop.run(controller_process.run(path))
+        uvloop.run(app.run(path))
     except OnesError as error:
         sys.stderr.write(f"ones-controller: {error}\n")
         sys.exit(2)

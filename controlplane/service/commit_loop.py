@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from controlplane.core.commands import Announce, Command
-from controlplane.core.history_records import Record
+from controlplane.core.history import Record
 from controlplane.core.inputs import (
     RULES,
     CommitsResumed,
@@ -25,18 +25,17 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.model.job import Job
 from controlplane.core.reactor import Reactor
-from controlplane.journal.complete_records import complete_records
-from controlplane.journal.job_records import JobRecords
+from controlplane.journal.database import Entry, JournalError
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import Entry, JournalError
+from controlplane.journal.records import JobRecords
 from controlplane.journal.replay import recover
-from controlplane.journal.state_image import copy_of
-from controlplane.journal.take_snapshot import save_state
+from controlplane.journal.snapshots import copy_of
+from controlplane.journal.take_snapshot import complete_records, save_state
 from controlplane.journal.writer import Tidy, Writer
 from schemas.errors import UnavailableError, UnknownJobError
+from schemas.host.logging import notify
 from schemas.ids import JobId, Seconds, Term
-from schemas.logging_and_watchdog import notify
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 
 log = structlog.get_logger("commit_loop")
 Perform = Callable[[Command], None]

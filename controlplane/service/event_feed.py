@@ -9,13 +9,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from controlplane.core.model.job import JobOwner
-from controlplane.service.client_api.views import hide_names
-from controlplane.service.role_permissions import granted_topics
+from controlplane.service.api.views import hide_names
+from controlplane.service.rights import granted_topics
 from schemas.codec import encode
+from schemas.host.logging import Audit
 from schemas.ids import JobId
-from schemas.link import Identity, Incoming, Socket
-from schemas.logging_and_watchdog import Audit
-from schemas.messages.feed import FeedEvent
+from schemas.transport import Identity, Incoming, Socket
+from schemas.wire.feed import FeedEvent
 
 MAX_TOPIC: Final = 256  # bytes of a subscription
 MAX_SAID: Final = 128 << 10  # bytes of subscriptions of one key; libzmq takes 50 times as many

@@ -10,8 +10,8 @@ from typing import Final
 from controlplane.core.state import State
 from schemas.errors import UnavailableError, UnknownNodeError, raised, suggestion
 from schemas.ids import NodeId
-from schemas.link import Identity
-from schemas.messages.files import (
+from schemas.transport import Identity
+from schemas.wire.files import (
     AskFiles,
     AskPiece,
     FileList,

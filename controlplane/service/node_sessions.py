@@ -1,10 +1,15 @@
-"""Links to node agents: sessions in, inputs out; deltas down; silence becomes an event."""
+"""Links to node agents: sessions in, inputs out; deltas down; silence becomes an event.
+
+Hellos of many nodes at once: one of each node waits, and only so many are under way.
+
+What workers elsewhere tell of a node that is silent: that they miss theirs, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -18,20 +23,30 @@ from controlplane.core.inputs import (
     NodeSuspected,
     OrderTooLarge,
 )
-from controlplane.core.model.believable_units import believable_report
+from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase
-from controlplane.core.node_evidence import fenced_s, missed_by_peers
+from controlplane.core.model.report_bounds import believable_report
+from controlplane.core.model.rescale import RescalePhase
+from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.state import State
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.hello_queue import HelloQueue
-from controlplane.service.role_permissions import NODE, REVOKED
+from controlplane.service.rights import NODE, REVOKED
 from schemas.codec import FROM_AGENT, MAX_BYTES, PUBLISHED, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
-from schemas.ids import BootId, NodeId, Seconds, Term
-from schemas.link import Incoming, Socket
-from schemas.logging_and_watchdog import Audit
-from schemas.messages import files
-from schemas.messages.agent import (
+from schemas.host.logging import Audit
+from schemas.ids import BootId, NodeId, Seconds, Term, node_of
+from schemas.session import (
+    Condition,
+    ControllerOutput,
+    ControllerSession,
+    Deliver,
+    SessionTimings,
+    ToNode,
+    says_the_same,
+)
+from schemas.transport import Incoming, Socket
+from schemas.wire import files
+from schemas.wire.agent import (
     GroupDelta,
     Heartbeat,
     Hello,
@@ -41,15 +56,92 @@ from schemas.messages.agent import (
     Telemetry,
     ToSession,
 )
-from schemas.messages.hopping import SweepDelta
-from schemas.session import (
-    Condition,
-    ControllerOutput,
-    ControllerSession,
-    Deliver,
-    SessionTimings,
-    ToNode,
-)
+from schemas.wire.sweeps import SweepDelta
+
+UNDER_WAY: Final = 32  # hellos in the journal's queue: more would hold up everything behind them
+
+
+@dataclass(slots=True)
+class HelloQueue:
+    """Who waits to be greeted, in order of arrival, and who is being greeted.
+
+    An agent that repeats its hello takes no second place: the newest one counts, and the
+    connection that it came by.
+    """
+
+    limit: int = UNDER_WAY
+    waiting: dict[NodeId, tuple[bytes, Hello]] = field(default_factory=dict)
+    under_way: dict[NodeId, tuple[bytes, Hello]] = field(default_factory=dict)
+
+    def put(self, route: bytes, hello: Hello) -> None:
+        """A hello came.
+
+        Args:
+            hello: of any node. If the same is under way, only its answer takes the new route.
+        """
+        begun = self.under_way.get(hello.node)
+        if begun is not None and says_the_same(begun[1], hello):
+            self.under_way[hello.node] = (route, hello)
+            self.waiting.pop(hello.node, None)
+        else:
+            self.waiting[hello.node] = (route, hello)
+
+    def take(self) -> Hello | None:
+        """The next one that may be handled; it is under way then. None: nobody, or not now."""
+        if len(self.under_way) >= self.limit:
+            return None
+        node = next((node for node in self.waiting if node not in self.under_way), None)
+        if node is None:
+            return None
+        self.under_way[node] = self.waiting.pop(node)
+        return self.under_way[node][1]
+
+    def done(self, node: NodeId) -> bytes:
+        """A hello is durable: the next one may come.
+
+        Returns:
+            Where the answer goes.
+        """
+        return self.under_way.pop(node)[0]
+
+
+MAX_FENCED_S: Final = 7200.0  # whoever says more is not waited for
+GOING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
+
+
+def fenced_s(node: Node) -> float:
+    """How long a node must have been silent before its workers are gone for certain.
+
+    Args:
+        node: whose agent ends its workers when nobody answers it, or does not; 0: it does not.
+    """
+    stated = node.spec.fenced_s
+    return stated if 0.0 < stated <= MAX_FENCED_S else 0.0
+
+
+def missed_by_peers(state: State, node: NodeId) -> bool:
+    """Whether a group that lost a member waits for its workers on `node`, and for nobody else.
+
+    Its members on other nodes stand still already and said so; those that are waited for did not.
+
+    Args:
+        state: of the cluster; it is only read.
+        node: one that its agent tells nothing of; may be unknown.
+    """
+    return any(_is_missed(job, node) for job in state.slot_index.jobs_on(node))
+
+
+def _is_missed(job: Job, node: NodeId) -> bool:
+    change = job.change
+    if change is None or change.phase is not RescalePhase.QUIESCING:
+        return False
+    waited_for = [
+        node_of(member.slot)
+        for member in change.group.members
+        if member.worker not in change.points and job.workers[member.worker].phase not in GOING
+    ]
+    return set(waited_for) == {node} and bool(change.points)
+
 
 log = structlog.get_logger("node_sessions")
 TICK_S: Final = 0.5

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from controlplane.policy.registry import check_for_cluster, check_options
-from controlplane.service.controller_settings import ControllerSettings, Listen
-from controlplane.service.key_file import FILE, KeyFile
+from controlplane.service.keys import FILE, KeyFile
+from controlplane.service.settings import ControllerSettings, Listen
 from schemas.errors import SettingsError
-from schemas.host_checks import Findings, look_through
-from schemas.link import load_authorised, load_keys
+from schemas.host.checks import Findings, look_through
+from schemas.transport import load_authorised, load_keys
 
 
 def check(path: Path) -> list[SettingsError]:

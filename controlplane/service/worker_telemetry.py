@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.ids import JobId, Seconds
-from schemas.messages.agent import StepsReported
+from schemas.wire.agent import StepsReported
 
 
 class TelemetryTable:

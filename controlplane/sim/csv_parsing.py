@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.cluster import TraceError
 
 MOST_JOBS: Final = 1_000_000
 MOST_LINES: Final = 2 * MOST_JOBS  # empty ones too

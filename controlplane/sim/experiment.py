@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from controlplane.sim.analysis import result_store
-from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.analysis import result_files
+from controlplane.sim.results import SimulationResult
 from schemas.errors import OnesError
 
 SHOWN: Final = 5  # failures in a message
@@ -151,8 +151,8 @@ def run(
     wanted = {cell_key(cell): cell for cell in cells}
     known = []
     if path is not None:
-        result_store.create(path)
-        known = result_store.load(path)
+        result_files.create(path)
+        known = result_files.load(path)
     experiment = _Experiment(
         cells=wanted,
         found={result.cell: result for result in known if result.cell in wanted},
@@ -272,7 +272,7 @@ class _Experiment:
         result = msgspec.json.decode(encoded, type=SimulationResult)
         result = msgspec.structs.replace(result, cell=cell_key(cell))
         if self.path is not None:
-            result_store.append(self.path, result)
+            result_files.append(self.path, result)
         self.found[result.cell] = result
         self._tell(cell, result)
 

@@ -7,11 +7,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from controlplane.sim.models.curves.curves_model import WORK_CORE_S
-from controlplane.sim.models.harmony.harmony_model import JOB_S
-from controlplane.sim.models.interference.form import parse_interference
-from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, NodeGroup
-from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.cluster import RELATIVE_SPEEDS, NodeGroup, TraceError
+from controlplane.sim.models.curves import WORK_CORE_S
+from controlplane.sim.models.harmony import JOB_S
+from controlplane.sim.models.interference import parse_interference
 
 LONGEST_STALL_S: Final = 500.0  # below every deadline of the core
 HONEST_NOISE: Final = 0.05  # of a speed that a worker measures over two seconds; chosen

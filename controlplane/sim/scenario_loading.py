@@ -7,35 +7,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.sim.models.curves import curves_model
-from controlplane.sim.models.curves.curves_model import CurvesModel
-from controlplane.sim.models.curves.loss_curves import RecordedCurves, read_curves, shipped_curves
-from controlplane.sim.models.early_stops import EarlyStops
-from controlplane.sim.models.harmony import harmony_model
-from controlplane.sim.models.harmony.harmony_model import BATCHES, HarmonyModel
-from controlplane.sim.models.interference.demands import DEMANDS, Demand, demand_of
-from controlplane.sim.models.job_model import ChangeCosts, TrainingModel
-from controlplane.sim.models.profiles.profiles_model import ProfilesModel
-from controlplane.sim.models.recorded.recorded_model import RecordedModel
-from controlplane.sim.models.recorded.recording import Recording
-from controlplane.sim.models.table2.constants import ROWS
-from controlplane.sim.models.table2.table2_model import TYPICAL_COSTS, Table2Model
-from controlplane.sim.models.table2.workloads import duration_s
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.models import curves, harmony
+from controlplane.sim.models.curves import CurvesModel, RecordedCurves, read_curves, shipped_curves
+from controlplane.sim.models.demands import DEMANDS, Demand, demand_of
+from controlplane.sim.models.harmony import BATCHES, HarmonyModel
+from controlplane.sim.models.job_model import ChangeCosts, EarlyStops, TrainingModel
+from controlplane.sim.models.profiles import ProfilesModel
+from controlplane.sim.models.recorded import RecordedModel
+from controlplane.sim.models.recording import Recording
+from controlplane.sim.models.table2 import TYPICAL_COSTS, Table2Model, duration_s
+from controlplane.sim.models.table2_constants import ROWS
+from controlplane.sim.results import Trace
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import Trace
-from controlplane.sim.traces.curves_generator import generate_curves
-from controlplane.sim.traces.harmony_generator import generate_harmony
+from controlplane.sim.traces.generators import (
+    generate,
+    generate_curves,
+    generate_harmony,
+    with_utilities,
+)
 from controlplane.sim.traces.recording_file import read_recording
-from controlplane.sim.traces.table2_generator import generate
 from controlplane.sim.traces.trace_csv import read_trace
-from controlplane.sim.traces.utilities import with_utilities
 
 USUAL_STALL_S: Final = 30.0  # of every change, where neither the scenario nor a model says
 USUAL_COSTS: Final[Mapping[str, ChangeCosts]] = {
     "table2": TYPICAL_COSTS,
-    "curves": curves_model.COSTS,
-    "harmony": harmony_model.COSTS,
+    "curves": curves.COSTS,
+    "harmony": harmony.COSTS,
 }
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     # As in the simulator that was published with the profiles.

@@ -1,7 +1,11 @@
-"""One version of a job's process group, beside others, never torch's default group."""
+"""One version of a job's process group, beside others, never torch's default group.
+
+Tensors seen as bytes.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +13,30 @@ from typing import Any, Final
 
 import torch
 
-from elastic.collectives.backend_protocol import Backend, Operation
-from elastic.collectives.cancellable_waits import first_line
-from elastic.collectives.gloo import GlooBackend
+from elastic.collectives.backend_protocol import Backend, Operation, first_line
+from elastic.collectives.backends import GlooBackend
 from elastic.collectives.rendezvous_store import GroupWords
-from elastic.collectives.tensor_bytes import as_bytes
 from elastic.training_errors import BrokenGroupError, CancelledError
+
+
+def as_bytes(data: torch.Tensor) -> bytes:
+    """The content of a tensor of bytes, without numpy.
+
+    Args:
+        data: uint8, of any shape, on any device.
+    """
+    host = data.cpu().contiguous()
+    return ctypes.string_at(host.data_ptr(), host.numel())
+
+
+def as_byte_row(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a contiguous tensor, shape (bytes,), of uint8.
+
+    Args:
+        tensor: contiguous, of any type and shape.
+    """
+    return tensor.view(-1).view(torch.uint8)
+
 
 ABORT_LIMIT_S: Final = 20.0  # that recovery waits for a device to be free of the broken group
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from elastic.collectives.cancellable_waits import BUILD_LIMIT_S, LONG, first_line
+from elastic.collectives.backend_protocol import BUILD_LIMIT_S, LONG, first_line
 from elastic.training_errors import BrokenGroupError
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from schemas.ids import WorkerId
-from schemas.messages.agent import JOIN, PREPARE, RECOVER, SETTLED, START, SWITCH
-from schemas.messages.worker import GroupOrder
+from schemas.wire.agent import JOIN, PREPARE, RECOVER, SETTLED, START, SWITCH
+from schemas.wire.worker import GroupOrder
 
 
 @dataclass(slots=True)

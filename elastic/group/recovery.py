@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic import fault_points
+from elastic.batches import Schedule, ScheduleRow
 from elastic.collectives.process_group import ProcessGroup
-from elastic.group.group_formation import await_group
-from elastic.group.membership import Membership, report_formed
-from elastic.group.order_receiver import ERROR_CHARACTERS, OrderListener
-from elastic.reporting.report_protocol import Report
-from elastic.samples.batch_schedule import Schedule, ScheduleRow
-from elastic.state.state_broadcast import broadcast_training
+from elastic.group.membership import Membership, await_group, report_formed
+from elastic.group.order_listener import ERROR_CHARACTERS, OrderListener
+from elastic.reporting import Report
+from elastic.state.broadcast import broadcast_training
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import BrokenGroupError, CancelledError
-from schemas.messages.agent import PREPARE, GroupBroken, Quiesced
-from schemas.messages.worker import GroupOrder
+from schemas.wire.agent import PREPARE, GroupBroken, Quiesced
+from schemas.wire.worker import GroupOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from elastic.collectives.tensor_bytes import as_byte_row
+from elastic.collectives.process_group import as_byte_row
 from elastic.training_errors import UsageError
 
 TENSOR: Final = "row"  # key of a leaf's description: the shape of one sample's part

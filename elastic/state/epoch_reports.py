@@ -1,24 +1,28 @@
-"""The end of an epoch: its report leaves when its checkpoint is durable."""
+"""The end of an epoch: its report leaves when its checkpoint is durable.
+
+Where training is between two epochs, for those who look on.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from elastic.metrics.stop_rule import stop_reason
-from elastic.reporting.report_protocol import Report
-from elastic.state.checkpoint_files import find_checkpoint, load_checkpoint
-from elastic.state.checkpoint_writer import CheckpointWriter
+from elastic.metrics import cpu_seconds, stop_reason
+from elastic.reporting import Report
+from elastic.state.checkpoints import CheckpointWriter, find_checkpoint, load_checkpoint
 from elastic.state.training_state import TrainingState
-from schemas.groups import ResumePoint
 from schemas.ids import Version
 from schemas.jobs import StopRule
-from schemas.messages.agent import EpochReported, Suspended
+from schemas.nodes import ResumePoint
+from schemas.wire.agent import EpochReported, StepsReported, Suspended
+from schemas.wire.worker import Assignment
 
 KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with all it would say
 
@@ -192,3 +196,43 @@ class EpochReports:
             step=position.step,
             samples_done=position.samples_done,
         )
+
+
+def steps_report(training: TrainingState, assignment: Assignment, group: Version) -> StepsReported:
+    """What rank 0 reports of the steps that were done lately.
+
+    Args:
+        training: read from another thread than the one that trains: its figures may be of two
+            steps that follow each other.
+        group: version of the group that trains.
+    """
+    position, batch = training.position, training.global_batch
+    usage = training.usage.usage(cpu_seconds(), time.monotonic())
+    means, shares = (
+        training.recent_steps.means,
+        training.schedule.at(position.step + 1).local_batches,
+    )
+    if means is not None and (means.version, means.shares) != (group, shares):
+        means = None  # of the group or the batch before
+    times = means.times if means is not None else None
+    return StepsReported(
+        job=assignment.job,
+        version=assignment.version,
+        rank=assignment.rank,
+        group=group,
+        epoch=position.epoch,
+        step=position.step,
+        samples_done=position.samples_done,
+        samples_per_s=0.0 if means is None else means.samples_per_s,
+        train_loss=training.losses.mean(),
+        global_batch=batch,
+        lr=training.learning_rate(),
+        noise_scale=training.noise.scale(),
+        cpu_cores=None if usage is None else usage.cpu_cores,
+        sent_bytes_per_s=None if usage is None else usage.sent_bytes_per_s,
+        group_steps=0 if means is None else training.recent_steps.steps,
+        pass_s=None if times is None else times.pass_s,
+        sync_s=None if times is None else times.sync_s,
+        local_batch=0 if times is None else times.local_batch,
+        passes=0 if times is None else times.passes,
+    )

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from elastic.samples.batch_schedule import ScheduleRow
-from elastic.samples.local_batches import split
-from elastic.state.lr_state import choose_lr_scaling, set_learning_rate
+from elastic.batches import ScheduleRow, split
+from elastic.state.learning_rates import choose_lr_scaling, set_learning_rate
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import UsageError
-from schemas.messages.worker import Assignment
+from schemas.wire.worker import Assignment
 
 
 def begin_batch_and_rate(

@@ -14,28 +14,19 @@ import msgspec
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from elastic.metrics.loss_meter import LossMeter
-from elastic.metrics.noise_scale import NoiseMeter
-from elastic.metrics.recent_steps import RecentSteps
-from elastic.metrics.resource_usage import UsageMeter
-from elastic.metrics.samples_per_second import SpeedMeter
-from elastic.metrics.stop_rule import StopState
-from elastic.samples.batch_schedule import Schedule, ScheduleRow
-from elastic.samples.dealt_step import REMEMBERED, DealtStep
-from elastic.samples.sample_stream import SampleStream
-from elastic.samples.stream_position import TrainingPosition
+from elastic.batches import REMEMBERED, DealtStep, Schedule, ScheduleRow
+from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, SpeedMeter, StopState, UsageMeter
+from elastic.sample_stream import SampleStream, TrainingPosition
 from elastic.state.carried_state import CarriedState
-from elastic.state.host_copy import copy_to_host
-from elastic.state.lr_state import LrState
-from elastic.state.optimizers_by_name import load_optimizer_states, optimizer_states
+from elastic.state.learning_rates import LrState
+from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.random_state import random_state, restore_random_state, seed_apart
-from elastic.state.state_tensors import TensorState
-from elastic.state.state_transfer import IncomingState, OutgoingState
-from elastic.state.tracked_states import TrackedStates
-from elastic.state.transfer_metadata import decode_metadata, encode_metadata
+from elastic.state.state_tensors import TensorState, load_optimizer_states, optimizer_states
+from elastic.state.tracked_states import TrackedStates, copy_to_host
+from elastic.state.transfer import IncomingState, OutgoingState
 from elastic.training_errors import CancelledError, UsageError
 from schemas.jobs import StopRule
-from schemas.messages.worker import Assignment
+from schemas.wire.worker import Assignment
 
 
 class TrainingState:

@@ -1,24 +1,173 @@
-"""The loader that a script iterates: the sample stream through torch's own DataLoader."""
+"""The loader that a script iterates: the sample stream through torch's own DataLoader.
+
+Samples of an iterable dataset by their places in it, so that any worker can take any of them.
+
+A batch of the loader, moved to the worker's device.
+
+What a `DataLoader` that somebody else made says of its batches, for the agent's own.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-from elastic.group.group_changes import GroupTransitions
-from elastic.samples.epoch_plan import rest_of_epoch
-from elastic.samples.local_batches import passes
-from elastic.samples.micro_batch import MicroBatch
-from elastic.samples.sample_stream import share_sizes
+from elastic.batches import MicroBatch, passes
+from elastic.group.transitions import GroupTransitions
+from elastic.hooks import without_worker_info
+from elastic.sample_stream import SampleStream, rest_of_epoch, share_sizes
+from elastic.state.random_state import (
+    host_random_state,
+    restore_random_state,
+    seed_host_generators,
+)
 from elastic.state.training_state import TrainingState
-from elastic.step.device_batch import to_device
 from elastic.step.step_executor import StepExecutor
-from elastic.step.stream_reader import StreamReader
 from elastic.training_errors import UsageError
+
+
+class StreamReader(Dataset[Any]):
+    """A map-style dataset that reads an iterable one, once in each process, from its beginning.
+
+    Samples that belong to others are read and passed over, and a place behind what was read means
+    to begin anew. So every process sees the same stream, whatever became of the group. It reads
+    as if it were alone: no worker info, and random numbers that follow from seed and epoch.
+    """
+
+    def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
+        """Begin with nothing read.
+
+        Args:
+            source: the script's; its `set_epoch`, if it has one, hears the epoch, from 0, before
+                each reading.
+            stream: has the length of one reading, and the seeds.
+        """
+        self._source = source
+        self._stream = stream
+        self._samples: Iterator[Any] | None = None
+        self._epoch = 0  # 1-based, of the reading
+        self._place = 0  # of the sample that comes next
+        self._random: dict[str, Any] | None = None  # as the reading left it
+
+    def follow(self, stream: SampleStream) -> None:
+        """Read as `stream` says from the next reading on.
+
+        Args:
+            stream: may have another seed than before; its length is the same.
+        """
+        self._stream = stream
+
+    def __getitems__(self, ids: Sequence[tuple[int, int]]) -> list[Any]:
+        """The samples of a batch.
+
+        Args:
+            ids: (epoch, place) of each, 1-based and 0-based; reading forward is the fast way.
+
+        Raises:
+            UsageError: if a reading has other than the stream's number of samples.
+        """
+        outside = host_random_state()
+        try:
+            with without_worker_info():
+                if self._random is not None:
+                    restore_random_state(self._random)
+                return [self._at(epoch, place) for epoch, place in ids]
+        finally:
+            self._random = host_random_state()
+            restore_random_state(outside)
+
+    def _at(self, epoch: int, place: int) -> Any:
+        samples = self._samples
+        if samples is None or epoch != self._epoch or place < self._place:
+            samples = self._begin(epoch)
+        while self._place < place:
+            self._next(samples)
+        sample = self._next(samples)
+        if self._place == self._stream.size:
+            self._check_end(samples)
+        return sample
+
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        seed_host_generators(self._stream.epoch_seed(epoch))
+        set_epoch = getattr(self._source, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch - 1)
+        self._epoch, self._place = epoch, 0
+        self._samples = samples = iter(self._source)
+        return samples
+
+    def _next(self, samples: Iterator[Any]) -> Any:
+        try:
+            sample = next(samples)
+        except StopIteration:
+            raise self._miscounted(str(self._place)) from None
+        self._place += 1
+        return sample
+
+    def _check_end(self, samples: Iterator[Any]) -> None:
+        self._samples = None
+        for _ in samples:
+            raise self._miscounted(f"more than {self._stream.size}")
+
+    def _miscounted(self, given: str) -> UsageError:
+        what = f"train_set gave {given} samples in epoch {self._epoch - 1}"
+        hint = (
+            f"its len() is {self._stream.size}: every pass through its __iter__ has to give so many"
+        )
+        return UsageError(what, hint, "train_set")
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """`batch` with its tensors on `device`; on the CPU it stays as it is.
+
+    Args:
+        batch: what a collate function gave: tensors, objects with a method `to`, and mappings,
+            lists, (named) tuples and dataclasses of them, which keep their type; anything else is
+            passed on.
+    """
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return _mapping_to(batch, device)
+    if isinstance(batch, list | tuple):
+        moved = [to_device(value, device) for value in batch]
+        make: Any = getattr(batch, "_make", type(batch))  # a named tuple's class wants one by one
+        return make(moved)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return _dataclass_to(batch, device)
+    return batch
+
+
+def _mapping_to(batch: Mapping[Any, Any], device: torch.device) -> Mapping[Any, Any]:
+    moved = {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, MutableMapping):
+        kept = copy.copy(batch)  # with whatever else the script's class has
+        kept.update(moved)
+        return kept
+    make: Any = type(batch)
+    try:
+        made: Mapping[Any, Any] = make(moved)
+    except TypeError:  # its constructor wants something else
+        return moved
+    return made
+
+
+def _dataclass_to(batch: Any, device: torch.device) -> Any:
+    moved = copy.copy(batch)
+    for entry in dataclasses.fields(batch):
+        object.__setattr__(moved, entry.name, to_device(getattr(batch, entry.name), device))
+    return moved
+
 
 OPTIONS: Final = frozenset({
     "collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
@@ -166,3 +315,36 @@ class ElasticLoader:
         for, which is what schedules count in.
         """
         return len(self._sampler)
+
+
+def options_of(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
+    """Options of `ScalingAgent.load` that give the batches of `loader`.
+
+    Args:
+        loader: shuffled by torch's own sampler; one of an iterable dataset is in its order.
+        device: of the worker; on the CPU nothing is pinned.
+
+    Raises:
+        UsageError: if `loader` chooses samples in another way than the agent does.
+    """
+    if loader.batch_size is None:
+        what = "the training loader has a batch sampler of its own, or none"
+        raise UsageError(what, "give DataLoader(data, batch_size=..., shuffle=True)", "batch_size")
+    streams = isinstance(loader.dataset, IterableDataset)
+    if not streams and type(loader.sampler) is not RandomSampler:
+        what = f"the training loader has a {type(loader.sampler).__name__}"
+        remedy = "shuffle=True: an epoch has every sample once, shuffled by the job's seed"
+        raise UsageError(what, remedy, "shuffle")
+    options: dict[str, Any] = {
+        "collate_fn": loader.collate_fn,
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory and device.type != "cpu",
+        "drop_last": loader.drop_last,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+    }
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["persistent_workers"] = loader.persistent_workers
+        options["multiprocessing_context"] = loader.multiprocessing_context
+    return options

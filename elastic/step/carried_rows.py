@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 
 from elastic import fault_points
+from elastic.batches import MicroBatch, StepOutcome
 from elastic.collectives.process_group import ProcessGroup
-from elastic.samples.micro_batch import MicroBatch, StepOutcome
 from elastic.state.carried_state import CarriedState
 from elastic.training_errors import UsageError
 

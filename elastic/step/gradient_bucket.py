@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from elastic.hooks.backward_passes import listen, unlisten
+from elastic.hooks import listen, unlisten
 from elastic.state.state_tensors import dense_strides
 from elastic.training_errors import UsageError
 

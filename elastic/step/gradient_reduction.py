@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from elastic import fault_points
+from elastic.batches import MicroBatch
 from elastic.collectives.control_words import (
     DIGEST_BYTES,
     FIXED_WORDS,
@@ -19,10 +20,8 @@ from elastic.collectives.control_words import (
     read_agreed_words,
 )
 from elastic.collectives.process_group import ProcessGroup
-from elastic.group.group_changes import ReductionTerms
-from elastic.metrics.noise_scale import EVERY
-from elastic.metrics.step_timer import StepTimer
-from elastic.samples.micro_batch import MicroBatch
+from elastic.group.transitions import ReductionTerms
+from elastic.metrics import EVERY, StepTimer
 from elastic.state.training_state import TrainingState
 from elastic.step.gradient_bucket import Reducer
 from elastic.training_errors import UsageError

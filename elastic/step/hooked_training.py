@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from elastic.group.group_changes import GroupTransitions
-from elastic.hooks.optimizer_step import patch_optimizer_step
+from elastic.group.transitions import GroupTransitions
+from elastic.hooks import patch_optimizer_step
 from elastic.state.state_tensors import TensorState
 from elastic.state.training_state import TrainingState
 from elastic.step.batch_loader import ElasticLoader
 from elastic.step.gradient_bucket import Reducer
-from elastic.step.gradient_origins import GradientOrigins
-from elastic.step.optimizer_turns import OptimizerTurns
+from elastic.step.optimizer_turns import GradientOrigins, OptimizerTurns
 from elastic.step.step_executor import StepExecutor
 
 

@@ -15,16 +15,16 @@ from typing import Any, Final
 import torch
 
 from elastic import fault_points
-from elastic.group.group_changes import GroupTransitions, ReductionTerms
+from elastic.batches import MicroBatch, StepOutcome
 from elastic.group.membership import Membership
-from elastic.reporting.sample_id_records import SampleRecords
-from elastic.samples.micro_batch import MicroBatch, StepOutcome
+from elastic.group.transitions import GroupTransitions, ReductionTerms
+from elastic.reporting import SampleRecords
 from elastic.state.training_state import TrainingState
 from elastic.step.carried_rows import CarriedRows
 from elastic.step.gradient_bucket import SPARSE, Reducer
 from elastic.step.gradient_reduction import Contribution, StepReduction
+from elastic.step.loss_reduction_check import Summed, how_summed
 from elastic.step.optimizer_turns import OptimizerTurns
-from elastic.step.summed_losses import Summed, how_summed
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
 
 UNCLEAR_SUM: Final = (

@@ -1,30 +1,36 @@
-"""Run a user's script as `__main__`: our library imported first, then its folder on the path."""
+"""Run a user's script as `__main__`: our library imported first, then its folder on the path.
+
+A script's output on a disk that may be full: lost, counted, never raised.
+"""
 
 from __future__ import annotations
 
 import builtins
+import errno
+import io
 import os
 import sys
 import traceback
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 from setproctitle import setproctitle
 
 import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
-from elastic.collectives.nccl_environment import nccl_environment
+from elastic.collectives.nccl import nccl_environment
 from elastic.graduated_trial import train_graduated
-from elastic.hopper.hopper_process import run_hopper
-from elastic.reporting.report_file import report_file
-from elastic.state.checkpoint_writer import drain_checkpoints
-from elastic.state.job_seed import begin_generators
+from elastic.reporting import report_file
+from elastic.state.checkpoints import drain_checkpoints
+from elastic.state.random_state import begin_generators
+from elastic.sweep_worker.process import run_hopper
 from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.errors import in_one_line, root_cause
-from schemas.messages.agent import ScriptFailed
-from schemas.messages.worker import Assignment
+from schemas.wire.agent import ScriptFailed
+from schemas.wire.worker import Assignment
 
 USAGE = 2
 
@@ -195,3 +201,56 @@ def _where(error: BaseException, script: Path) -> str:
         if ".venv" not in own.parts:
             place = f"{own}:{line}"
     return place
+
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
+
+class LossyOutput(io.RawIOBase):
+    """A script's stdout: where there is no room, output is dropped and counted, not raised.
+
+    Args:
+        descriptor: open for writing; not closed here.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lost = 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor beneath."""
+        return self._descriptor
+
+    def write(self, data: object) -> int:
+        """Write what there is room for; the rest is lost, and the next line that fits says so.
+
+        Args:
+            data: anything with the buffer protocol.
+
+        Returns:
+            Bytes of `data`, those that were lost among them.
+
+        Raises:
+            OSError: for any other reason than a full or broken disk.
+        """
+        view = memoryview(data)  # type: ignore[arg-type] # whatever the text layer hands down
+        size = view.nbytes
+        try:
+            if self._lost:
+                text = f"\n[ones] {self._lost} bytes of output were lost: the disk was full\n"
+                note = memoryview(text.encode())
+                while note:
+                    note = note[os.write(self._descriptor, note) :]
+                self._lost = 0
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._lost += view.nbytes
+        return size

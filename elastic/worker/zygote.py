@@ -30,13 +30,13 @@ import torch
 import torch.utils.data
 from setproctitle import setproctitle
 
-from elastic.imports_uncollected import imports_uncollected
+from elastic.gc_free_import import imports_uncollected
 from elastic.worker import run_script
-from elastic.worker.script_output import LossyOutput
+from elastic.worker.run_script import LossyOutput
 from schemas.codec import TO_ZYGOTE, encode
 from schemas.errors import OnesError
-from schemas.messages import Message
-from schemas.messages.worker import (
+from schemas.wire import Message
+from schemas.wire.worker import (
     ZYGOTE_TITLE,
     ExitStatus,
     Fork,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from elastic.hopper import Trained, Unit
+from elastic.sweep_worker import Trained, Unit
 
 BATCH = 32
 CONTEXT = 64

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from schemas.ids import BootId, JobId, NodeId, Seconds, Term, Version
-from schemas.messages.agent import (
+from schemas.session.delivery_rules import (
+    Order,
+    SessionTimings,
+    SweepOrder,
+    order_of,
+    sweep_order_of,
+)
+from schemas.wire.agent import (
     AgentEvent,
     DeltaAcked,
     EventsCommitted,
@@ -23,14 +30,7 @@ from schemas.messages.agent import (
     ToSession,
     Welcome,
 )
-from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
-from schemas.session.delivery_rules import (
-    Order,
-    SessionTimings,
-    SweepOrder,
-    order_of,
-    sweep_order_of,
-)
+from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 MAX_RESENT: Final = 256  # events in one Resent
 LAST_DOUBLING: Final = 10  # of the pause between hellos

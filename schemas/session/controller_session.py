@@ -8,7 +8,13 @@ from enum import Enum
 from typing import Final
 
 from schemas.ids import BootId, JobId, NodeId, Seconds, Term
-from schemas.messages.agent import (
+from schemas.session.delivery_rules import (
+    SessionTimings,
+    order_of,
+    says_the_same,
+    sweep_order_of,
+)
+from schemas.wire.agent import (
     DeltaAcked,
     EventsCommitted,
     GroupDelta,
@@ -22,13 +28,7 @@ from schemas.messages.agent import (
     ToSession,
     Welcome,
 )
-from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
-from schemas.session.delivery_rules import (
-    SessionTimings,
-    order_of,
-    says_the_same,
-    sweep_order_of,
-)
+from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 MAX_HELD: Final = 4096  # events that arrived too early and wait for a gap to close
 

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from schemas.messages.agent import (
-    DeltaAcked,
-    GroupDelta,
-    Hello,
-)
-from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
+from schemas.wire.agent import DeltaAcked, GroupDelta, Hello
+from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 Order = tuple[int, int, int]  # (term, version, stage)
 SweepOrder = tuple[int, int]  # (term, revision)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import psutil
 
-from nodeagent.control_groups import remove
+from nodeagent.cgroups import remove
 from tests.support.leftovers import surround
 
 GRACE_S: Final = 30

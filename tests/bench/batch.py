@@ -19,7 +19,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from controlplane.client import BlockingClient
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from schemas.errors import OnesError
 from schemas.ids import JobId
 from schemas.jobs import ENDED, JobSpec, StopRule

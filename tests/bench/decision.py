@@ -32,9 +32,9 @@ from controlplane.service.planner.search_messages import (
     ViewDelta,
     WholeView,
     frame,
+    view_delta,
 )
-from controlplane.service.planner.view_delta import view_delta
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.bench import report

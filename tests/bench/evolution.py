@@ -19,7 +19,7 @@ from typing import Final
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
 
-from controlplane.policy.ones_paper.options import LITERAL
+from controlplane.policy.options import LITERAL
 from controlplane.sim.scenario import Scenario
 from tests.bench import report
 from tests.bench.evolution_cells import Bench, Pair, Ratio, Way, settings

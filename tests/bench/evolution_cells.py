@@ -14,11 +14,11 @@ import msgspec
 from scipy.stats import t as student_t
 
 from controlplane.sim import experiment
+from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.experiment import Cell, Progress, cell_key
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.results import JobResult, SimulationResult
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulation_result import JobResult, SimulationResult
 from tests.bench import report
 
 TOLD: Final = 60  # characters of a cell

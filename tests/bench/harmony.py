@@ -26,7 +26,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.stats import t as student
 
-from controlplane.policy.harmony_drl.model import load_card
+from controlplane.policy.learned.gang_model import load_card
 from controlplane.sim.analysis.plot_style import (
     COLOURS,
     HATCHES,
@@ -36,9 +36,9 @@ from controlplane.sim.analysis.plot_style import (
     tidy,
 )
 from controlplane.sim.experiment import Cell, run
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.results import JobResult, SimulationResult
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import HARMONY, Scenario
-from controlplane.sim.simulation_result import JobResult, SimulationResult
 from tests.bench import report
 
 SEEDS: Final = tuple(range(200, 212))  # nothing was trained on these, no constant chosen

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from controlplane.client import BlockingClient
 from schemas.ids import JobId
-from schemas.messages.client import LedgerUnit, SweepDetail
+from schemas.wire.client import LedgerUnit, SweepDetail
 from tests.bench import report
 from tests.bench.hopper_ways import (
     LIMIT_S,

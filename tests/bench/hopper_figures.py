@@ -14,10 +14,9 @@ from statistics import mean
 from typing import Any, Final
 
 from controlplane.sim.analysis.plot_style import COLOURS, new_figure, save, tidy
-from controlplane.sweeps.hopping.bounds import makespan_bound
-from controlplane.sweeps.hopping.problem import HopProblem
-from controlplane.sweeps.hopping.rollouts import best_weights, makespan
-from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.configurations import stream
+from controlplane.sweeps.hopping import HopProblem, makespan_bound
+from controlplane.sweeps.visit_order import best_weights, makespan
 from tests.bench import report
 from tests.bench.hopper_order import ROLLOUTS, at_random, problem
 

@@ -15,13 +15,17 @@ from random import Random
 from statistics import mean
 from typing import Final
 
-from controlplane.sweeps.hopping.bounds import makespan_bound
-from controlplane.sweeps.hopping.fixed_order import FixedOrder
-from controlplane.sweeps.hopping.problem import HopProblem, Model, Slot, Visit, partitions
-from controlplane.sweeps.hopping.progress import Progress
-from controlplane.sweeps.hopping.random_order import RandomOrder
-from controlplane.sweeps.hopping.rollouts import best_weights, makespan
-from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.configurations import stream
+from controlplane.sweeps.hopping import (
+    HopProblem,
+    Model,
+    Progress,
+    Slot,
+    Visit,
+    makespan_bound,
+    partitions,
+)
+from controlplane.sweeps.visit_order import FixedOrder, RandomOrder, best_weights, makespan
 from tests.bench import report
 
 SETTINGS: Final = ((16, 16, False), (16, 8, False), (16, 8, True), (32, 16, True))

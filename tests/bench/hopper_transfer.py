@@ -20,11 +20,8 @@ from typing import Final
 
 import torch
 
-from elastic.hopper.state_frames import digest, size, to_frames
-from schemas.ids import JobId
-from schemas.link import MemoryTarget, StateServer, fetch_state
-from schemas.messages.states import AskState
-from schemas.state_files import (
+from elastic.sweep_worker.unit import digest, size, to_frames
+from schemas.host.state_files import (
     StateFile,
     find_state,
     header_of,
@@ -32,6 +29,9 @@ from schemas.state_files import (
     read_frames,
     write_state,
 )
+from schemas.ids import JobId
+from schemas.transport import MemoryTarget, StateServer, fetch_state
+from schemas.wire.files import AskState
 from tests.bench import report
 from tests.elastic.peers import FORKS
 

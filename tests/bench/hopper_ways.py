@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from controlplane.client import BlockingClient
-from controlplane.sweeps.searchers.search import first_trials
+from controlplane.sweeps.search import first_trials
 from controlplane.sweeps.trials import Add
 from schemas.ids import JobId
 from schemas.jobs import ENDED, SWEEP_SCRIPT, JobSpec
-from schemas.messages.client import Ledger
 from schemas.sweeps import Parameter, RandomSearch, SearchSpec, SweepSpec, Value, choice
+from schemas.wire.client import Ledger
 from tests.bench import report
 from tests.bench.live_jobs import EXAMPLES
 from tests.support.cluster import Cluster
@@ -50,7 +50,7 @@ import torch
 from torch.utils.data import ConcatDataset
 
 from elastic import ScalingAgent
-from elastic.hopper import Trained
+from elastic.sweep_worker import Trained
 
 values, partitions = json.loads(os.environ["VALUES"]), int(os.environ["PARTITIONS"])
 data = ConcatDataset([sweep.load(one, partitions) for one in range(partitions)])
@@ -250,7 +250,7 @@ def equal_alone(ledger: Ledger, trial: int, workdir: Path) -> bool:
     }
     file = workdir / "task.json"
     file.write_text(json.dumps(task), encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "elastic.hopper.replay", file.name]
+    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.replay", file.name]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, check=False)
     assert not done.returncode, done.stderr.decode()

@@ -17,12 +17,12 @@ from typing import Final
 
 import zmq
 
-from controlplane.client.cluster_home import find_home
+from controlplane.client.connection import find_home
 from schemas.codec import encode
 from schemas.ids import JobId
-from schemas.link import load_keys, load_public
-from schemas.messages import Message
-from schemas.messages.client import ListJobs, PutSnapshot, SubmitJob, WaitJob
+from schemas.transport import load_keys, load_public
+from schemas.wire import Message
+from schemas.wire.client import ListJobs, PutSnapshot, SubmitJob, WaitJob
 from tests.support.builders import job_spec
 
 MIB: Final = 1 << 20

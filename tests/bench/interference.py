@@ -27,8 +27,8 @@ import psutil
 from controlplane.client import BlockingClient
 from controlplane.core.policy_events import KEPT_JOBS, history
 from controlplane.journal.reader import Reader
-from controlplane.policy.harmony.options import HarmonyOptions
 from controlplane.policy.harmony.policy import Harmony
+from controlplane.policy.options import HarmonyOptions
 from schemas.ids import node_of
 from tests.bench import report
 from tests.support.cluster import Cluster

@@ -30,12 +30,11 @@ from typing import Any, Final
 
 from controlplane.core.commands import Announce
 from controlplane.core.reactor import Reactor
-from controlplane.journal.database import open_for_writing
-from controlplane.journal.record import Entry
+from controlplane.journal.database import Entry, open_for_writing
 from controlplane.journal.take_snapshot import save_state
 from controlplane.journal.writer import Writer
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.controller_settings import JournalSettings
+from controlplane.service.settings import JournalSettings
 from schemas.codec import encode
 from tests.bench import report
 from tests.bench.long_journal import Size, history, write
@@ -66,7 +65,7 @@ WRITES: Final = """
 import os, sys
 from pathlib import Path
 from controlplane.core.inputs import NodeHeard
-from controlplane.journal.record import Entry
+from controlplane.journal.database import Entry
 from controlplane.journal.writer import Writer
 from schemas.ids import NodeId, Seconds
 

@@ -27,11 +27,11 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import SearchStats
 from controlplane.policy.registry import make
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.results import Trace
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import options_of, trace_of
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.submissions import Trace
 from schemas.ids import Seconds
 from tests.bench import report
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.cli.timeline_allocations import Allocation, allocations_from
+from controlplane.cli.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from schemas.jobs import ENDED
-from schemas.messages.client import JobDetail
+from schemas.wire.client import JobDetail
 from tests.bench import report
 from tests.bench.live_jobs import SLOTS, Arrival, Job, spec_of
 from tests.support.cluster import Cluster

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schemas.ids import JobId
-from schemas.messages.client import Decision, Explanation, JobDetail
+from schemas.wire.client import Decision, Explanation, JobDetail
 from tests.bench import report
 
 WAITING: Final = "queued"

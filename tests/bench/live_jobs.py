@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from schemas.jobs import JobSpec, StopRule, Utility
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.cli.timeline_allocations import Allocation, allocations_from
+from controlplane.cli.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from controlplane.policy.registry import POLICIES
 from schemas.jobs import Utility
-from schemas.messages.client import Decision, Explanation, JobDetail
+from schemas.wire.client import Decision, Explanation, JobDetail
 from tests.bench import report
 from tests.bench.live import names, place
 from tests.bench.live_cluster import LOOK_S, cluster, over

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from schemas.jobs import JobSpec, StopRule, Utility
 
 SAMPLES: Final = 480  # of an epoch

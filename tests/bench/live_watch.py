@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 
 from controlplane.client import BlockingClient
-from controlplane.prediction.statistical_efficiency import statistical_efficiency
+from controlplane.prediction.speed_model import statistical_efficiency
 from schemas.ids import JobId
-from schemas.messages.client import JobSummary
+from schemas.wire.client import JobSummary
 from tests.bench import report
 from tests.bench.live_cluster import cluster
 from tests.bench.live_forecasts import (

@@ -19,14 +19,14 @@ from typing import Final
 import psutil
 
 from controlplane.client import Client, JobSpec
-from nodeagent.log_shipper import LogShipper
-from nodeagent.worker_folders import WorkerFolder
+from nodeagent.folders import WorkerFolder
+from nodeagent.logs import LogShipper
 from schemas.codec import TO_SHIPPER, encode
-from schemas.groups import Group
 from schemas.ids import JobId, Rank, Version, WorkerId
-from schemas.link import Link, Socket, load_keys, load_public
-from schemas.messages.logs import LogStored, ReadLog
-from schemas.messages.worker import Assignment
+from schemas.nodes import Group
+from schemas.transport import Link, Socket, load_keys, load_public
+from schemas.wire.feed import LogStored, ReadLog
+from schemas.wire.worker import Assignment
 from tests.bench import report
 from tests.support.fleet import Fleet
 

@@ -12,12 +12,11 @@ from typing import Final
 from controlplane.core.commands import Announce
 from controlplane.core.inputs import ControllerStarted, Input, NodeReported
 from controlplane.core.reactor import Reactor
-from controlplane.journal.database import open_for_writing
-from controlplane.journal.job_records import COMPLETE
-from controlplane.journal.record import checksum
+from controlplane.journal.database import checksum, open_for_writing
+from controlplane.journal.records import COMPLETE
 from schemas.codec import encode
 from schemas.ids import BootId, JobId, NodeId, Seconds, Term, slot_id
-from schemas.messages.agent import AgentEvent
+from schemas.wire.agent import AgentEvent
 from tests.support import builders
 
 SLOTS: Final = 8  # of a node

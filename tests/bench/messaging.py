@@ -38,7 +38,7 @@ import zmq
 
 from controlplane.client import Client, JobSpec
 from schemas.ids import JobId, NodeId, node_of
-from schemas.messages.agent import (
+from schemas.wire.agent import (
     PREPARE,
     SETTLED,
     START,
@@ -57,7 +57,7 @@ from schemas.messages.agent import (
     WorkerExited,
     WorkerReady,
 )
-from schemas.messages.client import SearchInfo, SubmitJob
+from schemas.wire.client import SearchInfo, SubmitJob
 from tests.bench import report
 from tests.support.fleet import LOG, Fleet
 from tests.support.simulated_agent import SimulatedAgent, Watch

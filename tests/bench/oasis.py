@@ -23,15 +23,15 @@ import msgspec
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, EpochSeen, JobView
-from controlplane.policy.oasis.options import OasisOptions
 from controlplane.policy.oasis.policy import Oasis
 from controlplane.policy.oasis.prices import BELOW
-from controlplane.sim.analysis.simulation_summary import summary
-from controlplane.sim.models.table2.workloads import duration_s
-from controlplane.sim.run_scenario import simulate
+from controlplane.policy.options import OasisOptions
+from controlplane.sim.analysis.summary import summary
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.models.table2 import duration_s
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import trace_of
-from controlplane.sim.simulated_cluster import NodeGroup
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from schemas.jobs import Utility
 from tests.bench import report

@@ -23,8 +23,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import 
 import msgspec
 from numpy.random import Generator, default_rng
 
+from controlplane.sim.results import SimulationResult
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.simulation_result import SimulationResult
 from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
 from tests.bench import report

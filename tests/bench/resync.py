@@ -24,10 +24,10 @@ import zmq
 from controlplane.core.commands import Announce
 from controlplane.core.inputs import ControllerStarted, Input, NodeGreeted, NodeReported
 from controlplane.core.reactor import Reactor
-from controlplane.journal.record import Entry
+from controlplane.journal.database import Entry
 from controlplane.journal.writer import Writer
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, slot_id
-from schemas.messages.agent import AgentEvent, GroupDelta, ToAgent, Welcome, WorkerSeen
+from schemas.wire.agent import AgentEvent, GroupDelta, ToAgent, Welcome, WorkerSeen
 from tests.bench import report
 from tests.support import builders
 from tests.support.fleet import LOG, Fleet

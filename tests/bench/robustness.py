@@ -16,8 +16,8 @@ from typing import Any, Final
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
 
+from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.simulated_cluster import NodeGroup
 from tests.bench import report
 from tests.bench.evolution_cells import Bench, Pair, Ratio, Way
 

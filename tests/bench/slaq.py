@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from scipy.optimize import OptimizeWarning, curve_fit
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, SlotView
-from controlplane.policy.planning.packing import split
+from controlplane.policy.placement.slot_partition import split
 from controlplane.policy.registry import make
-from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction import FloatArray
 from controlplane.prediction.convergence_curves import (
     DECAY,
     KEPT_REPORTS,
@@ -34,10 +34,10 @@ from controlplane.prediction.convergence_curves import (
     fit_curves,
 )
 from controlplane.sim.analysis.loss_series import loss_figures
-from controlplane.sim.models.curves.loss_curves import shipped_curves
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.models.curves import shipped_curves
+from controlplane.sim.results import SimulationResult
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import SLAQ, Scenario
-from controlplane.sim.simulation_result import SimulationResult
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from tests.bench import report
 

@@ -16,16 +16,16 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from controlplane.cli.simulation_arguments import numbers
+from controlplane.cli.sim import numbers
 from controlplane.prediction.convergence_curves import fit_curves
 from controlplane.sim import experiment
 from controlplane.sim.analysis import loss_plots
 from controlplane.sim.analysis.plot_style import COLOURS, new_figure, policy_legend, save, tidy
-from controlplane.sim.analysis.results_by_policy import means
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.analysis.report_tables import means
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.results import SimulationResult
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import SLAQ
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulation_result import SimulationResult
 from tests.bench import report
 from tests.bench.slaq import AHEAD, SLOTS, decision_s, errors, predicted, windows
 

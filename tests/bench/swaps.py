@@ -25,7 +25,7 @@ import msgspec
 
 from controlplane.client import BlockingClient
 from schemas.jobs import JobSpec, StopRule
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 from tests.bench import report
 from tests.bench.live_cluster import cluster
 from tests.bench.live_jobs import TRAININGS, Job, spec_of

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.ids import JobId, Seconds, SlotId
-from schemas.messages.client import Change, Decision, Explanation, JobDetail, Size
+from schemas.wire.client import Change, Decision, Explanation, JobDetail, Size
 from tests.bench.live_forecasts import (
     Promise,
     Start,

@@ -13,7 +13,7 @@ from typing import Any, Final
 from controlplane.core.inputs import ControllerStarted, Input
 from schemas.ids import Seconds
 from schemas.jobs import ENDED
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 from tests.chaos.schedule import Fault
 from tests.chaos.user import Seen, Told
 

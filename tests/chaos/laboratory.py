@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.core.history_records import JobLeft
+from controlplane.core.history import JobLeft
 from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
 from controlplane.journal.reader import Reader

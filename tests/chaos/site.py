@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from nodeagent import control_groups
+from nodeagent import cgroups
 from nodeagent.job_cgroups import JobGroups
-from schemas.link import write_keys
-from schemas.messages.worker import ZYGOTE_TITLE
+from schemas.transport import write_keys
+from schemas.wire.worker import ZYGOTE_TITLE
 from tests.chaos.network import Network
 
 CONTROL: Final = "control"
@@ -262,7 +262,7 @@ class Site:
             if host.process is not None:
                 host.process.kill()
                 host.process.wait()
-            JobGroups(control_groups.find(), host.folder / "run").end_everything()
+            JobGroups(cgroups.find(), host.folder / "run").end_everything()
         for memory in Path("/dev/shm").glob("*faketime_*"):  # noqa: S108 - of killed processes
             if not Path("/proc", memory.name.rpartition("_")[2]).exists():
                 memory.unlink(missing_ok=True)

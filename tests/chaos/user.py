@@ -13,8 +13,8 @@ from typing import Any, Final
 from controlplane.client import BlockingClient
 from schemas.errors import OnesError
 from schemas.jobs import JobSpec, StopRule
-from schemas.messages.client import JobDetail
-from schemas.messages.feed import FeedEvent
+from schemas.wire.client import JobDetail
+from schemas.wire.feed import FeedEvent
 from tests.chaos.schedule import Arrival
 
 TIMEOUT_S: Final = 3.0

@@ -21,12 +21,12 @@ import msgspec
 import torch
 from torch import nn
 
-from elastic.samples.sample_stream import SampleStream
+from elastic.sample_stream import SampleStream
 from schemas.codec import encode
-from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
 from schemas.jobs import JobSpec, StopRule
-from schemas.messages.agent import (
+from schemas.nodes import Group, Member, ResumePoint
+from schemas.wire.agent import (
     JOIN,
     PREPARE,
     RECOVER,
@@ -44,7 +44,7 @@ from schemas.messages.agent import (
     Suspended,
     WorkerReady,
 )
-from schemas.messages.worker import Assignment, GroupOrder
+from schemas.wire.worker import Assignment, GroupOrder
 from tests.support.forked_workers import ForkedWorker, ForkedWorkers, fork
 
 JOB: Final = JobId("toy-1")

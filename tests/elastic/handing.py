@@ -9,12 +9,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from elastic.state.host_staging import HostStaging
-from elastic.state.portion_transfer import Receiving, Sending
-from elastic.state.state_broadcast import broadcast_state
-from elastic.state.state_portions import portions
+from elastic.state.broadcast import broadcast_state
+from elastic.state.portions import decode_metadata, encode_metadata, portions
 from elastic.state.state_tensors import ParameterState, TensorState
-from elastic.state.transfer_metadata import decode_metadata, encode_metadata
+from elastic.state.transfer import HostStaging, Receiving, Sending
 from tests.elastic.peers import CPU, Meeting
 
 LIMIT_S: Final = 120.0

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from schemas.groups import ResumePoint
-from schemas.messages.agent import EpochReported, GroupFormed, Suspended, WorkerReady
+from schemas.nodes import ResumePoint
+from schemas.wire.agent import EpochReported, GroupFormed, Suspended, WorkerReady
 from tests.elastic.groups import Crew, Worker, furthest
 from tests.elastic.mixed_trainings import BASE_BATCH, Shares, Training, any_training, replayed
 

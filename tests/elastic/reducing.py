@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from elastic.batches import passes
 from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous_store import connect_store
-from elastic.samples.local_batches import passes
 from elastic.step.gradient_bucket import Reducer
 from tests.elastic.peers import Meeting
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic.reporting import append_file
-from elastic.reporting.append_file import AppendFile
-from elastic.worker.script_output import LossyOutput
+from elastic import reporting
+from elastic.reporting import AppendFile
+from elastic.worker.run_script import LossyOutput
 
 
 class Disk:
@@ -19,7 +19,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
         self._write = os.write
-        monkeypatch.setattr("elastic.reporting.append_file.os.write", self.write)
+        monkeypatch.setattr("elastic.reporting.os.write", self.write)
 
     def write(self, descriptor: int, data: bytes) -> int:
         taken = bytes(data)[: self.room]
@@ -52,7 +52,7 @@ def test_records_that_find_no_room_wait_and_come_whole(disk: Disk, tmp_path: Pat
 def test_more_than_memory_should_hold_is_refused(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append_file, "LIMIT", 10)
+    monkeypatch.setattr(reporting, "LIMIT", 10)
     file = AppendFile(tmp_path / "samples")
     disk.room = 0
     file.append(b"x" * 10)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from elastic import ScalingAgent
-from elastic.samples.sample_stream import SampleStream
+from elastic.sample_stream import SampleStream
 from elastic.state.carried_state import CarriedState
 from elastic.training_errors import UsageError
 from tests.elastic.groups import LOOP, SEED, Alone, Crew, alone, crew, furthest, script

@@ -16,26 +16,26 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.samples.batch_schedule import Schedule, ScheduleRow
-from elastic.samples.sample_stream import SampleStream
-from elastic.state import checkpoint_files, checkpoint_writer
-from elastic.state.checkpoint_files import (
+from elastic.batches import Schedule, ScheduleRow
+from elastic.sample_stream import SampleStream
+from elastic.state import checkpoints
+from elastic.state.checkpoints import (
     FORMAT,
+    CheckpointWriter,
     checkpoint_path,
     find_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
-from elastic.state.checkpoint_writer import CheckpointWriter
 from elastic.state.epoch_reports import EpochReports
-from elastic.state.host_copy import copy_to_host
+from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.random_state import random_state, restore_random_state
 from elastic.state.state_tensors import TensorState
+from elastic.state.tracked_states import copy_to_host
 from elastic.state.training_state import TrainingState
-from elastic.state.transfer_metadata import decode_metadata, encode_metadata
 from elastic.training_errors import CheckpointError
-from schemas.groups import ResumePoint
 from schemas.ids import Version
+from schemas.nodes import ResumePoint
 
 
 def point(epoch: int) -> ResumePoint:
@@ -129,8 +129,8 @@ def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
             raise OSError(errno.ENOSPC, "No space left on device")
         save(content, path)
 
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
-    monkeypatch.setattr(checkpoint_writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoints, "RETRY_S", 0.01)
     durable: list[int] = []
     writer = CheckpointWriter(tmp_path)
     for epoch in (1, 2, 3, 4):
@@ -210,7 +210,7 @@ class OnlyHalf(FileIO):
 def test_a_file_that_takes_a_part_of_each_write_gets_the_whole_checkpoint(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_files, "FileIO", OnlyHalf)
+    monkeypatch.setattr(checkpoints, "FileIO", OnlyHalf)
     weights = torch.arange(size)
 
     save_checkpoint({"format": FORMAT, "w": weights}, tmp_path / "x.pt")
@@ -235,8 +235,8 @@ class Disk:
                 disk.room -= len(taken)
                 return super().write(taken)
 
-        monkeypatch.setattr(checkpoint_files, "FileIO", File)
-        monkeypatch.setattr(checkpoint_writer, "RETRY_S", 0.01)
+        monkeypatch.setattr(checkpoints, "FileIO", File)
+        monkeypatch.setattr(checkpoints, "RETRY_S", 0.01)
 
 
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["nothing", "a header", "a part"])
@@ -249,7 +249,7 @@ def test_on_a_disk_that_fills_up_the_old_checkpoint_stays_and_the_new_one_is_not
     writer.write(point(1), {"epoch": 1, "w": weights}, partial(durable.append, 1))
     writer.close()
     Disk(monkeypatch, room)
-    monkeypatch.setattr(checkpoint_writer, "CLOSE_S", 0.05)
+    monkeypatch.setattr(checkpoints, "CLOSE_S", 0.05)
     writer = CheckpointWriter(tmp_path)
     writer.write(point(2), {"epoch": 2, "w": weights}, partial(durable.append, 2))
 

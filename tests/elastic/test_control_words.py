@@ -13,7 +13,7 @@ from elastic.collectives.control_words import (
     ControlWords,
     read_agreed_words,
 )
-from elastic.state.state_portions import MIN_BYTES_A_STEP, transfer_steps
+from elastic.state.portions import MIN_BYTES_A_STEP, transfer_steps
 
 DIGESTS = st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from elastic.step.device_batch import to_device
+from elastic.step.batch_loader import to_device
 
 THERE = torch.device("meta")
 X = torch.zeros(2)

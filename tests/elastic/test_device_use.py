@@ -15,11 +15,11 @@ import torch
 import torch._dynamo  # looks for what a GPU needs as it is imported, so before anybody believes in one
 from torch import nn
 
-from elastic.hooks.delayed_device_use import TOO_LATE, hold_device
-from elastic.scaling_agent import ScalingAgent
+from elastic.agent import ScalingAgent
+from elastic.hooks import TOO_LATE, hold_device
 from schemas.codec import encode
-from schemas.messages.agent import ScriptReport, SlotAwaited
-from schemas.messages.worker import SlotGranted
+from schemas.wire.agent import ScriptReport, SlotAwaited
+from schemas.wire.worker import SlotGranted
 from tests.elastic.peers import FORKS
 from tests.support.builders import A, assignment, run
 

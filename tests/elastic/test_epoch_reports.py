@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic.samples.sample_stream import SampleStream
+from elastic.sample_stream import SampleStream
 from elastic.state.epoch_reports import EpochReports, EpochSummary
+from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.state_tensors import TensorState
 from elastic.state.training_state import TrainingState, training_of
-from elastic.state.transfer_metadata import decode_metadata, encode_metadata
-from schemas.messages.agent import EpochReported
+from schemas.wire.agent import EpochReported
 
 
 def training() -> TrainingState:

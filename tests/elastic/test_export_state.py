@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from elastic.export_state import export_state
-from elastic.hopper.state_frames import digest, to_frames
-from schemas.state_files import DamagedStateError, StateFile, write_state
+from elastic.sweep_worker.unit import digest, to_frames
+from schemas.host.state_files import DamagedStateError, StateFile, write_state
 
 MODEL = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}
 FILE = StateFile(trial=3, version=12, attempt=7)

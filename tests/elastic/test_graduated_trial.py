@@ -11,19 +11,17 @@ import pytest
 import torch
 
 from elastic.graduated_trial import train_graduated
-from elastic.hopper.state_frames import from_frames
-from elastic.hopper.unit import Unit
-from elastic.hopper.unit_runner import UnitRunner
-from elastic.hopper.user_functions import import_functions
+from elastic.sweep_worker.unit import Unit, from_frames, import_functions
+from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
-from schemas.groups import Group, Member
+from schemas.host.state_files import header_of, read_frames
 from schemas.ids import JobId, Rank, SlotId, Version, WorkerId
 from schemas.jobs import SWEEP_SCRIPT, JobSpec
-from schemas.link import StateServer, StateUnavailableError
-from schemas.messages.states import AskState
-from schemas.messages.worker import Assignment
-from schemas.state_files import header_of, read_frames
+from schemas.nodes import Group, Member
 from schemas.sweeps import TrialSpec
+from schemas.transport import StateServer, StateUnavailableError
+from schemas.wire.files import AskState
+from schemas.wire.worker import Assignment
 
 CPU = torch.device("cpu")
 FUNCTIONS = {

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from schemas.messages.agent import GroupFormed
+from schemas.wire.agent import GroupFormed
 from tests.elastic.groups import (
     LOOP,
     NOISY,

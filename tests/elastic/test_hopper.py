@@ -15,11 +15,17 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from elastic.hopper.state_frames import StateFramesError, digest, from_frames, to_frames
-from elastic.hopper.trained_objects import Trained, as_trained
-from elastic.hopper.unit import Unit, keyed_seed
-from elastic.hopper.unit_runner import UnitFailedError, UnitRunner
-from elastic.hopper.user_functions import UserFunctions, import_functions
+from elastic.sweep_worker.unit import (
+    StateFramesError,
+    Unit,
+    UserFunctions,
+    digest,
+    from_frames,
+    import_functions,
+    keyed_seed,
+    to_frames,
+)
+from elastic.sweep_worker.unit_runner import Trained, UnitFailedError, UnitRunner, as_trained
 from elastic.training_errors import UsageError
 from tests.support.sizes import examples
 

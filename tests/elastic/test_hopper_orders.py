@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.hopper.hopper_orders import HopperOrders
-from schemas.groups import Group, Member
+from elastic.sweep_worker.process import HopperOrders
 from schemas.ids import Rank, SlotId, Version, WorkerId
-from schemas.messages.agent import (
+from schemas.nodes import Group, Member
+from schemas.wire.agent import (
     JOIN,
     PREPARE,
     RECOVER,
@@ -23,8 +23,8 @@ from schemas.messages.agent import (
     StoreOpened,
     Suspended,
 )
-from schemas.messages.hopping import StateRef, UnitOrder
-from schemas.messages.worker import GroupOrder
+from schemas.wire.sweeps import StateRef, UnitOrder
+from schemas.wire.worker import GroupOrder
 from tests.support.sizes import examples
 
 ME, OTHER = WorkerId("search-1.v1.r0"), WorkerId("search-1.v2.r1")

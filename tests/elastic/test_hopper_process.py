@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from schemas.messages.agent import (
+from schemas.host.state_files import find_state
+from schemas.wire.agent import (
     SUSPEND,
     GroupFormed,
     HopperOpened,
@@ -19,8 +20,7 @@ from schemas.messages.agent import (
     UnitEnded,
     WorkerReady,
 )
-from schemas.messages.hopping import StateRef
-from schemas.state_files import find_state
+from schemas.wire.sweeps import StateRef
 from tests.support.hopper_crew import FUNCTIONS, HopperCrew, alone
 
 pytestmark = pytest.mark.slow

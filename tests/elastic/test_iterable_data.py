@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from elastic import ScalingAgent
-from elastic.samples.sample_stream import SampleStream
-from elastic.step.stream_reader import StreamReader
+from elastic.sample_stream import SampleStream
+from elastic.step.batch_loader import StreamReader
 from elastic.training_errors import UsageError
 from tests.elastic.groups import LOOP, PLAIN, SEED, SIZE, Alone, alone, crew, furthest, script
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from elastic.samples.sample_stream import SampleStream
-from elastic.state import job_seed
-from elastic.state.job_seed import JobSeed, begin_generators
-from elastic.state.random_state import random_state, restore_random_state
+from elastic.sample_stream import SampleStream
+from elastic.state import random_state as job_seed
+from elastic.state.random_state import JobSeed, begin_generators, random_state, restore_random_state
 from tests.elastic.groups import LOOP, PLAIN, SEED, SIZE, Alone, alone, crew, furthest, script
 from tests.elastic.test_iterable_data import InOrder
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.samples.batch_schedule import Schedule, ScheduleRow
-from elastic.samples.local_batches import passes, split
-from elastic.samples.sample_stream import SampleStream, share
-from elastic.samples.stream_position import TrainingPosition
+from elastic.batches import Schedule, ScheduleRow, passes, split
+from elastic.sample_stream import SampleStream, TrainingPosition, share
 
 SPLITS = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda row: sum(row) > 0)
 

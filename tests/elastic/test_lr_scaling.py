@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.state.lr_scaling import LrRamp, LrScaling, lr_factor
+from elastic.state.learning_rates import LrRamp, LrScaling, lr_factor
 
 FACTORS = st.floats(1e-3, 1e3)
 

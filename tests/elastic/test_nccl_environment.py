@@ -13,13 +13,7 @@ import msgspec
 import psutil
 import pytest
 
-from elastic.collectives.nccl_environment import (
-    DEFAULTS,
-    INTERFACE,
-    RELIED_ON,
-    interface_of,
-    nccl_environment,
-)
+from elastic.collectives.nccl import DEFAULTS, INTERFACE, RELIED_ON, interface_of, nccl_environment
 from elastic.worker import run_script
 from schemas.codec import encode
 from schemas.jobs import CLUSTER_VARIABLES

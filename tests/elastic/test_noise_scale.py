@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastic.metrics.noise_scale import LEAST, NoiseMeter
+from elastic.metrics import LEAST, NoiseMeter
 
 SCALARS = 2000
 

@@ -11,15 +11,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastic import ScalingAgent
+from elastic.batches import MicroBatch, ScheduleRow
 from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
-from elastic.samples.batch_schedule import ScheduleRow
-from elastic.samples.micro_batch import MicroBatch
+from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.state_tensors import TensorState
-from elastic.state.step_undo import StepUndo
-from elastic.state.transfer_metadata import decode_metadata, encode_metadata
 from elastic.step.batch_loader import ElasticLoader
-from elastic.step.gradient_origins import GradientOrigins
-from elastic.step.optimizer_turns import OptimizerTurns
+from elastic.step.optimizer_turns import GradientOrigins, OptimizerTurns, StepUndo
 from elastic.training_errors import CheckpointError, OutOfStepError, UsageError
 from tests.elastic.groups import furthest
 from tests.elastic.peers import CPU

@@ -14,10 +14,10 @@ from elastic.group.order_inbox import (
     OrderInbox,
     PendingGroup,
 )
-from schemas.groups import Group, Member
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
-from schemas.messages.agent import JOIN, PREPARE, RECOVER, SETTLED, START, SUSPEND, SWITCH
-from schemas.messages.worker import GroupOrder
+from schemas.nodes import Group, Member
+from schemas.wire.agent import JOIN, PREPARE, RECOVER, SETTLED, START, SUSPEND, SWITCH
+from schemas.wire.worker import GroupOrder
 
 JOB = JobId("toy-1")
 A, B, C = (worker_id(JOB, Version(1), Rank(rank)) for rank in range(3))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from elastic.collectives.background_group_build import BackgroundBuild
-from elastic.collectives.cancellable_waits import wait_for
-from elastic.collectives.gloo import GlooBackend
+from elastic.collectives.backend_protocol import wait_for
+from elastic.collectives.backends import GlooBackend
 from elastic.collectives.process_group import Links, ProcessGroup
+from elastic.collectives.rendezvous import BackgroundBuild
 from elastic.collectives.rendezvous_store import GroupWords, StoreServer, connect_store
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.peers import CPU, LIMIT_S, Meeting, Parent, each, peers

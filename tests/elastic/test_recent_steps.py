@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.metrics.recent_steps import PassTimes, RecentSteps, StepMeans
+from elastic.metrics import PassTimes, RecentSteps, StepMeans
 
 
 class Clock:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from elastic.metrics.resource_usage import WINDOW_S, Usage, UsageMeter, cpu_seconds
+from elastic.metrics import USAGE_WINDOW_S, Usage, UsageMeter, cpu_seconds
 
 
 def test_usage_is_the_mean_of_the_last_whole_window() -> None:
@@ -18,9 +18,9 @@ def test_usage_is_the_mean_of_the_last_whole_window() -> None:
 
     assert meter.usage(cpu_s=7.0, now=100.0) is None
     meter.exchanged(4000, members=4)
-    assert meter.usage(cpu_s=9.0, now=100.0 + WINDOW_S / 2) is None
-    assert meter.usage(cpu_s=17.0, now=100.0 + WINDOW_S) == Usage(2.0, 6000 / WINDOW_S)
-    assert meter.usage(cpu_s=90.0, now=101.0 + WINDOW_S) == Usage(2.0, 6000 / WINDOW_S)
+    assert meter.usage(cpu_s=9.0, now=100.0 + USAGE_WINDOW_S / 2) is None
+    assert meter.usage(cpu_s=17.0, now=100.0 + USAGE_WINDOW_S) == Usage(2.0, 6000 / USAGE_WINDOW_S)
+    assert meter.usage(cpu_s=90.0, now=101.0 + USAGE_WINDOW_S) == Usage(2.0, 6000 / USAGE_WINDOW_S)
 
 
 def test_processor_time_that_goes_back_counts_as_none() -> None:
@@ -28,7 +28,7 @@ def test_processor_time_that_goes_back_counts_as_none() -> None:
     meter = UsageMeter()
     meter.usage(cpu_s=7.0, now=0.0)
 
-    assert meter.usage(cpu_s=5.0, now=WINDOW_S) == Usage(0.0, 0.0)
+    assert meter.usage(cpu_s=5.0, now=USAGE_WINDOW_S) == Usage(0.0, 0.0)
 
 
 @pytest.mark.slow

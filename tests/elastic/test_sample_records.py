@@ -6,11 +6,9 @@ import json
 from collections import deque
 from pathlib import Path
 
-from elastic.reporting.sample_id_records import SampleRecords
-from elastic.samples.batch_schedule import Schedule, ScheduleRow
-from elastic.samples.epoch_plan import rest_of_epoch
-from elastic.samples.sample_stream import SampleStream
-from elastic.samples.stream_position import TrainingPosition
+from elastic.batches import Schedule, ScheduleRow
+from elastic.reporting import SampleRecords
+from elastic.sample_stream import SampleStream, TrainingPosition, rest_of_epoch
 from schemas.ids import WorkerId
 
 A, B, C = (WorkerId(name) for name in "abc")

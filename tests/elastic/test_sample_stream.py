@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastic.samples.sample_stream import SampleStream, share, share_sizes
+from elastic.sample_stream import SampleStream, share, share_sizes
 
 
 @given(

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset
 
-from elastic import ScalingAgent
-from elastic.hooks import backward_passes
-from elastic.samples.batch_schedule import ScheduleRow
+from elastic import ScalingAgent, hooks
+from elastic.batches import ScheduleRow
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
 from elastic.usage_checks import metric_values, refuse_single_samples
@@ -107,7 +106,7 @@ def test_the_loss_is_seen_in_backward_and_only_while_there_is_something_to_train
         assert agent._training.losses.mean() == 3.0
 
     assert agent._reducer is not None
-    assert agent._reducer not in backward_passes._listeners
+    assert agent._reducer not in hooks._listeners
 
 
 def epoch_sizes(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from elastic.hopper.staged_data import DataDiffersError, StagedData, count_samples
+from elastic.sweep_worker.staged_data import DataDiffersError, StagedData, count_samples
 from tests.elastic.peers import FORKS
 
 X = torch.arange(24.0).view(6, 4)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from elastic.hopper import state_store
-from elastic.hopper.staged_data import DataDiffersError
-from elastic.hopper.state_frames import StateFramesError, digest
-from elastic.hopper.state_store import DiskFullError, StateLostError, StateStore
-from elastic.hopper.unit_attempt import fault_of
-from elastic.hopper.unit_runner import UnitFailedError, UnitResult
+from elastic.sweep_worker import state_store
+from elastic.sweep_worker.staged_data import DataDiffersError
+from elastic.sweep_worker.state_store import DiskFullError, StateLostError, StateStore
+from elastic.sweep_worker.unit import StateFramesError, digest
+from elastic.sweep_worker.unit_attempt import fault_of
+from elastic.sweep_worker.unit_runner import UnitFailedError, UnitResult
 from elastic.training_errors import UsageError
+from schemas.host.state_files import read_frames
 from schemas.ids import JobId, WorkerId
-from schemas.messages.hopping import StateRef, UnitOrder
-from schemas.messages.states import AskState
-from schemas.state_files import read_frames
+from schemas.wire.files import AskState
+from schemas.wire.sweeps import StateRef, UnitOrder
 
 JOB = JobId("search-1")
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastic.collectives.control_words import DIGEST_BYTES
-from elastic.collectives.tensor_bytes import as_byte_row
-from elastic.state.state_portions import byte_share, portions
+from elastic.collectives.process_group import as_byte_row
+from elastic.state.portions import byte_share, decode_metadata, encode_metadata, portions
 from elastic.state.state_tensors import TensorState
-from elastic.state.transfer_metadata import decode_metadata, encode_metadata
 from elastic.training_errors import ElasticError
 from tests.elastic.handing import MAKERS, adam, give_all, hand_over, momentum, written, zoo
 from tests.elastic.peers import CPU, each

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from elastic.metrics.samples_per_second import SpeedMeter
-from elastic.metrics.stop_rule import StopState, stop_reason
+from elastic.metrics import SpeedMeter, StopState, stop_reason
 from elastic.training_errors import MissingMetricError
 from schemas.jobs import StopRule
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torch.utils.checkpoint import checkpoint
 
-from elastic.step.summed_losses import Summed, how_summed
+from elastic.step.loss_reduction_check import Summed, how_summed
 
 SAMPLES: Final = 8
 SCALE: Final = 2.0**16

@@ -13,14 +13,12 @@ import pytest
 import torch
 
 from elastic.export_state import export_state
-from elastic.hopper.replay import replay
-from elastic.hopper.state_frames import digest, from_frames
-from elastic.hopper.try_unit import main, try_unit
-from elastic.hopper.unit import Unit
-from elastic.hopper.unit_runner import UnitRunner
-from elastic.hopper.user_functions import import_functions
+from elastic.sweep_worker.replay import replay
+from elastic.sweep_worker.try_unit import main, try_unit
+from elastic.sweep_worker.unit import Unit, digest, from_frames, import_functions
+from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
-from schemas.state_files import DamagedStateError, StateFile, write_state
+from schemas.host.state_files import DamagedStateError, StateFile, write_state
 
 FUNCTIONS = {
     name: f"alone_functions:{name}" for name in ("input_fn", "model_fn", "train_fn", "eval_fn")
@@ -117,7 +115,7 @@ def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> Non
     asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "metric": "score"}
     file.write_text(json.dumps({**asked, "values": {"lr": 0.1}}))
 
-    command = [sys.executable, "-P", "-m", "elastic.hopper.try_unit", str(file)]
+    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.try_unit", str(file)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
     assert json.loads(done.stdout.splitlines()[-1])["samples"] == 6

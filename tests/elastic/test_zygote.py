@@ -22,12 +22,12 @@ import torch
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group import membership
 from elastic.worker import zygote as zygote_module
-from nodeagent.agent_errors import NodeStartError
-from nodeagent.worker_folders import NodeFolders, WorkerFolder
-from nodeagent.zygote_pool import ZygoteConnection
+from nodeagent.folders import NodeFolders, WorkerFolder
+from nodeagent.settings import NodeStartError
+from nodeagent.zygotes import ZygoteConnection
 from schemas.ids import WorkerId
-from schemas.messages.agent import ScriptFailed
-from schemas.messages.worker import ExitStatus
+from schemas.wire.agent import ScriptFailed
+from schemas.wire.worker import ExitStatus
 from tests.elastic.peers import FORKS
 from tests.support.builders import S0, S1, A, assignment, run
 

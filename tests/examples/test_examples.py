@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from tests.support.cluster import Cluster
 
 LONGEST_S = 240.0  # frameworks take long to import, under load above all

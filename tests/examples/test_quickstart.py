@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from schemas.messages.client import Decision, EpochInfo, JobSummary
-from schemas.messages.feed import FeedEvent
+from schemas.wire.client import Decision, EpochInfo, JobSummary
+from schemas.wire.feed import FeedEvent
 from tests.support.schemas_examples import EXAMPLES
 
 FOLDER = Path(__file__).parents[2] / "examples"

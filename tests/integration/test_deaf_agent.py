@@ -11,8 +11,8 @@ import zmq.asyncio
 
 from controlplane.client import Client
 from schemas.ids import Seconds
-from schemas.messages.agent import Hello, ToSession
 from schemas.session import AgentOutput, AgentSession, SessionTimings
+from schemas.wire.agent import Hello, ToSession
 from tests.support.fleet import Fleet
 from tests.support.simulated_agent import SimulatedAgent
 

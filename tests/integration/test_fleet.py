@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.client import Client, JobSpec
-from schemas.messages.agent import GroupDelta
+from schemas.wire.agent import GroupDelta
 from tests.support.fleet import Fleet
 from tests.support.simulated_training import Training
 from tests.support.training_agent import TrainingAgent

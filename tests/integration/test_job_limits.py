@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.control_groups import MEMORY, PIDS, Hierarchy, find, members
+from nodeagent.cgroups import MEMORY, PIDS, Hierarchy, find, members
 from tests.support.cluster import LIMIT_S, Cluster, await_gone, kill
 
 OFFERED = {name for tree in find() for name in tree.controllers}

@@ -10,13 +10,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from controlplane.core.model.node import NodePhase
-from controlplane.service import controller_settings, key_table
-from nodeagent.agent_process import Agent
-from nodeagent.agent_settings import AgentSettings, Controller
+from controlplane.service import keys as key_table
+from controlplane.service import settings
+from nodeagent.app import Agent
+from nodeagent.settings import AgentSettings, Controller
 from schemas.ids import JobId
-from schemas.link import Identity
-from schemas.messages.agent import NodeHealth
-from schemas.messages.files import AskFiles
+from schemas.transport import Identity
+from schemas.wire.agent import NodeHealth
+from schemas.wire.files import AskFiles
 from tests.support.builders import N1
 from tests.support.controller_house import House, served
 
@@ -87,7 +88,7 @@ async def test_a_nodes_open_session_ends_with_its_key(
         await until(lambda: any("refuses this node" in line["event"] for line in said))
         agent._happened(NodeHealth(problems=()))
         house.file.write_text(f'{house.settings}[policy]\nname = "fifo"\n{QUIET}')
-        controller._judge_silence(controller_settings.load(house.file))
+        controller._judge_silence(settings.load(house.file))
         await until(lambda: controller._state().nodes[N1].phase is NodePhase.LOST)
 
     assert controller._state().nodes[N1].problems == ("work: full",), (

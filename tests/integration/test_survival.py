@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from controlplane.client import BlockingClient
-from nodeagent.worker_folders import NodeFolders
-from schemas.link import write_keys
+from nodeagent.folders import NodeFolders
+from schemas.transport import write_keys
 from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from controlplane.cli.sweep.changes import RESTS
+from controlplane.cli.sweep.commands import RESTS
 from controlplane.client import BlockingClient
 from tests.support.cluster import LIMIT_S, LOOK_S, Cluster, Finished
 from tests.support.documented import ROOT, commands_of_block

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.control_groups import MEMORY, find
+from nodeagent.cgroups import MEMORY, find
 from tests.support.box import Box
 from tests.support.cluster import TOY, toml
 
@@ -400,8 +400,8 @@ def test_a_full_disk_also_of_stderr_is_no_reason_for_a_restart(box: Box) -> None
 SPEAK = """
 import sys
 from schemas.codec import encode
-from schemas.link import ThreadDealer
-from schemas.messages.worker import Reported, WorkerHello
+from schemas.transport import ThreadDealer
+from schemas.wire.worker import Reported, WorkerHello
 dealer = ThreadDealer("ipc:///run/ones-agent/sockets/agent.sock")
 dealer.poll(5.0)
 who = {"job": sys.argv[1], "version": 1, "rank": 0}

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model of the user's own: a copy of the one that ships."""
-    shipped = resources.files("controlplane.policy.drl").joinpath("drl.npz")
+    shipped = resources.files("controlplane.policy.learned").joinpath("drl.npz")
     with resources.as_file(shipped) as file:
         return Path(shutil.copy(file, tmp_path / "mine.npz"))
 

@@ -13,7 +13,7 @@ import pytest
 
 from controlplane.cli.output import moment
 from controlplane.client import BlockingClient, Client, JobSpec, StopRule
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from tests.support.cluster import TOY, Cluster
 
 EPOCH = list(range(400))

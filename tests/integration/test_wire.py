@@ -10,7 +10,7 @@ import pytest
 
 from controlplane.client import Client, JobSpec
 from schemas.ids import Rank, Version
-from schemas.messages.agent import GroupFormed, WorkerReady, WorkerStarted
+from schemas.wire.agent import GroupFormed, WorkerReady, WorkerStarted
 from tests.support.fleet import Fleet
 
 pytestmark = pytest.mark.slow

@@ -5,28 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from controlplane.client import workdir_archive
-from controlplane.service import (
-    controller_process,
-    event_feed,
-    job_files,
-    long_polls,
-    refusals,
-    workdir_snapshots,
-)
-from controlplane.service.client_api import (
-    change_requests,
-    job_choice,
-    pages,
-    read_requests,
-    request_shares,
-    sweep_replies,
-)
-from controlplane.service.logs import log_relay
-from nodeagent import job_files as files_on_nodes
-from schemas import codec, workdir_archives
-from schemas.link import connection_watch, cut_backoff, key_connections, sockets, state_client
-from schemas.workdir_archives import USUAL
+from controlplane.client import archive
+from controlplane.service import app, event_feed, job_files, log_relay, uploads
+from controlplane.service.api import changes, fair_queue, reads, sweep_replies, views
+from nodeagent import job_folders as files_on_nodes
+from schemas import codec
+from schemas.host import archives
+from schemas.host.archives import USUAL
+from schemas.transport import connection_limits, flood_guard, sockets, state_transfer
 from tests.support.wire_page import PAGE
 
 TEXT: Final = PAGE.read_text(encoding="utf-8")
@@ -45,25 +31,25 @@ def kib(size: int) -> str:
 
 def test_each_row_of_the_table_is_what_the_constants_say() -> None:
     section = TEXT.split("\n## Bounds\n")[1].split("\nThose of a job file")[0]
-    events, units = read_requests.MAX_EVENTS, sweep_replies.MAX_PAGE
-    shares, backoff = request_shares, cut_backoff
-    assert workdir_snapshots.PIECE_BYTES == files_on_nodes.PIECE
+    events, units = reads.MAX_EVENTS, sweep_replies.MAX_PAGE
+    shares, backoff = fair_queue, flood_guard
+    assert uploads.PIECE_BYTES == files_on_nodes.PIECE
 
     assert ROW.findall(section)[1:] == [
         (
             "a message",
             (
-                f"{mib(codec.MAX_BYTES)}; to 7702 {mib(controller_process.MAX_REQUEST)} and "
-                f"{kib(sockets.ENVELOPE)} for what is around it, to 7705 {kib(controller_process.MAX_QUESTION)}, to 7703 "
+                f"{mib(codec.MAX_BYTES)}; to 7702 {mib(app.MAX_REQUEST)} and "
+                f"{kib(sockets.ENVELOPE)} for what is around it, to 7705 {kib(app.MAX_QUESTION)}, to 7703 "
                 f"{event_feed.MAX_TOPIC + sockets.TOPIC_ENVELOPE} bytes. Who sends more "
                 "is disconnected, and so is one of which "
-                f"{mib(connection_watch.MAX_AHEAD)} wait to be taken"
+                f"{mib(flood_guard.MAX_AHEAD)} wait to be taken"
             ),
         ),
         (
             "connections of one key to one port",
             (
-                f"{key_connections.MAX_OF_KEY}. Who has so many gets no handshake until one of them is "
+                f"{connection_limits.MAX_OF_KEY}. Who has so many gets no handshake until one of them is "
                 "closed"
             ),
         ),
@@ -76,7 +62,7 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
                 "tries again when its own time for a handshake is over, 30 s by default"
             ),
         ),
-        ("a page of a list", f"{mib(pages.PAGE_BYTES)}, or a single larger row"),
+        ("a page of a list", f"{mib(views.PAGE_BYTES)}, or a single larger row"),
         ("events of a page", f"{events}: `limit` is brought into 1 to {events}"),
         ("trials or units of a page", f"{units}: `limit` is brought into 1 to {units}"),
         (
@@ -96,8 +82,8 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
         ),
         ("requests of one user that wait for something to happen", f"{shares.POLLS} on each"),
         ("questions about files under way, of one user", f"{job_files.MAX_UNDER_WAY}"),
-        ("`name` of `client.list_jobs.1`", f"{job_choice.MAX_PATTERN} characters"),
-        ("each text of a refusal", f"{refusals.MAX_SAID} characters"),
+        ("`name` of `client.list_jobs.1`", f"{reads.MAX_PATTERN} characters"),
+        ("each text of a refusal", f"{fair_queue.MAX_SAID} characters"),
         ("a topic of the feed", f"{event_feed.MAX_TOPIC} bytes"),
         (
             (
@@ -112,14 +98,14 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
 def test_bounds_in_sentences_are_those_in_force() -> None:
     size, depth = USUAL.size >> 30, USUAL.depth
     said = [
-        f"`wait_s` (seconds, at most {long_polls.MAX_WAIT_S:g};",
-        f"with the same `key` (at most {change_requests.MAX_KEY} characters)",
+        f"`wait_s` (seconds, at most {fair_queue.MAX_WAIT_S:g};",
+        f"with the same `key` (at most {changes.MAX_KEY} characters)",
         (
             f"({size} GiB, {USUAL.files:,} and {depth} by default; the archive itself "
-            f"{mib(workdir_archive.MAX_BYTES)}); headers of more than "
-            f"{kib(workdir_archives.MAX_HEADERS)} before one file"
+            f"{mib(archive.MAX_BYTES)}); headers of more than "
+            f"{kib(archives.MAX_HEADERS)} before one file"
         ),
-        f"raw bytes in further frames, at most {mib(state_client.PIECE)}",
+        f"raw bytes in further frames, at most {mib(state_transfer.PIECE)}",
     ]
 
     assert [sentence for sentence in said if sentence not in " ".join(TEXT.split())] == []

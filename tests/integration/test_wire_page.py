@@ -19,10 +19,10 @@ import pytest
 import zmq
 
 from controlplane.core.model.job_phases import NEXT
-from controlplane.journal.record import feed_from
+from controlplane.journal.database import feed_from
 from schemas.codec import LOG_REPLY, READ_LOG, REPLY, REQUEST
 from schemas.errors import BY_CODE
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 from tests.support.cluster import TOY, Cluster
 from tests.support.recorded_history import GOLDEN
 from tests.support.wire_page import PAGE, Row, name_of, rows_of, structs, tables_on_page

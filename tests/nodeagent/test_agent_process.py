@@ -10,18 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeagent.agent_process import Agent
-from nodeagent.agent_settings import AgentSettings
-from nodeagent.job_workspaces import MARK
-from nodeagent.reconciler_actions import StartWorker
-from nodeagent.reconciler_events import LogsStored
-from nodeagent.slot_devices import inventory
+from nodeagent.app import Agent
+from nodeagent.devices import inventory
+from nodeagent.job_folders import MARK
+from nodeagent.reconciler_events import LogsStored, StartWorker
+from nodeagent.settings import AgentSettings
 from schemas.codec import encode
 from schemas.errors import SettingsError
 from schemas.ids import BootId, Seconds, Term, WorkerId
-from schemas.link import Incoming, ThreadDealer, write_keys
-from schemas.messages.agent import HelloRequest, NodeHealth, Welcome
 from schemas.session import Apply
+from schemas.transport import Incoming, ThreadDealer, write_keys
+from schemas.wire.agent import HelloRequest, NodeHealth, Welcome
 from tests.support.builders import A, B, run, stop
 from tests.support.reconciler_events import FIRST
 

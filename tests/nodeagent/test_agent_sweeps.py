@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.groups import Group, Member
+from schemas.host.state_files import find_state
 from schemas.ids import JobId, NodeId, Rank, SlotId, Term, Version, WorkerId, worker_id
-from schemas.messages.agent import (
+from schemas.nodes import Group, Member
+from schemas.wire.agent import (
     SETTLED,
     START,
     SWITCH,
@@ -25,7 +26,7 @@ from schemas.messages.agent import (
     WorkerExited,
     WorkerStarted,
 )
-from schemas.messages.hopping import (
+from schemas.wire.sweeps import (
     StateCopied,
     StateRef,
     StateSource,
@@ -33,7 +34,6 @@ from schemas.messages.hopping import (
     UnitOrder,
     WantedState,
 )
-from schemas.state_files import find_state
 from tests.support.hopper_crew import FUNCTIONS, VALUES, alone, job_spec, sweep_spec
 from tests.support.scripted_controller import SNAPSHOT, Node, ScriptedController
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent_settings import AgentSettings
 from nodeagent.ended_jobs import EndedJobs
-from nodeagent.job_workspaces import MARK
-from nodeagent.worker_folders import NodeFolders
+from nodeagent.folders import NodeFolders
+from nodeagent.job_folders import MARK
+from nodeagent.settings import AgentSettings
 from schemas.ids import JobId
 from tests.support.file_trees import tree
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.folder_locks import FolderLocks
-from nodeagent.worker_folders import NodeFolders
+from nodeagent.folders import FolderLocks, NodeFolders
 from schemas.errors import SettingsError
 
 HOLDER = """
 import sys
 from pathlib import Path
-from nodeagent.folder_locks import FolderLocks
-from nodeagent.worker_folders import NodeFolders
+from nodeagent.folders import FolderLocks
+from nodeagent.folders import NodeFolders
 base = Path(sys.argv[1])
 held = FolderLocks(NodeFolders(base / "run", base / "work", base / "shared"), "n1")
 print("held", flush=True)

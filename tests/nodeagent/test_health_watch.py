@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeagent import health_watch
-from nodeagent.folder_checks import Place, places_of
-from nodeagent.health_watch import HealthWatch
-from nodeagent.worker_folders import NodeFolders
+from nodeagent import health
+from nodeagent.folders import NodeFolders
+from nodeagent.health import HealthWatch, Place, places_of
 from schemas.errors import SettingsError
 
 MIB = 1 << 20
@@ -169,8 +168,8 @@ class Hanging(Place):
 async def test_a_file_system_that_hangs_is_said_and_holds_up_no_other(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health_watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(health_watch, "ANSWER_S", 0.0)
+    monkeypatch.setattr(health, "LOOK_S", 0.01)
+    monkeypatch.setattr(health, "ANSWER_S", 0.0)
     hanging = Hanging("checkpoints", Path("/shared"), 0)
     watch = node.watch(hanging, Place("work", node.folders.work, 0))
     shutil.rmtree(node.folders.work)
@@ -196,6 +195,6 @@ async def test_what_all_nodes_share_is_looked_at_less_often(node: Node) -> None:
     await watch.look(everything=False)
 
     assert (node.folders.work.exists(), node.folders.checkpoints.exists()) == (True, False)
-    for _ in range(health_watch.SHARED_LOOKS):
+    for _ in range(health.SHARED_LOOKS):
         await watch.look(everything=False)
     assert node.folders.checkpoints.exists()

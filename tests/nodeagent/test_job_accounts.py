@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent import job_accounts
-from nodeagent.agent_errors import NodeStartError
-from nodeagent.agent_settings import AgentSettings, Controller, Jobs
-from nodeagent.job_accounts import AGENT, JOB, SUBMITTER, JobAccounts, check_jobs, run_as
+from nodeagent import accounts as job_accounts
+from nodeagent.accounts import AGENT, JOB, SUBMITTER, JobAccounts, check_jobs, run_as
+from nodeagent.folders import PASSABLE, NodeFolders
 from nodeagent.owned_files import make_folder
-from nodeagent.worker_folders import PASSABLE, NodeFolders
+from nodeagent.settings import AgentSettings, Controller, Jobs, NodeStartError
 from schemas.errors import SettingsError
 from schemas.ids import JobId
 from tests.support.builders import A, B

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent import job_cgroups
-from nodeagent.agent_settings import AgentSettings, Controller, Jobs
-from nodeagent.control_groups import MEMORY, MOUNTS, PIDS, Hierarchy, find, members
-from nodeagent.job_accounts import check_jobs
+from nodeagent.accounts import check_jobs
+from nodeagent.cgroups import MEMORY, MOUNTS, PIDS, Hierarchy, find, members
 from nodeagent.job_cgroups import JobGroups, group_of_job
+from nodeagent.settings import AgentSettings, Controller, Jobs
 from schemas.errors import SettingsError
 from schemas.ids import WorkerId
 from tests.support.builders import A, B

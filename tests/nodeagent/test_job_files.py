@@ -8,20 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.client.workdir_archive import digest_of, pack
-from nodeagent import job_files
-from nodeagent.job_files import PIECE, answer
-from nodeagent.job_workspaces import lay_out
-from nodeagent.worker_folders import NodeFolders
+from controlplane.client.archive import digest_of, pack
+from nodeagent import job_folders
+from nodeagent.folders import NodeFolders
+from nodeagent.job_folders import PIECE, answer, lay_out
 from schemas.ids import JobId
-from schemas.messages.files import (
-    Area,
-    AskFiles,
-    AskPiece,
-    FileList,
-    FilePiece,
-    FilesRefused,
-)
+from schemas.wire.files import Area, AskFiles, AskPiece, FileList, FilePiece, FilesRefused
 from tests.support.file_trees import PROJECT, tree
 
 JOB = JobId("digits-1")
@@ -117,7 +109,7 @@ def test_links_are_followed_inside_of_the_folder_and_named_where_they_lead_out(
 def test_a_list_is_bounded_and_counts_what_it_leaves_out(
     node: NodeFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_files, "MAX_FILES", 2)
+    monkeypatch.setattr(job_folders, "MAX_FILES", 2)
     tree(node.job(JOB), {f"new-{n}": "" for n in range(5)})
 
     found = listed(node)

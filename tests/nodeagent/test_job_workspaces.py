@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from controlplane.client.workdir_archive import digest_of, pack
-from controlplane.service.workdir_snapshots import SnapshotStore
-from nodeagent.agent_errors import WorkspaceError
-from nodeagent.job_workspaces import MARK, is_laid_out, lay_out
+from controlplane.client.archive import digest_of, pack
+from controlplane.service.uploads import SnapshotStore
+from nodeagent.job_folders import MARK, is_laid_out, lay_out
+from nodeagent.settings import WorkspaceError
 from schemas.errors import TooLargeError
-from schemas.workdir_archives import UNREADABLE, ArchiveBounds, inspect
+from schemas.host.archives import UNREADABLE, ArchiveBounds, inspect
 from tests.support.file_trees import PROJECT, laid_out, names, tree
 
 NO_DIGEST = "0" * 64

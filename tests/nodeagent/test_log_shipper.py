@@ -11,20 +11,19 @@ from typing import Any, cast
 
 import pytest
 
-from controlplane.service.logs import log_rates
-from controlplane.service.logs.log_rates import MOST_CREDIT
-from controlplane.service.logs.log_relay import LogRelay
-from controlplane.service.logs.log_store import LogStore
-from nodeagent import log_shipper
-from nodeagent.log_shipper import CHUNK, HOLD_S, LogShipper
-from nodeagent.worker_folders import WorkerFolder
+from controlplane.service import log_relay
+from controlplane.service.log_relay import MOST_CREDIT, LogRelay
+from controlplane.service.log_store import LogStore
+from nodeagent import logs
+from nodeagent.folders import WorkerFolder
+from nodeagent.logs import CHUNK, HOLD_S, LogShipper
 from schemas.codec import FROM_SHIPPER, TO_SHIPPER
-from schemas.groups import Group
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.jobs import JobSpec
-from schemas.link import Identity, Incoming
-from schemas.messages.logs import LOG, LogChunk, LogStored
-from schemas.messages.worker import Assignment
+from schemas.nodes import Group
+from schemas.transport import Identity, Incoming
+from schemas.wire.feed import LOG, LogChunk, LogStored
+from schemas.wire.worker import Assignment
 from tests.support.builders import N1, A, B
 
 MUCH = 1 << 30
@@ -118,7 +117,7 @@ def lines(size: int) -> bytes:
 async def test_a_job_beyond_its_rate_loses_nothing_and_another_one_is_not_held_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_rates, "BURST_S", 0.1)
+    monkeypatch.setattr(log_relay, "BURST_S", 0.1)
     text = lines(4 << 20)
     async with shipping(tmp_path, bytes_per_s=float(4 << 20)) as site:
         site.worker(A, text)
@@ -135,8 +134,8 @@ async def test_a_job_beyond_its_rate_loses_nothing_and_another_one_is_not_held_u
 async def test_a_chunk_that_is_lost_while_its_job_waits_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_rates, "BURST_S", 0.1)
-    monkeypatch.setattr(log_shipper, "RETRY_S", 0.05)
+    monkeypatch.setattr(log_relay, "BURST_S", 0.1)
+    monkeypatch.setattr(logs, "RETRY_S", 0.05)
     lost: list[int] = []
 
     def drop(chunk: LogChunk) -> bool:
@@ -172,7 +171,7 @@ async def test_of_a_job_that_is_beyond_its_bound_nothing_more_is_shipped_but_the
 async def test_output_goes_on_when_the_bound_of_a_job_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_shipper, "FULL_S", 0.05)
+    monkeypatch.setattr(logs, "FULL_S", 0.05)
     text = lines(4 << 20)
     async with shipping(tmp_path, most=100_000) as site:
         site.worker(A, text)

@@ -12,12 +12,12 @@ from typing import BinaryIO
 
 import pytest
 
-from nodeagent.output_files import SLACK, OutputFile
+from nodeagent.folders import WorkerFolder
+from nodeagent.logs import SLACK, OutputFile
 from nodeagent.process_identity import start_ticks
-from nodeagent.worker_folders import WorkerFolder
 from schemas.codec import encode
-from schemas.messages.logs import LOG, SAMPLES
-from schemas.messages.worker import ProcessMark
+from schemas.wire.feed import LOG, SAMPLES
+from schemas.wire.worker import ProcessMark
 
 
 @pytest.fixture

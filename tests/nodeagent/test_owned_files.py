@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from nodeagent.job_workspaces import MARK, is_laid_out, read_manifest
-from nodeagent.output_files import OutputFile
+from nodeagent.folders import FRAME, LARGEST, READ, WorkerFolder
+from nodeagent.job_folders import MARK, is_laid_out, read_manifest
+from nodeagent.logs import OutputFile
 from nodeagent.owned_files import (
     Owner,
     acting_as,
@@ -23,13 +24,8 @@ from nodeagent.owned_files import (
     remove_tree,
 )
 from nodeagent.process_identity import start_ticks
-from nodeagent.worker_folders import FRAME, LARGEST, READ, WorkerFolder
 from schemas.codec import encode
-from schemas.ids import Rank, Version, WorkerId
-from schemas.messages.agent import ScriptFailed
-from schemas.messages.logs import LOG
-from schemas.messages.worker import ExitStatus, ProcessMark
-from schemas.state_files import (
+from schemas.host.state_files import (
     DamagedStateError,
     StateFile,
     check_file,
@@ -38,7 +34,11 @@ from schemas.state_files import (
     read_piece,
     write_state,
 )
+from schemas.ids import Rank, Version, WorkerId
 from schemas.sweeps import MAX_EPOCH_METRICS
+from schemas.wire.agent import ScriptFailed
+from schemas.wire.feed import LOG
+from schemas.wire.worker import ExitStatus, ProcessMark
 from tests.support.builders import A, assignment, epoch_end, run
 from tests.support.file_trees import let_pass
 

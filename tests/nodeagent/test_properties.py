@@ -16,10 +16,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nodeagent.reconciler_actions import FetchWorkspace, StartWorker
-from schemas.groups import Member
+from nodeagent.reconciler_events import FetchWorkspace, StartWorker
 from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
-from schemas.messages.agent import (
+from schemas.nodes import Member
+from schemas.wire.agent import (
     JOIN,
     PREPARE,
     SETTLED,

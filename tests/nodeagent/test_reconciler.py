@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from signal import SIGKILL, SIGTERM
 
-from nodeagent.reconciler_actions import (
-    FetchWorkspace,
-    GrantSlot,
-    Kill,
-    OrderGroup,
-    PublishEvent,
-    RemoveWorker,
-    StartWorker,
-    Terminate,
-)
 from nodeagent.reconciler_events import (
     Connected,
     Desired,
     Ended,
+    FetchWorkspace,
     GraceOver,
+    GrantSlot,
+    Kill,
     LogsStored,
+    OrderGroup,
+    PublishEvent,
+    RemoveWorker,
     Started,
     StartFailed,
+    StartWorker,
+    Terminate,
     WorkspaceFailed,
     WorkspaceReady,
 )
 from schemas.ids import JobId
-from schemas.messages.agent import JOIN
+from schemas.wire.agent import JOIN
 from tests.support.builders import (
     S0,
     S1,

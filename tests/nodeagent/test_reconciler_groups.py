@@ -9,33 +9,31 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_actions import (
-    AwaitExit,
-    FetchWorkspace,
-    ForgetJob,
-    GrantSlot,
-    Kill,
-    OrderGroup,
-    PublishEvent,
-    RemoveWorker,
-    StartWorker,
-    Terminate,
-)
 from nodeagent.reconciler_events import (
+    AwaitExit,
     Connected,
     Desired,
     Ended,
     Event,
+    FetchWorkspace,
+    ForgetJob,
     GraceOver,
+    GrantSlot,
+    Kill,
     LogsStored,
+    OrderGroup,
+    PublishEvent,
+    RemoveWorker,
     ReportRead,
     Started,
     StartFailed,
+    StartWorker,
+    Terminate,
     WorkspaceFailed,
 )
 from schemas.ids import JobId, Rank, Version
-from schemas.messages.agent import JOIN, RECOVER, SUSPEND, WorkerSeen
-from schemas.messages.worker import Report
+from schemas.wire.agent import JOIN, RECOVER, SUSPEND, WorkerSeen
+from schemas.wire.worker import Report
 from tests.support.builders import (
     BATCH,
     N1,

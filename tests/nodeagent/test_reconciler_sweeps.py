@@ -7,35 +7,27 @@ from typing import Any
 import pytest
 
 from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_actions import (
+from nodeagent.reconciler_events import (
     Action,
     AwaitExit,
+    Connected,
+    Desired,
     ForgetJob,
+    GraceOver,
     GrantSlot,
     KeepStates,
     Kill,
+    LogsStored,
     OrderGroup,
     OrderUnit,
     PublishEvent,
-    Terminate,
-)
-from nodeagent.reconciler_events import (
-    Connected,
-    Desired,
-    GraceOver,
-    LogsStored,
     ReportRead,
     SweepDesired,
+    Terminate,
 )
 from schemas.ids import Rank, Term, Version, WorkerId
-from schemas.messages.agent import (
-    JOIN,
-    ScriptReport,
-    UnitBegun,
-    UnitEnded,
-    UnitFailed,
-)
-from schemas.messages.hopping import StateRef, SweepDelta, UnitOrder
+from schemas.wire.agent import JOIN, ScriptReport, UnitBegun, UnitEnded, UnitFailed
+from schemas.wire.sweeps import StateRef, SweepDelta, UnitOrder
 from tests.support.builders import S1, A, group, run, settle, stop, switch
 from tests.support.reconciler_events import (
     BOTH,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from nodeagent.slot_devices import OWN_CGROUP, device_environment, usable_cores
+from nodeagent.devices import OWN_CGROUP, device_environment, usable_cores
 from schemas.nodes import SlotSpec
 from tests.support.fake_nvml import Hosts, broken_driver, build_driver
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.job_files import answer
-from nodeagent.kept_states import compare
-from nodeagent.state_keeper import StateKeeper, serve_states
-from nodeagent.worker_folders import NodeFolders
+from nodeagent.folders import NodeFolders
+from nodeagent.job_folders import answer
+from nodeagent.states import StateKeeper, compare, serve_states
+from schemas.host.state_files import StateFile, find_state, map_state, read_frames, write_state
 from schemas.ids import JobId, NodeId, Term, WorkerId
-from schemas.link import MemoryTarget, StateUnavailableError, fetch_state
-from schemas.messages.files import AskFiles, AskPiece, FileList, FilePiece
-from schemas.messages.hopping import (
+from schemas.transport import MemoryTarget, StateUnavailableError, fetch_state
+from schemas.wire.files import AskFiles, AskPiece, AskState, FileList, FilePiece
+from schemas.wire.sweeps import (
     StateCopied,
     StateNotCopied,
     StateRef,
@@ -29,8 +29,6 @@ from schemas.messages.hopping import (
     UnitOrder,
     WantedState,
 )
-from schemas.messages.states import AskState
-from schemas.state_files import StateFile, find_state, map_state, read_frames, write_state
 from tests.support.sizes import examples
 
 JOB = JobId("search-1")

@@ -7,27 +7,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_actions import (
-    Action,
-    AwaitExit,
-    KeepStates,
-    Kill,
-    OrderUnit,
-    Terminate,
-)
 from nodeagent.reconciler_events import (
+    Action,
     Adopted,
+    AwaitExit,
     Connected,
     Desired,
     Ended,
     Event,
+    KeepStates,
+    Kill,
+    OrderUnit,
     ReportRead,
     Started,
     SweepDesired,
+    Terminate,
 )
 from schemas.ids import Rank, Term, Version, WorkerId
-from schemas.messages.agent import UnitBegun, UnitEnded
-from schemas.messages.hopping import StateRef, SweepDelta, UnitOrder
+from schemas.wire.agent import UnitBegun, UnitEnded
+from schemas.wire.sweeps import StateRef, SweepDelta, UnitOrder
 from tests.support.builders import N1, S1, A, assignment, group, run, settle, switch
 from tests.support.reconciler_events import BOTH, laid_out, worker
 from tests.support.sizes import examples

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from nodeagent.visible_devices import Device, Gpu, Selection, select_visible
+from nodeagent.devices import Device, Gpu, Selection, select_visible
 
 
 def whole(uuid: str) -> Gpu:

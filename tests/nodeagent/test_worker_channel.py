@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from nodeagent.worker_channel import WorkerChannel
 from schemas.codec import TO_WORKER, encode
 from schemas.ids import JobId, Rank, Version, WorkerId
-from schemas.link import ThreadDealer
-from schemas.messages import Message
-from schemas.messages.worker import FromWorker, Reported, SlotGranted, WorkerHello
+from schemas.transport import ThreadDealer
+from schemas.wire import Message
+from schemas.wire.worker import FromWorker, Reported, SlotGranted, WorkerHello
 from tests.support.builders import A, B
 
 LIMIT_S = 60.0

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nodeagent.worker_channel import MAX_SAID, WorkerChannel
 from schemas.codec import encode
 from schemas.ids import JobId, Rank, Version, WorkerId
-from schemas.link import ThreadDealer
-from schemas.link.sockets import ENVELOPE, UNREAD_ON_IPC
-from schemas.messages.worker import FromWorker, Reported, WorkerHello
+from schemas.transport import ThreadDealer
+from schemas.transport.sockets import ENVELOPE, UNREAD_ON_IPC
+from schemas.wire.worker import FromWorker, Reported, WorkerHello
 from tests.support.builders import A
 from tests.support.sizes import examples
 from tests.support.zmtp import GREETING, MORE, READY, framed, shake_hands

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from nodeagent.end_workers import end_workers
+from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
 from nodeagent.process_identity import open_process, start_ticks
-from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
 from schemas.codec import encode
 from schemas.errors import SettingsError
 from schemas.ids import JobId, WorkerId
-from schemas.messages import Message
-from schemas.messages.agent import ScriptReport
-from schemas.messages.logs import LOG, SAMPLES
-from schemas.messages.worker import ExitStatus, ProcessMark
+from schemas.wire import Message
+from schemas.wire.agent import ScriptReport
+from schemas.wire.feed import LOG, SAMPLES
+from schemas.wire.worker import ExitStatus, ProcessMark
 from tests.support.builders import A, assignment, epoch_end, formed, ready, run
 
 REPORTS: list[ScriptReport] = [ready(A), formed(A), epoch_end(A, 1)]

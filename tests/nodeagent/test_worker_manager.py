@@ -14,22 +14,21 @@ from typing import cast
 import msgspec
 import pytest
 
-from nodeagent import worker_manager as manager_module
-from nodeagent.agent_errors import NodeStartError, StartError
-from nodeagent.log_shipper import LogShipper
+from nodeagent import workers as manager_module
+from nodeagent.controller_ports import SnapshotFetcher
+from nodeagent.folders import NodeFolders
+from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
-from nodeagent.reconciler_actions import StartWorker, Terminate
-from nodeagent.reconciler_events import Ended, Event, Started, StartFailed
-from nodeagent.snapshot_fetcher import SnapshotFetcher
-from nodeagent.worker_folders import NodeFolders
-from nodeagent.worker_manager import WorkerManager
-from nodeagent.zygote_pool import ZygotePool
+from nodeagent.reconciler_events import Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.settings import NodeStartError, StartError
+from nodeagent.workers import WorkerManager
+from nodeagent.zygotes import ZygotePool
 from schemas.codec import FROM_SHIPPER, encode
 from schemas.ids import WorkerId
-from schemas.link import Socket
-from schemas.messages.logs import GetSnapshot, SnapshotPiece
-from schemas.messages.worker import Forked, ProcessMark
 from schemas.nodes import SlotSpec
+from schemas.transport import Socket
+from schemas.wire.feed import GetSnapshot, SnapshotPiece
+from schemas.wire.worker import Forked, ProcessMark
 from tests.support.builders import N1, A, node_spec, run
 
 FIRST = WorkerId(f"{A}.v1.r0")

@@ -9,11 +9,11 @@ from pathlib import Path
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.agent_errors import StartError
-from nodeagent.worker_folders import FRAME
-from nodeagent.zygote_pool import ZygoteConnection
+from nodeagent.folders import FRAME
+from nodeagent.settings import StartError
+from nodeagent.zygotes import ZygoteConnection
 from schemas.codec import encode
-from schemas.messages.worker import Forked
+from schemas.wire.worker import Forked
 from tests.support.sizes import examples
 
 LIMIT_S = 60.0

@@ -13,13 +13,12 @@ from unittest.mock import AsyncMock, Mock
 import psutil
 import pytest
 
-from nodeagent.agent_errors import StartError
-from nodeagent.agent_settings import Jobs
-from nodeagent.job_accounts import Account
+from nodeagent.accounts import Account
+from nodeagent.folders import NodeFolders
 from nodeagent.owned_files import Owner
-from nodeagent.worker_folders import NodeFolders
-from nodeagent.zygote_pool import ZygoteConnection, ZygotePool
+from nodeagent.settings import Jobs, StartError
 from nodeagent.zygote_process import is_zygote, spawn
+from nodeagent.zygotes import ZygoteConnection, ZygotePool
 from tests.support.file_trees import let_pass
 
 
@@ -94,7 +93,7 @@ def test_no_more_files_are_open_than_the_settings_say_where_jobs_run_as_the_agen
 BOOTING = """
 import os, pathlib, socket, struct, sys, time
 from schemas.codec import encode
-from schemas.messages.worker import ZygoteReady
+from schemas.wire.worker import ZygoteReady
 
 path = pathlib.Path(sys.argv[-1])
 while not path.with_name("import").exists():

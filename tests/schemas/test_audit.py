@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import structlog.testing
 
-from schemas.logging_and_watchdog import Audit
+from schemas.host.logging import Audit
 
 
 def test_a_second_of_refusals_whoever_refuses_is_a_bounded_number_of_lines() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from schemas.codec import CODECS, MAX_BYTES, REQUEST, Codec, encode, tag_of
 from schemas.errors import MalformedMessageError, OnesError, TooLargeError
-from schemas.messages import Message
-from schemas.messages.agent import Heartbeat
-from schemas.messages.client import CancelJob, GetSearch, PutSnapshot
+from schemas.wire import Message
+from schemas.wire.agent import Heartbeat
+from schemas.wire.client import CancelJob, GetSearch, PutSnapshot
 from tests.support.schemas_examples import EXAMPLES, JOB, kinds_on_the_wire
 from tests.support.schemas_golden import (
     CONVERSATIONS,

@@ -11,16 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from schemas.link import (
-    Identity,
-    KeyPair,
-    Socket,
-    StateServer,
-    connection_watch,
-    cut_backoff,
-    write_keys,
-)
-from schemas.link.connection_watch import ConnectionWatch
+from schemas.transport import Identity, KeyPair, Socket, StateServer, flood_guard, write_keys
+from schemas.transport.flood_guard import ConnectionWatch
 from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
 from tests.support.zmtp import speak_without_end
 
@@ -30,10 +22,10 @@ SLACK = 2000  # bytes: a handshake and heartbeats
 
 @pytest.fixture(autouse=True)
 def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_watch, "MAX_AHEAD", 8 * MIB)
-    monkeypatch.setattr(connection_watch, "MAX_AHEAD_OF_ALL", 12 * MIB)
-    monkeypatch.setattr(connection_watch, "GROWTH", -(1 << 60))  # each look finds it
-    monkeypatch.setattr(connection_watch, "EVERY_S", 0.005)
+    monkeypatch.setattr(flood_guard, "MAX_AHEAD", 8 * MIB)
+    monkeypatch.setattr(flood_guard, "MAX_AHEAD_OF_ALL", 12 * MIB)
+    monkeypatch.setattr(flood_guard, "GROWTH", -(1 << 60))  # each look finds it
+    monkeypatch.setattr(flood_guard, "EVERY_S", 0.005)
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +130,8 @@ async def test_messages_that_wait_cost_it_as_well(parties: Parties) -> None:
 async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_else(
     keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cut_backoff, "FREE", 1)
-    monkeypatch.setattr(cut_backoff, "FIRST_S", cut_backoff.MOST_S)
+    monkeypatch.setattr(flood_guard, "FREE", 1)
+    monkeypatch.setattr(flood_guard, "FIRST_S", flood_guard.MOST_S)
     parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     parties.watch()
@@ -165,7 +157,7 @@ async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_el
 async def test_a_node_that_was_cut_off_connects_again_at_once(
     keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cut_backoff, "FREE", 0)
+    monkeypatch.setattr(flood_guard, "FREE", 0)
     parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     for _ in range(3):
@@ -248,9 +240,9 @@ def test_a_number_that_is_no_connection_any_more_leaves_nothing_open(tmp_path: P
 def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
     watch, gone = ConnectionWatch(), list[int]()
 
-    def end(descriptor: int) -> connection_watch._Ended:
+    def end(descriptor: int) -> flood_guard._Ended:
         gone.append(descriptor)
-        return connection_watch._Ended(f"peer-{descriptor}", "ones-1", b"")
+        return flood_guard._Ended(f"peer-{descriptor}", "ones-1", b"")
 
     watch._end = end  # type: ignore[method-assign]
 
@@ -262,7 +254,7 @@ def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
 
 def test_memory_that_grew_is_noticed_once() -> None:
     sizes = iter([100, 100 + 15 * MIB, 50, 50 + 16 * MIB, 60 + 16 * MIB, 50 + 32 * MIB])
-    growth = connection_watch.Growth(lambda: next(sizes), 16 * MIB)
+    growth = flood_guard.Growth(lambda: next(sizes), 16 * MIB)
 
     assert [growth.noticed() for _ in range(5)] == [False, False, True, False, True]
 

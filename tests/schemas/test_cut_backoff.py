@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.link.cut_backoff import FIRST_S, FORGOTTEN_S, FREE, MOST_S, CutBackoff
+from schemas.transport.flood_guard import FIRST_S, FORGOTTEN_S, FREE, MOST_S, CutBackoff
 
 PORT, OTHER_PORT = "ones-1", "ones-2"
 ADA, BOB = b"ada", b"bob"

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import SettingsError
-from schemas.file_lock import _LOCK, pid_of, take_pid_file
+from schemas.host.files import _LOCK, pid_of, take_pid_file
 
 OWNER = """
 import sys
 from pathlib import Path
-from schemas.file_lock import take_pid_file
+from schemas.host.files import take_pid_file
 take_pid_file(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.link import key_connections
-from schemas.link.key_connections import KeyConnections
+from schemas.transport import connection_limits
+from schemas.transport.connection_limits import KeyConnections
 from tests.support.sizes import examples
 
 PORT, HOST = "ones-1", "10.0.0.7"
@@ -18,7 +18,7 @@ ADA, BOB = b"ada", b"bob"
 
 @pytest.fixture(autouse=True)
 def _three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_connections, "MAX_OF_KEY", 3)
+    monkeypatch.setattr(connection_limits, "MAX_OF_KEY", 3)
 
 
 class Port(KeyConnections):

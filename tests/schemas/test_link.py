@@ -18,14 +18,14 @@ from zmq.utils import z85
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.link import (
+from schemas.transport import (
     AddressInUseError,
     Identity,
     Incoming,
     KeyPair,
     Socket,
     ThreadDealer,
-    key_connections,
+    connection_limits,
     load_authorised,
     load_keys,
     load_public,
@@ -373,7 +373,7 @@ async def test_an_unknown_key_is_denied_and_told_and_others_go_on(house: House) 
 async def test_one_key_has_so_many_connections_to_a_port_and_others_connect(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_connections, "MAX_OF_KEY", 3)
+    monkeypatch.setattr(connection_limits, "MAX_OF_KEY", 3)
     addresses = free_address(), free_address()
     routers = [house.server.bind("ROUTER", address) for address in addresses]
     first, other = addresses
@@ -417,7 +417,7 @@ async def until_counted(house: House, connections: int) -> None:
 async def test_who_only_listens_counts_as_well_and_is_forgotten_when_he_goes(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_connections, "MAX_OF_KEY", 2)
+    monkeypatch.setattr(connection_limits, "MAX_OF_KEY", 2)
     address = free_address()
     house.server.bind("XPUB", address)
     link = house.link("ada")
@@ -578,7 +578,7 @@ async def test_a_name_is_looked_up_in_ipv6_where_its_host_has_nothing_else(
     house: House, families: set[AddressFamily], ipv6: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = [(family, SOCK_STREAM, 6, "", ("", 0)) for family in families]
-    monkeypatch.setattr("schemas.link.sockets.getaddrinfo", lambda *_, **__: addresses)
+    monkeypatch.setattr("schemas.transport.sockets.getaddrinfo", lambda *_, **__: addresses)
 
     dealer = house.link("ada").connect("DEALER", "tcp://localhost:1", house.server_key)
 

@@ -13,8 +13,8 @@ from tempfile import mkdtemp
 import pytest
 import zmq
 
-from schemas.link import Socket, connection_watch, local_watch
-from schemas.link.local_watch import LocalWatch
+from schemas.transport import Socket, flood_guard, unix_flood_guard
+from schemas.transport.unix_flood_guard import LocalWatch
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
 from tests.support.zmtp import speak_without_end
 
@@ -68,7 +68,7 @@ class Party:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_watch, "EVERY_S", 0.005)
+    monkeypatch.setattr(unix_flood_guard, "EVERY_S", 0.005)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party:
     honest = await party.speaker()
     cut = events_of(honest, zmq.Event.DISCONNECTED)
 
-    now = local_watch.MOST_GROWTH + 6 * MIB
+    now = unix_flood_guard.MOST_GROWTH + 6 * MIB
     await soon(cut)
     again = await party.speaker()
     assert again.send(b"back")
@@ -125,10 +125,10 @@ async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) ->
 
     def memory() -> int:
         seen.append(len(seen))
-        return min(len(seen) * MIB, local_watch.MOST_GROWTH - 1)
+        return min(len(seen) * MIB, unix_flood_guard.MOST_GROWTH - 1)
 
     party.watch._memory = memory
-    party.watch._least, party.watch._next_look = 0, local_watch.GROWTH
+    party.watch._least, party.watch._next_look = 0, unix_flood_guard.GROWTH
     honest = await party.speaker()
     party.begin()
 
@@ -144,7 +144,7 @@ async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) ->
 async def test_one_user_has_so_many_connections(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_watch, "MAX_OF_USER", 2)
+    monkeypatch.setattr(unix_flood_guard, "MAX_OF_USER", 2)
     honest = [await party.speaker() for _ in range(2)]
     await party.until_counted(2)
 
@@ -169,15 +169,19 @@ async def test_one_user_has_so_many_connections(
 def test_a_user_has_no_more_connections_than_a_quarter_of_the_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for soft, most in ((64, 16), (1 << 20, local_watch.MAX_OF_USER), (-1, local_watch.MAX_OF_USER)):
-        monkeypatch.setattr(local_watch.resource, "getrlimit", lambda _, soft=soft: (soft, -1))
-        assert local_watch.most_of_user() == most
+    for soft, most in (
+        (64, 16),
+        (1 << 20, unix_flood_guard.MAX_OF_USER),
+        (-1, unix_flood_guard.MAX_OF_USER),
+    ):
+        monkeypatch.setattr(unix_flood_guard.resource, "getrlimit", lambda _, soft=soft: (soft, -1))
+        assert unix_flood_guard.most_of_user() == most
 
 
 async def test_who_connects_and_goes_without_end_leaves_the_loop_to_others(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_watch, "MOST_EVENTS", 4)
+    monkeypatch.setattr(flood_guard, "MOST_EVENTS", 4)
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as wire:
             wire.connect(str(party.path))
@@ -196,6 +200,6 @@ async def test_what_an_honest_one_said_and_nobody_took_yet_is_little(
 ) -> None:
     await party.speaker()
     await party.until_counted(1)
-    for unread, behind in ((local_watch.UNREAD, 0), (local_watch.UNREAD + 1, 1)):
-        monkeypatch.setattr(local_watch, "_unread", lambda *_, unread=unread: unread)
+    for unread, behind in ((unix_flood_guard.UNREAD, 0), (unix_flood_guard.UNREAD + 1, 1)):
+        monkeypatch.setattr(unix_flood_guard, "_unread", lambda *_, unread=unread: unread)
         assert len(await party.watch._cut_those_behind()) == behind

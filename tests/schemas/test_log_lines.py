@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.log_lines import LogLines
+from schemas.host.logging import LogLines
 
 
 def said(lines: int) -> str:
@@ -65,7 +65,7 @@ def test_a_line_that_was_cut_ends_before_the_next_one_begins() -> None:
 
 WRITES = """
 import structlog
-from schemas.logging_and_watchdog import Audit, configure_logging, notify
+from schemas.host.logging import Audit, configure_logging, notify
 configure_logging()
 audit = Audit()
 for number in range(5):
@@ -98,7 +98,7 @@ import os
 import resource
 import signal
 import structlog
-from schemas.logging_and_watchdog import configure_logging
+from schemas.host.logging import configure_logging
 configure_logging()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

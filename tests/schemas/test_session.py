@@ -7,20 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
-from schemas.messages.agent import (
-    DeltaAcked,
-    EventsCommitted,
-    Heartbeat,
-    HeartbeatAck,
-    HelloRequest,
-    Numbered,
-    Refused,
-    ResendEvents,
-    Resent,
-    Welcome,
-    WorkerSeen,
-)
-from schemas.messages.hopping import SweepDeltaAcked
 from schemas.session import (
     MAX_HELD,
     MAX_RESENT,
@@ -38,6 +24,20 @@ from schemas.session import (
     ToNode,
     Welcomed,
 )
+from schemas.wire.agent import (
+    DeltaAcked,
+    EventsCommitted,
+    Heartbeat,
+    HeartbeatAck,
+    HelloRequest,
+    Numbered,
+    Refused,
+    ResendEvents,
+    Resent,
+    Welcome,
+    WorkerSeen,
+)
+from schemas.wire.sweeps import SweepDeltaAcked
 from tests.support.builders import stop
 from tests.support.schemas_network import NODE, delta, hello, started, sweep_delta
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.state_files import (
+from schemas.host.state_files import (
     DamagedStateError,
     Frames,
     StateFile,

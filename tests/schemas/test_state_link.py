@@ -15,18 +15,17 @@ import zmq
 
 from schemas.codec import FROM_STATES, encode
 from schemas.errors import OnesError
+from schemas.host.state_files import header_of, read_frames
 from schemas.ids import JobId
-from schemas.link import (
+from schemas.transport import (
     FileTarget,
     MemoryTarget,
     StateServer,
     StateUnavailableError,
     fetch_state,
 )
-from schemas.link.state_client import PIECE
-from schemas.link.state_server import Parts
-from schemas.messages.states import AskState, StatePiece, StateRefused
-from schemas.state_files import header_of, read_frames
+from schemas.transport.state_transfer import PIECE, Parts
+from schemas.wire.files import AskState, StatePiece, StateRefused
 
 FRAMES = [b"header", b"", os.urandom(3 * PIECE + 17), b"x" * 1000, os.urandom(100_000)]
 DIGEST = hashlib.sha256(b"".join(FRAMES)).hexdigest()

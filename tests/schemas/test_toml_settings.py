@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from schemas.errors import SettingsError
-from schemas.toml_settings import convert, load, read_toml
+from schemas.host.settings import convert, load, read_toml
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nodeagent.control_groups import find, remove
+from nodeagent.cgroups import find, remove
 
 ROOT = Path(__file__).parents[2]
 CGROUP = Path("/sys/fs/cgroup/systemd")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from controlplane.sim.analysis.fluid_bound import least_flow
+from controlplane.sim.analysis.bounds import least_flow
 
 MOST_JOBS: Final = 5
 MOST_SLOTS: Final = 4

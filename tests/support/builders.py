@@ -18,7 +18,6 @@ from controlplane.core.inputs import (
     ResumeRequested,
 )
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
-from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import (
     BootId,
     JobId,
@@ -34,7 +33,8 @@ from schemas.ids import (
     worker_id,
 )
 from schemas.jobs import JobSpec
-from schemas.messages.agent import (
+from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
+from schemas.wire.agent import (
     PREPARE,
     SETTLED,
     START,
@@ -57,9 +57,8 @@ from schemas.messages.agent import (
     WorkerSeen,
     WorkerStarted,
 )
-from schemas.messages.feed import FeedEvent
-from schemas.messages.worker import Assignment
-from schemas.nodes import NodeSpec, SlotSpec
+from schemas.wire.feed import FeedEvent
+from schemas.wire.worker import Assignment
 
 # The first, second and third job that a cluster accepts, if they are called a, b and c.
 A, B, C = JobId("a-1"), JobId("b-2"), JobId("c-3")

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 LIMIT_S: Final = 120.0
 SELDOM: Final = (  # what has torch or scikit-learn: more than all the rest, and few commands need it
     "controlplane.sim.learning",
-    "controlplane.sim.models.curves.record",
+    "controlplane.sim.models.recorded_curves",
 )
 
 

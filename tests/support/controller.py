@@ -10,20 +10,19 @@ import msgspec
 
 from controlplane.core import invariants
 from controlplane.core.commands import Announce, AskForPlan, Command
-from controlplane.core.history_read_model import JobHistories, JobHistory
-from controlplane.core.history_records import JobLeft
+from controlplane.core.history import JobHistories, JobHistory, JobLeft
 from controlplane.core.inputs import RULES, ControllerStarted, Input, NodeLost, NodeReported
 from controlplane.core.model.job import Job
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.reactor import Reactor
 from controlplane.core.slot_index import JobSlots, SlotIndex, slots_of_job
 from controlplane.core.state import State
-from controlplane.journal.record import input_from
+from controlplane.journal.database import input_from
 from controlplane.journal.replay import replay
 from controlplane.policy.api import ClusterView
 from schemas.codec import encode
 from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, node_of
-from schemas.messages.agent import AgentEvent
+from schemas.wire.agent import AgentEvent
 from tests.support import builders
 from tests.support.builders import N1, S0, A
 

@@ -10,14 +10,14 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.service import controller_settings
-from controlplane.service.controller_process import Controller
+from controlplane.service import settings
+from controlplane.service.app import Controller
 from schemas.codec import FEED, LOG_REPLY, REPLY, encode
 from schemas.ids import JobId
-from schemas.link import KeyPair, Socket, write_keys
-from schemas.messages import Message
-from schemas.messages.client import Failed
-from schemas.messages.logs import ReadLog
+from schemas.transport import KeyPair, Socket, write_keys
+from schemas.wire import Message
+from schemas.wire.client import Failed
+from schemas.wire.feed import ReadLog
 from tests.support import builders
 from tests.support.builders import N1
 from tests.support.schemas_links import HeldLink, soon
@@ -51,7 +51,7 @@ class House:
         (base / "client.toml").write_text(
             f'endpoint = "tcp://127.0.0.1:{self.ports["clients"]}"\nkey = "keys/root.key_secret"\n'
         )
-        self.controller = Controller(controller_settings.load(self.file), base)
+        self.controller = Controller(settings.load(self.file), base)
 
     def authorise(self, *names: str) -> None:
         """From the next reload on these may connect, and no others."""

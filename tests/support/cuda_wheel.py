@@ -190,7 +190,7 @@ def check_behaviour() -> Iterator[Result]:
     from torch._C._distributed_c10d import HashStore, PrefixStore  # noqa: PLC0415
 
     from elastic.collectives.backend_protocol import Meeting  # noqa: PLC0415
-    from elastic.collectives.device_backends import backend_for, slot_device  # noqa: PLC0415
+    from elastic.collectives.backends import backend_for, slot_device  # noqa: PLC0415
 
     options = dist.ProcessGroupNCCL.Options()
     options.config.blocking = 0
@@ -217,11 +217,7 @@ def check_variables() -> Iterator[Result]:
     """Every variable that a group relies on is still read by torch or NCCL."""
     import torch  # noqa: PLC0415
 
-    from elastic.collectives.nccl_environment import (  # noqa: PLC0415
-        DEFAULTS,
-        INTERFACE,
-        RELIED_ON,
-    )
+    from elastic.collectives.nccl import DEFAULTS, INTERFACE, RELIED_ON  # noqa: PLC0415
 
     home = Path(torch.__file__).parent
     libraries = [

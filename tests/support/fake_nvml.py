@@ -81,8 +81,8 @@ class Hosts:
 def _take(driver: str, environ: Mapping[str, str]) -> dict[str, Any]:
     import pynvml  # noqa: PLC0415 - only in this process, which has a library for it
 
-    from nodeagent.agent_settings import AgentSettings  # noqa: PLC0415
-    from nodeagent.slot_devices import inventory  # noqa: PLC0415
+    from nodeagent.devices import inventory  # noqa: PLC0415
+    from nodeagent.settings import AgentSettings  # noqa: PLC0415
     from schemas.errors import SettingsError  # noqa: PLC0415
 
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from controlplane.client.workdir_archive import digest_of
-from nodeagent.job_workspaces import lay_out
+from controlplane.client.archive import digest_of
+from nodeagent.job_folders import lay_out
 
 PROJECT = {
     "train.py": "print(1)",

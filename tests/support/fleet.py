@@ -17,9 +17,9 @@ from typing import Any, Final, Self
 
 import zmq.asyncio
 
-from controlplane.cli.local_cluster import ROLES, _free_ports
+from controlplane.cli.local import ROLES, _free_ports
 from schemas.ids import NodeId
-from schemas.link import KeyPair, write_keys
+from schemas.transport import KeyPair, write_keys
 from tests.support.simulated_agent import SimulatedAgent
 
 JOINING_S: Final = 30.0

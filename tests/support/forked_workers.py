@@ -16,8 +16,8 @@ import zmq
 
 from schemas.codec import FROM_WORKER, REPORT, encode
 from schemas.ids import WorkerId, worker_id
-from schemas.messages.agent import ScriptFailed, ScriptReport, StepsReported
-from schemas.messages.worker import Assignment, WorkerHello
+from schemas.wire.agent import ScriptFailed, ScriptReport, StepsReported
+from schemas.wire.worker import Assignment, WorkerHello
 from tests.elastic.peers import FORKS
 
 LOOK_MS: Final = 5

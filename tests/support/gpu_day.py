@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from elastic.collectives.nccl_environment import nccl_environment
+from elastic.collectives.nccl import nccl_environment
 from elastic.collectives.rendezvous_store import StoreServer
 from tests.support.gpu_parts import PARTS, Answer, Member, Part
 

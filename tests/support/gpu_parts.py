@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from elastic.collectives.device_backends import finish_device_work, slot_device, use_device
+from elastic.collectives.backends import finish_device_work, slot_device, use_device
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import build_process_group
 from elastic.training_errors import BrokenGroupError, CancelledError

@@ -12,16 +12,15 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from elastic.hopper.state_frames import digest
-from elastic.hopper.unit import Unit
-from elastic.hopper.unit_runner import UnitRunner
-from elastic.hopper.user_functions import UserFunctions
+from elastic.sweep_worker.unit import Unit, UserFunctions, digest
+from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.worker.run_script import prepare_worker
 from schemas.codec import encode
-from schemas.groups import Group, Member
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
 from schemas.jobs import JobSpec
-from schemas.messages.agent import (
+from schemas.nodes import Group, Member
+from schemas.sweeps import Asha, SearchSpec, SweepSpec, log_uniform
+from schemas.wire.agent import (
     JOIN,
     START,
     SWITCH,
@@ -32,9 +31,8 @@ from schemas.messages.agent import (
     UnitFailed,
     WorkerReady,
 )
-from schemas.messages.hopping import StateRef, StateSource, UnitOrder, UnitTask
-from schemas.messages.worker import Assignment, GroupOrder, SlotGranted
-from schemas.sweeps import Asha, SearchSpec, SweepSpec, log_uniform
+from schemas.wire.sweeps import StateRef, StateSource, UnitOrder, UnitTask
+from schemas.wire.worker import Assignment, GroupOrder, SlotGranted
 from tests.support.forked_workers import ForkedWorker, ForkedWorkers, fork
 
 JOB: Final = JobId("search-1")

@@ -11,27 +11,24 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from controlplane.core.commands import Announce, Command
-from controlplane.core.history_records import Record
+from controlplane.core.history import Record
 from controlplane.core.inputs import Input, NodeReported
 from controlplane.policy.api import PolicyEvent
-from controlplane.service.client_api.loop_time import LoopTime
-from controlplane.service.client_api.request_server import RequestServer
+from controlplane.service.api.server import LoopTime, RequestServer
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.controller_settings import Limits
 from controlplane.service.event_feed import EventFeed
-from controlplane.service.job_owners import JobOwners
-from controlplane.service.key_file import KeyFile
-from controlplane.service.key_table import KeyTable
-from controlplane.service.planner.plan_exchange import PlanExchange
-from controlplane.service.planner.policy_event_delivery import PolicyObserver
-from controlplane.service.workdir_snapshots import SnapshotStore
+from controlplane.service.keys import KeyFile, KeyTable
+from controlplane.service.planner.plan_coordinator import PlanExchange, PolicyObserver
+from controlplane.service.rights import JobOwners
+from controlplane.service.settings import Limits
+from controlplane.service.uploads import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import REPLY, REQUEST, encode
+from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, SlotId
-from schemas.link import Identity
-from schemas.logging_and_watchdog import Audit
-from schemas.messages import Message
-from schemas.messages.agent import AgentEvent
+from schemas.transport import Identity
+from schemas.wire import Message
+from schemas.wire.agent import AgentEvent
 from tests.support import builders
 from tests.support.builders import BATCH, N1, S0, A
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from controlplane.client import BlockingClient
-from schemas.messages.client import Ledger, SweepDetail
+from schemas.wire.client import Ledger, SweepDetail
 from tests.support.cluster import LIMIT_S, LOOK_S, Cluster
 
 FUNCTIONS = """
@@ -140,7 +140,7 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
     file = house.base / f"{job}-{trial}.json"
     file.write_text(json.dumps(task))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "elastic.hopper.replay", str(file)],
+        [sys.executable, "-P", "-m", "elastic.sweep_worker.replay", str(file)],
         cwd=Path(house.base / job).resolve(),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView, PolicyEvent
 from controlplane.policy.ones_paper.job_estimates import Estimates
-from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
-from controlplane.policy.ones_paper.problem_builder import ProblemBuilder
-from controlplane.prediction.array_types import FloatArray
+from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem, ProblemBuilder
+from controlplane.policy.options import OnesPaperOptions
+from controlplane.prediction import FloatArray
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from tests.support.builders import A, job_view
 from tests.support.views import NOW, row_of, view_of

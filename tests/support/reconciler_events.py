@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_actions import (
-    Action,
-)
 from nodeagent.reconciler_events import (
+    Action,
     Adopted,
     Desired,
     Ended,
@@ -17,7 +15,7 @@ from nodeagent.reconciler_events import (
     WorkspaceReady,
 )
 from schemas.ids import JobId, Rank, Version, WorkerId, worker_id
-from schemas.messages.agent import GroupDelta
+from schemas.wire.agent import GroupDelta
 from tests.support.builders import (
     N1,
     S0,

@@ -15,8 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.core.commands import Announce
-from controlplane.core.deadlines import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S
-from controlplane.core.history_records import JobLeft
+from controlplane.core.history import JobLeft
 from controlplane.core.inputs import (
     CommitsResumed,
     ControllerStarted,
@@ -24,13 +23,12 @@ from controlplane.core.inputs import (
     SweepChangeRequested,
 )
 from controlplane.core.reactor import Reactor
-from controlplane.core.state import State
-from controlplane.journal.database import open_for_writing
-from controlplane.journal.job_records import COMPLETE
+from controlplane.core.state import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S, State
+from controlplane.journal.database import SCHEMA_VERSION, Entry, input_from, open_for_writing
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import SCHEMA_VERSION, Entry, input_from
+from controlplane.journal.records import COMPLETE
 from controlplane.journal.replay import recover, replay
-from controlplane.journal.state_image import FORMAT
+from controlplane.journal.snapshots import FORMAT
 from controlplane.journal.take_snapshot import save_state
 from controlplane.journal.writer import Writer
 from schemas.codec import encode

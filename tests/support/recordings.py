@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from controlplane.sim.models.recorded.recording import (
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.models.recording import (
     ChangeTimes,
     Epoch,
     EpochSpeed,
@@ -14,7 +15,6 @@ from controlplane.sim.models.recorded.recording import (
     Recording,
     Submission,
 )
-from controlplane.sim.simulated_cluster import NodeGroup
 from schemas.jobs import StopRule
 from tests.support import builders
 

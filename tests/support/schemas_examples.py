@@ -8,23 +8,11 @@ from typing import Any, Final, get_args
 import msgspec
 
 from schemas.codec import CODECS, tag_of
-from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
-from schemas.messages import (
-    Message,
-    agent,
-    client,
-    feed,
-    files,
-    hopping,
-    keys,
-    logs,
-    states,
-    worker,
-)
-from schemas.nodes import NodeSpec, SlotSpec
+from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
+from schemas.wire import Message, agent, client, feed, files, sweeps, worker
 
 JOB: Final = JobId("digits-7")
 NODE: Final = NodeId("agent-1")
@@ -136,16 +124,16 @@ NODE_SPEC: Final = NodeSpec(
     fenced_s=32.0,
     states_port=7706,
 )
-STATE: Final = hopping.StateRef(trial=4, version=11, digest=DIGEST)
-SOURCE: Final = hopping.StateSource(node=NODE, address="10.0.0.7:7706")
-UNIT: Final = hopping.UnitOrder(
+STATE: Final = sweeps.StateRef(trial=4, version=11, digest=DIGEST)
+SOURCE: Final = sweeps.StateSource(node=NODE, address="10.0.0.7:7706")
+UNIT: Final = sweeps.UnitOrder(
     attempt=37,
     worker=WorkerId("digits-7.v5.r1"),
     trial=4,
     values=VALUES,
     state=STATE,
     sources=(SOURCE,),
-    result=hopping.StateRef(trial=9, version=12, digest=DIGEST),
+    result=sweeps.StateRef(trial=9, version=12, digest=DIGEST),
     epoch=2,
     partition=3,
     evaluate=True,
@@ -201,7 +189,7 @@ _SUMMARY: Final = client.JobSummary(
     predicted_loss=0.125,
     project="vision",
 )
-_KEY: Final = keys.KeyInfo(
+_KEY: Final = client.KeyInfo(
     public="p" * 40,
     name="ann",
     role="user",
@@ -333,7 +321,7 @@ _FEED_EVENT: Final = feed.FeedEvent(
     detail={"user": "ada", "batch_size": 64, "lr": 0.05, "resumed": False, "python": None},
 )
 _FILE: Final = files.FileInfo(area="work", path="out/plot.png", size=2048, stamp="7-1-2048")
-_PIECE: Final = logs.LogPiece(
+_PIECE: Final = feed.LogPiece(
     version=VERSION, rank=RANK, offset=512, data=b"epoch 12\n", time=1.75e9, node="n1"
 )
 
@@ -403,8 +391,8 @@ _OF_WORKERS: Final = (
     ),
     agent.NodeHealth(problems=("/var/lib/ones is full; free space on it",)),
     agent.JobCleared(job=JOB, version=VERSION),
-    hopping.StateCopied(job=JOB, trial=4, version=11),
-    hopping.StateNotCopied(job=JOB, trial=4, version=11, why="no space left on device"),
+    sweeps.StateCopied(job=JOB, trial=4, version=11),
+    sweeps.StateNotCopied(job=JOB, trial=4, version=11, why="no space left on device"),
     _STEPS,
 )
 _OF_AGENTS: Final = (
@@ -449,15 +437,15 @@ _OF_AGENTS: Final = (
         user="ann",
     ),
     agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
-    hopping.SweepDelta(
+    sweeps.SweepDelta(
         job=JOB,
         term=TERM,
         revision=52,
         attempts=40,
         units=(UNIT,),
-        wanted=(hopping.WantedState(state=STATE, sources=(SOURCE,)),),
+        wanted=(sweeps.WantedState(state=STATE, sources=(SOURCE,)),),
     ),
-    hopping.SweepDeltaAcked(job=JOB, term=TERM, revision=52),
+    sweeps.SweepDeltaAcked(job=JOB, term=TERM, revision=52),
 )
 _OF_CLIENTS: Final = (
     client.GetCluster(),
@@ -482,13 +470,13 @@ _OF_CLIENTS: Final = (
     client.ChangeSweep(job=JOB, change="add", trial=3, values=VALUES, parent=4, key="once"),
     client.GetLedger(job=JOB, from_unit=2000, limit=100),
     client.ReadEvents(from_seq=70_000, limit=50, wait_s=10.5),
-    keys.AddKey(
+    client.AddKey(
         public="p" * 40, name="ann", role="user", projects=("vision",), expires=Seconds(2e9)
     ),
-    keys.ListKeys(cursor="keys.9"),
-    keys.RevokeKey(key="ann"),
+    client.ListKeys(cursor="keys.9"),
+    client.RevokeKey(key="ann"),
     _KEY,
-    keys.Keys(keys=(_KEY,), next="keys.9"),
+    client.Keys(keys=(_KEY,), next="keys.9"),
     client.Cluster(
         release="0.1.0",
         term=TERM,
@@ -585,16 +573,16 @@ _OF_CLIENTS: Final = (
     client.Failed(code="bad_field", message="lr: nan", hint="give a number", field="lr"),
 )
 _OF_LOGS: Final = (
-    logs.LogHello(node=NODE, **_WORKER, stream="log"),
-    logs.LogChunk(**_WORKER, stream="log", offset=512, data=b"epoch 12\n"),
-    logs.LogEnded(**_WORKER, stream="log", size=521),
-    logs.LogStored(**_WORKER, stream="log", size=521, ended=True, credit=1 << 20, full=True),
-    logs.ReadLog(
+    feed.LogHello(node=NODE, **_WORKER, stream="log"),
+    feed.LogChunk(**_WORKER, stream="log", offset=512, data=b"epoch 12\n"),
+    feed.LogEnded(**_WORKER, stream="log", size=521),
+    feed.LogStored(**_WORKER, stream="log", size=521, ended=True, credit=1 << 20, full=True),
+    feed.ReadLog(
         job=JOB, stream="samples", rank=RANK, cursor=512, max_bytes=4096, wait_s=10.5, since=1.7e9
     ),
     _PIECE,
-    logs.LogPage(job=JOB, pieces=(_PIECE,), cursor=521, ended=True, missing=("r2: lost",)),
-    logs.GetSnapshot(digest=DIGEST, offset=1024),
+    feed.LogPage(job=JOB, pieces=(_PIECE,), cursor=521, ended=True, missing=("r2: lost",)),
+    feed.GetSnapshot(digest=DIGEST, offset=1024),
     _FILE,
     files.ListFiles(job=JOB, node=NODE),
     files.ReadFile(job=JOB, node=NODE, area="work", path="out/plot.png", offset=1024),
@@ -605,7 +593,7 @@ _OF_LOGS: Final = (
         request="r2", offset=1024, data=b"\x89PNG", size=2048, stamp="7-1-2048", digest=DIGEST
     ),
     files.FilesRefused(request="r2", code="bad_field", message="no such file", hint="list them"),
-    logs.SnapshotPiece(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
+    feed.SnapshotPiece(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
 )
 _ON_A_NODE: Final = (
     worker.Assignment(
@@ -636,7 +624,7 @@ _ON_A_NODE: Final = (
         source=RANK,
     ),
     worker.SlotGranted(),
-    hopping.UnitTask(unit=UNIT),
+    sweeps.UnitTask(unit=UNIT),
     worker.Fork(folder="/run/ones/digits-7.v5.r1", held=True),
     worker.Held(folder="/run/ones/digits-7.v5.r1", pid=4711),
     worker.LetGo(folder="/run/ones/digits-7.v5.r1", error="no such group"),
@@ -648,9 +636,9 @@ _ON_A_NODE: Final = (
 )
 
 _OF_STATES: Final[tuple[Message, ...]] = (
-    states.AskState(job=JOB, trial=3, version=12, digest=DIGEST, offset=1 << 20),
-    states.StatePiece(digest=DIGEST, offset=1 << 20, total=100 << 20),
-    states.StateRefused(digest=DIGEST, why="it is not here"),
+    files.AskState(job=JOB, trial=3, version=12, digest=DIGEST, offset=1 << 20),
+    files.StatePiece(digest=DIGEST, offset=1 << 20, total=100 << 20),
+    files.StateRefused(digest=DIGEST, why="it is not here"),
 )
 
 EXAMPLES: Final[dict[str, Message]] = {

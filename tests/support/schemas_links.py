@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from schemas.link import Incoming, KeyPair, Link, Socket
+from schemas.transport import Incoming, KeyPair, Link, Socket
 
 T = TypeVar("T")
 BOUND_S: Final = 60.0  # of any wait; reached only where something is broken

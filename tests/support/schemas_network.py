@@ -10,19 +10,6 @@ import copy
 from dataclasses import dataclass, field
 
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
-from schemas.messages.agent import (
-    DeltaAcked,
-    FromAgent,
-    GroupDelta,
-    HeartbeatAck,
-    Hello,
-    HelloRequest,
-    Numbered,
-    ToSession,
-    Welcome,
-    WorkerStarted,
-)
-from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
 from schemas.nodes import NodeSpec
 from schemas.session import (
     AgentOutput,
@@ -41,6 +28,19 @@ from schemas.session import (
     order_of,
     sweep_order_of,
 )
+from schemas.wire.agent import (
+    DeltaAcked,
+    FromAgent,
+    GroupDelta,
+    HeartbeatAck,
+    Hello,
+    HelloRequest,
+    Numbered,
+    ToSession,
+    Welcome,
+    WorkerStarted,
+)
+from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 NODE = NodeId("agent-1")
 SPEC = NodeSpec(

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 from hypothesis import strategies as st
 
-from schemas.messages import Message
+from schemas.wire import Message
 
 Path = tuple[str | int, ...]
 OPEN: Final = "[...]"  # how an error names a value of a map whose keys are free

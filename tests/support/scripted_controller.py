@@ -14,15 +14,15 @@ from typing import Final, Self, TypeVar
 import zmq
 
 from nodeagent.end_workers import end_workers
-from nodeagent.job_workspaces import MARK
-from nodeagent.worker_folders import NodeFolders
+from nodeagent.folders import NodeFolders
+from nodeagent.job_folders import MARK
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.ids import JobId, NodeId, Seconds, Term
-from schemas.link import Identity, Link, Socket, load_keys, write_keys
-from schemas.messages.agent import AgentEvent, GroupDelta, Hello, Numbered
-from schemas.messages.hopping import SweepDelta
 from schemas.session import ControllerSession, Deliver, ToNode
 from schemas.session.controller_session import ControllerOutput
+from schemas.transport import Identity, Link, Socket, load_keys, write_keys
+from schemas.wire.agent import AgentEvent, GroupDelta, Hello, Numbered
+from schemas.wire.sweeps import SweepDelta
 
 LIMIT_S: Final = 60.0
 TICK_S: Final = 0.25

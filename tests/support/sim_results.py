@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controlplane.sim.simulation_result import JobResult, SimulationResult
+from controlplane.sim.results import JobResult, SimulationResult
 from schemas.ids import Seconds
 
 

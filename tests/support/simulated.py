@@ -13,16 +13,14 @@ from controlplane.core.inputs import Input
 from controlplane.core.state import State
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, PolicyEvent, SearchStats
 from controlplane.policy.registry import entry, make
-from controlplane.sim.engine.event_queue import Kernel
-from controlplane.sim.engine.job_progress import TrainingProgress
-from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
+from controlplane.sim.cluster import NodeGroup, node_specs
+from controlplane.sim.engine.event_queue import Kernel, PlannerOptions, SimOptions
+from controlplane.sim.engine.jobs import TrainingProgress
+from controlplane.sim.engine.oracle import SimulatorOracle
 from controlplane.sim.engine.simulation import Simulation
-from controlplane.sim.engine.simulator_oracle import SimulatorOracle
-from controlplane.sim.models.interference.rule import Interference
+from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
-from controlplane.sim.simulated_cluster import NodeGroup, node_specs
-from controlplane.sim.simulation_result import JobResult
-from controlplane.sim.submissions import TraceJob
+from controlplane.sim.results import JobResult, TraceJob
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import JobSpec
 

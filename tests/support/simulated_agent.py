@@ -10,21 +10,13 @@ from dataclasses import dataclass, field
 
 import zmq.asyncio
 
-from nodeagent.slot_devices import cpu_slots
+from nodeagent.devices import cpu_slots
 from schemas.codec import TO_AGENT, encode
 from schemas.ids import BootId, NodeId, Seconds
-from schemas.link import KeyPair, Link, Socket
-from schemas.messages.agent import (
-    AgentEvent,
-    GroupDelta,
-    Hello,
-    Numbered,
-    ToAgent,
-    Welcome,
-    WorkerSeen,
-)
 from schemas.nodes import NodeSpec
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SayHello, ToController
+from schemas.transport import KeyPair, Link, Socket
+from schemas.wire.agent import AgentEvent, GroupDelta, Hello, Numbered, ToAgent, Welcome, WorkerSeen
 
 Seen = tuple[WorkerSeen, ...]
 

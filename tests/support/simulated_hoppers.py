@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.core.inputs import NodeGreeted, NodeReported
-from schemas.groups import Member
 from schemas.ids import (
     BootId,
     JobId,
@@ -25,7 +24,9 @@ from schemas.ids import (
     node_of,
     worker_id,
 )
-from schemas.messages.agent import (
+from schemas.nodes import Member, NodeSpec, SlotSpec
+from schemas.session import AgentSession, Apply
+from schemas.wire.agent import (
     PREPARE,
     RECOVER,
     SETTLED,
@@ -50,7 +51,7 @@ from schemas.messages.agent import (
     WorkerSeen,
     WorkerStarted,
 )
-from schemas.messages.hopping import (
+from schemas.wire.sweeps import (
     StateCopied,
     StateNotCopied,
     StateSource,
@@ -58,8 +59,6 @@ from schemas.messages.hopping import (
     UnitOrder,
     WantedState,
 )
-from schemas.nodes import NodeSpec, SlotSpec
-from schemas.session import AgentSession, Apply
 from tests.support.sweep_site import History, goodness, loss_and_samples, step
 
 File = tuple[JobId, int, int]  # job, trial, version

@@ -7,30 +7,28 @@ from signal import SIGKILL
 
 from controlplane.core.inputs import NodeGreeted, NodeReported
 from nodeagent.reconciler import ProcessPhase, Reconciler
-from nodeagent.reconciler_actions import (
-    Action,
-    AwaitExit,
-    FetchWorkspace,
-    ForgetJob,
-    GrantSlot,
-    Kill,
-    OrderGroup,
-    PublishEvent,
-    RemoveWorker,
-    StartWorker,
-    Terminate,
-)
 from nodeagent.reconciler_events import (
+    Action,
     Adopted,
+    AwaitExit,
     Connected,
     Desired,
     Ended,
     Event,
+    FetchWorkspace,
+    ForgetJob,
     GraceOver,
+    GrantSlot,
+    Kill,
     LogsStored,
+    OrderGroup,
+    PublishEvent,
+    RemoveWorker,
     ReportRead,
     Started,
     StartFailed,
+    StartWorker,
+    Terminate,
     WorkspaceFailed,
     WorkspaceReady,
 )
@@ -46,12 +44,8 @@ from schemas.ids import (
     WorkerId,
     worker_id,
 )
-from schemas.messages.agent import (
-    GroupDelta,
-    JobCleared,
-    Welcome,
-)
 from schemas.session import AgentSession, Apply
+from schemas.wire.agent import GroupDelta, JobCleared, Welcome
 from tests.support.builders import (
     assignment,
     formed,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schemas.groups import Group
 from schemas.ids import (
     JobId,
     Version,
     WorkerId,
     worker_id,
 )
-from schemas.messages.agent import (
+from schemas.nodes import Group
+from schemas.wire.agent import (
     JOIN,
     PREPARE,
     RECOVER,
@@ -25,7 +25,7 @@ from schemas.messages.agent import (
     GroupDelta,
     ScriptReport,
 )
-from schemas.messages.worker import Assignment
+from schemas.wire.worker import Assignment
 from tests.support.builders import (
     awaits,
     broken,

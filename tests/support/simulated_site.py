@@ -9,7 +9,7 @@ from typing import Any
 from controlplane.core.commands import Command, SendDelta
 from controlplane.core.inputs import Input, NodeLost
 from schemas.ids import JobId, NodeId, Seconds, SlotId, WorkerId, slot_id
-from schemas.messages.agent import GroupDelta
+from schemas.wire.agent import GroupDelta
 from tests.support.builders import proposal
 from tests.support.controller import Controller
 from tests.support.simulated_node import Node

@@ -15,9 +15,9 @@ from nodeagent.reconciler_events import (
     ReportRead,
 )
 from schemas.codec import encode
-from schemas.groups import Group
 from schemas.ids import JobId, Rank, Version, WorkerId
-from schemas.messages.agent import (
+from schemas.nodes import Group
+from schemas.wire.agent import (
     JOIN,
     RECOVER,
     SETTLED,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from schemas.ids import JobId
-from schemas.messages.client import JobSummary
+from schemas.wire.client import JobSummary
 
 
 def summary(job: JobId, **changes: Any) -> JobSummary:

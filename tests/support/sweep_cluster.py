@@ -9,15 +9,15 @@ from typing import Any
 
 from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta, SendSweepDelta
 from controlplane.core.handlers import sweeps
-from controlplane.core.history_records import Record
+from controlplane.core.history import Record
 from controlplane.core.inputs import ControllerStarted, Input, NodeLost
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_sweep import JobSweep
+from controlplane.core.model.sweep import JobSweep
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, slot_id
-from schemas.messages.agent import GroupDelta
-from schemas.messages.feed import FeedEvent
-from schemas.messages.hopping import SweepDelta
 from schemas.sweeps import Parameter, RandomSearch, SearchSpec, SweepSpec
+from schemas.wire.agent import GroupDelta
+from schemas.wire.feed import FeedEvent
+from schemas.wire.sweeps import SweepDelta
 from tests.support.builders import proposal
 from tests.support.controller import Controller
 from tests.support.simulated_hoppers import Hopper, HopperNode, World

@@ -7,8 +7,8 @@ from typing import Any
 
 from controlplane.client import ASHA, Choice, LogUniform, Sweep
 from schemas.ids import JobId, NodeId, Seconds, SlotId
-from schemas.messages.client import Ledger, LedgerUnit, SweepDetail, TrialInfo
 from schemas.sweeps import SweepSpec
+from schemas.wire.client import Ledger, LedgerUnit, SweepDetail, TrialInfo
 from tests.support.builders import A
 from tests.support.summaries import summary
 

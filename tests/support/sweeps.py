@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from controlplane.sweeps.searchers.search import next_decisions
+from controlplane.sweeps.search import next_decisions
 from controlplane.sweeps.trials import Decision, Trial, apply, with_score
 from schemas.sweeps import Parameter, Searcher, SearchSpec, log_uniform
 

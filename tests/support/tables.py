@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.core.errors import IllegalTransitionError
+from controlplane.core.commands import IllegalTransitionError
 from controlplane.core.model import job_phases, node, rescale, worker
 from schemas.ids import Rank, Version, worker_id
 from tests.support.builders import S0, A

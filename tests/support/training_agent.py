@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 import zmq.asyncio
 
 from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_actions import (
+from nodeagent.reconciler_events import (
     Action,
+    Connected,
+    Desired,
+    Event,
     FetchWorkspace,
     ForgetJob,
     GrantSlot,
@@ -16,19 +19,12 @@ from nodeagent.reconciler_actions import (
     OrderGroup,
     PublishEvent,
     RemoveWorker,
+    Started,
     StartWorker,
     Terminate,
-)
-from nodeagent.reconciler_events import (
-    Connected,
-    Desired,
-    Event,
-    Started,
     WorkspaceReady,
 )
-from schemas.messages.agent import (
-    GroupDelta,
-)
+from schemas.wire.agent import GroupDelta
 from tests.support.simulated_agent import Seen, SimulatedAgent
 from tests.support.simulated_training import Training, Worker
 

@@ -24,13 +24,12 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.ones.greedy import repaired
-from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.problem import InterferenceModel, Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
+from controlplane.policy.options import OnesOptions
 from controlplane.policy.registry import make
-from controlplane.prediction.array_types import IntArray
+from controlplane.prediction import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import Utility
 from tests.support.builders import slot_view

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_ty
 import msgspec
 
 from schemas.codec import tag_of
-from schemas.messages import Message, client, feed, files, keys, logs, states
+from schemas.wire import Message, client, feed, files
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "wire.md"
 HEADING: Final = "## Every field\n"
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 def structs() -> Iterator[type[msgspec.Struct]]:
     """All that a client sends or gets, and all that is in it, each once."""
     seen: dict[type[msgspec.Struct], None] = {}
-    for module in (client, keys, logs, files, feed, states):
+    for module in (client, client, feed, files, feed, files):
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not Message:
                 for found in _with_parts(kind):

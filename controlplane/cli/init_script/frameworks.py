@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from controlplane.cli.init_script.literal_numbers import Numbers, literal
 from controlplane.cli.init_script.syntax import (
     Edit,
+    Numbers,
     Source,
     called,
     dotted,
     keyword,
     last_name,
+    literal,
 )
 
 WHOLE: Final = "an epoch has every sample once"

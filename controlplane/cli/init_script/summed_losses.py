@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
-from controlplane.cli.init_script.literal_numbers import literal
-from controlplane.cli.init_script.syntax import called, dotted, keyword, last_name, loads
+from controlplane.cli.init_script.syntax import called, dotted, keyword, last_name, literal, loads
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 BRANCHES: Final = (ast.If, ast.Try, ast.Match)

@@ -1,28 +1,273 @@
-"""The commands of `ones sweep`."""
+"""The commands of `ones sweep`.
+
+sweep sample: configurations that Optuna suggests, added as others end.
+
+stop, pause, resume, delete, clone and add: a user's hand on single trials.
+
+sweep submit: a sweep's file, or the manifest of one that was run before.
+"""
 
 from __future__ import annotations
 
-from cyclopts import App
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
 
-from controlplane.cli.sweep import changes, export, list_and_show, manifest, preview, sample, submit
+import msgspec
+from cyclopts import App, Parameter
+
+from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, print_line
+from controlplane.cli.submission import Submission, prepared
+from controlplane.cli.submit import KEY_HELP, PROJECT_HELP, send
+from controlplane.cli.sweep import export, preview, tables
+from controlplane.client import BlockingClient
+from controlplane.client.archive import digest_of, pack, survey
+from controlplane.client.job_file import checked
+from controlplane.client.spec_overrides import toml_value
+from controlplane.client.sweeps.manifest import read_manifest
+from controlplane.client.sweeps.requests import Change
+from controlplane.client.sweeps.sampler import SamplerName
+from controlplane.client.sweeps.sweep import short, stated_sweep
+from schemas.errors import BadFieldError, suggestion
+from schemas.sweeps import MAX_CONFIGURATIONS, Space, Value
+from schemas.wire.client import SweepChanged
+
+PARALLEL_HELP = "that may train or wait for a slot at once; default: one more than the most slots"
+
+
+def sample(
+    job: JobName,
+    /,
+    *,
+    trials: Annotated[int, Parameter(help="that the sweep shall have, those that it has too")],
+    sampler: Annotated[SamplerName, Parameter(help="of Optuna; gp needs torch")] = "tpe",
+    parallel: Annotated[int | None, Parameter(help=PARALLEL_HELP)] = None,
+    common: Common = COMMON,
+) -> int:
+    """Add configurations to sweep JOB that Optuna suggests from its results, as others end."""
+    for name, number in (("trials", trials), ("parallel", parallel)):
+        if number is not None and not 1 <= number <= MAX_CONFIGURATIONS:
+            what = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
+            raise BadFieldError(what, "choose one inside", name)
+
+    def say(number: int, values: Mapping[str, Value]) -> None:
+        if common.output == "jsonl":
+            print_line({"job": job, "trial": number, "values": values})
+        elif common.output == "quiet":
+            sys.stdout.write(f"{number}\n")
+        elif common.output == "table":
+            said = ", ".join(f"{name} {short(value)}" for name, value in values.items())
+            sys.stdout.write(f"{job} trial {number}: {said}\n")
+        sys.stdout.flush()
+
+    with BlockingClient(common.home) as client:
+        many = client.sweep_run(job).sample(trials, sampler, parallel, say)
+    if common.output == "json":
+        print_json({"job": job, "trials": many})
+    if many < trials:
+        sys.stderr.write(f"ones: {job} was over with {many} configurations\n")
+        return Exit.JOB_FAILED
+    return Exit.OK
+
+
+VALUES_HELP = "NAME=VALUE of the configuration: lr=0.1"
+Values = Annotated[list[str] | None, Parameter(name="--set", help=VALUES_HELP)]
+RESTS = "rests after its unit"
+
+
+def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+    """End TRIAL of sweep JOB; what it reached counts."""
+    return _each(job, "stop", (trial, *more), common)
+
+
+def pause(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+    """Let TRIAL of sweep JOB rest after its unit, until it is resumed."""
+    return _each(job, "pause", (trial, *more), common)
+
+
+def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+    """Let TRIAL of sweep JOB train on."""
+    return _each(job, "resume", (trial, *more), common)
+
+
+def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+    """End TRIAL of sweep JOB and drop its states."""
+    return _each(job, "delete", (trial, *more), common)
+
+
+def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> int:
+    """Add a trial to sweep JOB that goes on from the state of TRIAL, with some values changed."""
+    with BlockingClient(common.home) as client:
+        space = client.sweep(job).spec.search.space
+        values = values_of(set_ or (), space)
+        changed = client.change_sweep(job, "add", values=values, parent=trial)
+    _say([changed], common, alone=True)
+    return Exit.OK
+
+
+def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int:
+    """Add a configuration to sweep JOB, with all values of its space."""
+    with BlockingClient(common.home) as client:
+        space = client.sweep(job).spec.search.space
+        changed = client.change_sweep(job, "add", values=values_of(set_ or (), space))
+    _say([changed], common, alone=True)
+    return Exit.OK
+
+
+def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
+    """Values that a user typed, of a space.
+
+    Raises:
+        BadFieldError: if one has no such form, or there is no such name.
+    """
+    found: dict[str, Value] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            what = f"--set {assignment!r} is no assignment"
+            raise BadFieldError(what, "write NAME=VALUE, such as lr=0.1", "set")
+        if name not in space:
+            hint = suggestion(name, space, f"one of {', '.join(space)}")
+            raise BadFieldError(f"--set {name}: the space has no such value", hint, name)
+        found[name] = typed(text, name, space)
+    return found
+
+
+def typed(text: str, name: str, space: Space) -> Value:
+    """A value as its form has it: a text among choices stays one, a whole number may be real.
+
+    Raises:
+        BadFieldError: if it is no text, number or truth value.
+    """
+    parameter, value = space[name], toml_value(text)
+    for one in parameter.choice or ():
+        if text == str(one) or (type(one) is type(value) and one == value):
+            return one
+    if parameter.form in {"uniform", "log_uniform"} and type(value) is int:
+        return float(value)
+    if not isinstance(value, str | int | float | bool):
+        what = f"--set {name}: {text[:60]!r} is no value of a configuration"
+        raise BadFieldError(what, "give a text, a number or a truth value", name)
+    return value
+
+
+def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> int:
+    done: list[SweepChanged] = []
+    try:
+        with BlockingClient(common.home) as client:
+            for trial in dict.fromkeys(trials):
+                done.append(client.change_sweep(job, change, trial))  # noqa: PERF401 - kept if one is refused
+    finally:
+        _say(done, common, alone=len(trials) == 1, resting=change == "pause")
+    return Exit.OK
+
+
+def _say(
+    done: Sequence[SweepChanged], common: Common, *, alone: bool, resting: bool = False
+) -> None:
+    rows = [{"job": one.job, "trial": one.trial, "state": one.state} for one in done]
+    if common.output == "json" and rows:
+        print_json(rows[0] if alone else rows)
+    for one, row in zip(done, rows, strict=True):
+        if common.output == "jsonl":
+            print_line(row)
+        elif common.output == "quiet":
+            sys.stdout.write(f"{one.trial}\n")
+        elif common.output == "table":
+            said = RESTS if resting and one.state == "training" else one.state
+            sys.stdout.write(f"{one.job} trial {one.trial} {said}\n")
+
+
+SET_HELP = "KEY=VALUE over the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"
+MANIFEST_HELP = "of a sweep that was run: the same space, searcher and seed again"
+WORKDIR_HELP = "with --manifest: where its functions lie; default: what the cluster has of them"
+CHANGED_HELP = "with --workdir: even if its files are not the same any more"
+
+
+def submit(
+    file: Path | None = None,
+    /,
+    *,
+    set_: Annotated[list[str] | None, Parameter(name="--set", help=SET_HELP)] = None,
+    manifest: Annotated[Path | None, Parameter(help=MANIFEST_HELP)] = None,
+    workdir: Annotated[Path | None, Parameter(help=WORKDIR_HELP)] = None,
+    changed: Annotated[bool, Parameter(negative="", help=CHANGED_HELP)] = False,
+    wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
+    key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
+    project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
+    dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Submit the sweep that FILE (TOML) describes, with a snapshot of its working directory."""
+    if (file is None) == (manifest is None):
+        raise BadFieldError(
+            "give FILE or --manifest, one of both", "see `ones sweep submit --help`"
+        )
+    if file is not None:
+        if workdir is not None or changed:
+            raise BadFieldError("--workdir and --changed go with --manifest", "leave them out")
+        ready = prepared(file, set_ or ())
+        stated_sweep(ready.spec)
+    else:
+        assert manifest is not None  # noqa: S101 - one of both
+        if set_:
+            raise BadFieldError("--set goes with FILE", "a manifest is run again as it was", "set")
+        ready = from_manifest(manifest, workdir, changed=changed)
+    ready = ready._replace(project=project)
+    try:
+        return send([ready], key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
+    except BadFieldError as error:
+        if error.field != "snapshot" or not ready.stored:
+            raise
+        what = f"the cluster has no snapshot {ready.stored[:12]} any more"
+        raise BadFieldError(what, "name a copy of the files with --workdir", "workdir") from None
+
+
+def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submission:
+    """A sweep that was run before, ready to go.
+
+    Args:
+        workdir: where its functions lie; None: the cluster has them from then.
+        changed: whether that may have changed.
+
+    Raises:
+        BadFieldError: if the working directory is not the one of the manifest.
+    """
+    found = read_manifest(file)
+    if workdir is None:
+        if changed:
+            raise BadFieldError("--changed goes with --workdir", "name the files", "changed")
+        return Submission(file, found.spec, (), found.snapshot)
+    spec = checked(msgspec.structs.replace(found.spec, workdir=str(workdir)), Path.cwd())
+    digest = digest_of(pack(Path(spec.workdir)))
+    if digest != found.snapshot and not changed:
+        other = f"{digest[:12]}, not {found.snapshot[:12]}"
+        what = f"{spec.workdir} is not what {found.job} was run with: {other}"
+        hint = "take out what was not there, or accept the difference with --changed"
+        raise BadFieldError(what, hint, "workdir")
+    return Submission(file, spec, survey(Path(spec.workdir)))
+
 
 sweep = App(name="sweep", help="Train many configurations of one model, and keep the best.")
 for command in (
-    submit.submit,
+    submit,
     preview.preview,
-    list_and_show.ls,
-    list_and_show.show,
-    list_and_show.best,
-    changes.stop,
-    changes.pause,
-    changes.resume,
-    changes.delete,
-    changes.clone,
-    changes.add,
-    sample.sample,
+    tables.ls,
+    tables.show,
+    tables.best,
+    stop,
+    pause,
+    resume,
+    delete,
+    clone,
+    add,
+    sample,
     export.export,
-    manifest.manifest,
-    manifest.replay,
+    preview.manifest,
+    preview.replay,
 ):
     sweep.command(command)
 sweep.command(

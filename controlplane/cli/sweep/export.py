@@ -10,14 +10,12 @@ from typing import Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common, JobName
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_data
+from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.tables import epoch_rows
 from schemas.errors import BadFieldError, SettingsError
-from schemas.messages.client import SweepDetail
+from schemas.wire.client import SweepDetail
 
 CSV_HELP = "every epoch of every trial; - is the standard output"
 BOARD_HELP = "a folder of scalars for TensorBoard, a run for each trial"

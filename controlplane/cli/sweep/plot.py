@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.common_options import COMMON, Common, JobName
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_data
-from controlplane.cli.timeline_png import new_figure, save
+from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data
+from controlplane.cli.plots import new_figure, save
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import short
 from controlplane.client.sweeps.tables import best_of, ranked
 from schemas.errors import BadFieldError
-from schemas.messages.client import SweepDetail, TrialInfo
+from schemas.wire.client import SweepDetail, TrialInfo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

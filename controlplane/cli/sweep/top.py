@@ -14,17 +14,23 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.common_options import COMMON, Common, JobName
-from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import STYLES, byte_count, even, print_data
-from controlplane.cli.sweep.trial_columns import TRAINING, summary_lines
-from controlplane.cli.sweep.trial_table import GAP, trial_table
+from controlplane.cli.output import (
+    COMMON,
+    STYLES,
+    Common,
+    Exit,
+    JobName,
+    byte_count,
+    even,
+    print_data,
+)
+from controlplane.cli.sweep.tables import GAP, TRAINING, summary_lines, trial_table
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.tables import ranked, trial_row
 from schemas.errors import UnavailableError, UnreachableError
 from schemas.jobs import ENDED
-from schemas.messages.client import SweepDetail, TrialInfo
+from schemas.wire.client import SweepDetail, TrialInfo
 
 EVERY_S: Final = 1.0
 PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said

@@ -1,19 +1,26 @@
-"""The same for scripts without an event loop."""
+"""The same for scripts without an event loop.
+
+The same for scripts without an event loop.
+"""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from controlplane.client.files import BlockingKeyRequests
 from controlplane.client.sweeps.manifest import Manifest
 from controlplane.client.sweeps.preview import Preview
+from controlplane.client.sweeps.requests import Change, SweepRequests
 from controlplane.client.sweeps.runs import Exported, SweepRun
 from controlplane.client.sweeps.sampler import SamplerName
+from controlplane.client.sweeps.sweep import Sweep
 from controlplane.client.sweeps.tables import Best
 from schemas.ids import JobId
-from schemas.messages.client import JobDetail, SweepDetail
 from schemas.sweeps import Value
+from schemas.wire.client import JobDetail, Ledger, SweepChanged, SweepDetail
 
 T = TypeVar("T")
 Await = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -143,3 +150,71 @@ class BlockingSweepRun:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._await(work)  # type: ignore[no-any-return] # as the coroutine gives it
+
+
+class BlockingSweepRequests(BlockingKeyRequests):
+    """What `BlockingClient` does with sweeps."""
+
+    @property
+    @abc.abstractmethod
+    def _sweeps(self) -> SweepRequests:
+        """The client whose loop runs in a thread."""
+
+    @abc.abstractmethod
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let the client's loop do it."""
+
+    def submit_sweep(
+        self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
+    ) -> BlockingSweepRun:
+        """See `Client.submit_sweep`.
+
+        Args:
+            workdir: where its functions lie; None: as `sweep` says.
+            key: the same key gives the same sweep; None: a new one each time.
+        """
+        run = self._run(self._sweeps.submit_sweep(sweep, workdir, key))
+        return BlockingSweepRun(run, self._run)
+
+    def sweep_run(self, job: str) -> BlockingSweepRun:
+        """See `Client.sweep_run`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
+        return BlockingSweepRun(self._sweeps.sweep_run(job), self._run)
+
+    def sweep(self, job: str) -> SweepDetail:
+        """See `Client.sweep`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
+        return self._run(self._sweeps.sweep(job))
+
+    def change_sweep(
+        self,
+        job: str,
+        change: Change,
+        trial: int | None = None,
+        *,
+        values: Mapping[str, Value] | None = None,
+        parent: int | None = None,
+        key: str | None = None,
+    ) -> SweepChanged:
+        """See `Client.change_sweep`.
+
+        Args:
+            trial: all but `add`.
+            values: `add`: of the configuration; beside a parent's own where there is one.
+            parent: `add`: go on from this trial's state.
+            key: makes a repetition harmless; None: a new change each time.
+        """
+        changing = self._sweeps.change_sweep(
+            job, change, trial, values=values, parent=parent, key=key
+        )
+        return self._run(changing)
+
+    def ledger(self, job: str) -> Ledger:
+        """See `Client.ledger`."""
+        return self._run(self._sweeps.ledger(job))

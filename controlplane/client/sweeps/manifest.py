@@ -9,8 +9,8 @@ import msgspec
 
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import JobSpec
-from schemas.messages.client import Ledger, LedgerUnit, SweepDetail
 from schemas.sweeps import Value
+from schemas.wire.client import Ledger, LedgerUnit, SweepDetail
 
 FORMAT: Final = 1
 
@@ -27,7 +27,7 @@ class ManifestTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ManifestUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that counts; fields as in `schemas.messages.client.LedgerUnit`."""
+    """A unit that counts; fields as in `schemas.wire.client.LedgerUnit`."""
 
     trial: int
     by: int

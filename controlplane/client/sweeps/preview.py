@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from controlplane.sweeps.searchers.search import first_trials, next_decisions
+from controlplane.sweeps.search import first_trials, next_decisions
 from controlplane.sweeps.trials import Trial, apply, with_score
 from schemas.sweeps import Grid, Hyperband, PopulationBased, RandomSearch, SearchSpec, SweepSpec
 

@@ -10,12 +10,13 @@ from typing import Literal
 
 import msgspec
 
-from controlplane.client.key_requests import KeyRequests
+from controlplane.client.files import KeyRequests
 from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sweep import Sweep
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
-from schemas.messages.client import (
+from schemas.sweeps import Value
+from schemas.wire.client import (
     ChangeSweep,
     GetLedger,
     GetSweep,
@@ -24,7 +25,6 @@ from schemas.messages.client import (
     SweepChanged,
     SweepDetail,
 )
-from schemas.sweeps import Value
 
 Change = Literal["add", "stop", "pause", "resume", "delete"]
 

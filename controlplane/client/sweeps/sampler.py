@@ -11,11 +11,10 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from controlplane.sweeps.configurations import conditions_first
-from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.configurations import conditions_first, stream
 from schemas.errors import SettingsError
-from schemas.messages.client import SweepDetail, TrialInfo
 from schemas.sweeps import Parameter, Space, Value
+from schemas.wire.client import SweepDetail, TrialInfo
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

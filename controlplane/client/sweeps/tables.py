@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from schemas.messages.client import SweepDetail, TrialInfo
+from schemas.wire.client import SweepDetail, TrialInfo
 
 DELETED: Final = "deleted"
 

@@ -10,28 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import group_recovery
-from controlplane.core.handlers.group_orders import OPERATOR
-from controlplane.core.handlers.group_rescale import order_change
-from controlplane.core.handlers.job_ends import withdraw
+from controlplane.core.handlers import recovery
+from controlplane.core.handlers.lifecycle import withdraw
+from controlplane.core.handlers.rescale import order_change
+from controlplane.core.handlers.start import OPERATOR
 from controlplane.core.inputs import (
     DrainDue,
     DrainExpired,
     DrainRequested,
     UndrainRequested,
 )
-from controlplane.core.model.batch_limit import batch_limit, local_limit
-from controlplane.core.model.drain import Drain
-from controlplane.core.model.job import Job
+from controlplane.core.model.job import Job, batch_limit, local_limit
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
-from controlplane.core.model.node import Node
+from controlplane.core.model.node import Drain, Node
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
-from controlplane.policy.planning.packing import split
-from schemas.groups import Member
+from controlplane.policy.placement.slot_partition import split
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
-from schemas.messages.feed import Detail
+from schemas.nodes import Member
+from schemas.wire.feed import Detail
 
 # --- what operators ask for
 
@@ -85,7 +83,7 @@ def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
         return
     drain.over = True
     for job in ctx.state.slot_index.jobs_on(node.node):
-        group_recovery.lose_node(ctx, job, node.node, f"node {node.node} is {drain.why}")
+        recovery.lose_node(ctx, job, node.node, f"node {node.node} is {drain.why}")
         ctx.send_to(job, [node.node])
     ctx.ask = True
 
@@ -127,9 +125,7 @@ def _leave(ctx: HandlerContext, job: Job, drain: Drain) -> None:
         change = status.change
         new = [m for m in change.group.members if status.group.member(m.worker) is None]
         if change.phase is RescalePhase.PREPARING and _on_draining(ctx.state, new):
-            group_recovery.abandon(
-                ctx, job, RescaleTrigger.SUPERSEDED, f"a newcomer's node is {why}"
-            )
+            recovery.abandon(ctx, job, RescaleTrigger.SUPERSEDED, f"a newcomer's node is {why}")
     elif isinstance(status, Running) and _movable(ctx.state, job, ctx.now):
         _move(ctx, job, status, drain)
 

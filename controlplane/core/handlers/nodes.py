@@ -6,9 +6,9 @@ from collections.abc import Container, Iterable
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import departures, group_recovery, node_health, sweeps, worker_exits
-from controlplane.core.handlers.worker_reports import note_process
-from controlplane.core.history_records import ProcessStarted
+from controlplane.core.handlers import exits, lifecycle, recovery, sweeps
+from controlplane.core.handlers.reports import note_process
+from controlplane.core.history import ProcessStarted
 from controlplane.core.inputs import (
     CommitsResumed,
     ControllerStarted,
@@ -23,8 +23,8 @@ from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase, NodeTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase
 from schemas.ids import JobId, node_of, slot_id, worker_id
-from schemas.messages.agent import WorkerExited, WorkerSeen
-from schemas.messages.feed import Detail
+from schemas.wire.agent import WorkerExited, WorkerSeen
+from schemas.wire.feed import Detail
 
 FORMER_BOOTS: Final = 8
 
@@ -40,7 +40,7 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
     state.deadlines.begin_anew(ctx.now)
     sweeps.on_controller_started(ctx)
     if event.ended_leave or event.sweeps_leave:
-        departures.begin(ctx, event)
+        lifecycle.begin(ctx, event)
     ctx.ask = True
 
 
@@ -66,7 +66,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
     node.run_id = event.run_id or node.run_id
-    node_health.note_problems(ctx, node, event.problems)
+    lifecycle.note_problems(ctx, node, event.problems)
     told = _reconcile(ctx, node, event.workers, wiped=wiped)
     sweeps.on_node_greeted(ctx, node.node)
     _tell(ctx, node, [name for name in dict.fromkeys(event.jobs) if name not in told])
@@ -90,7 +90,7 @@ def _reconcile(
     }
     state.slot_index.touch_node(node.node)
     for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
-        worker_exits.slot_freed(ctx, slot)
+        exits.slot_freed(ctx, slot)
     here = state.slot_index.workers_on(node.node)
     for job, worker in here:
         if (there := present.get(worker.worker)) is not None:
@@ -110,7 +110,7 @@ def _tell(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
         elif (version := ctx.state.left.get(name)) is not None:
-            departures.stop_again(ctx, name, version, node.node)
+            lifecycle.stop_again(ctx, name, version, node.node)
 
 
 def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: bool) -> None:
@@ -129,7 +129,7 @@ def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: b
     exited = WorkerExited(
         job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
     )
-    worker_exits.on_worker_exited(ctx, job, worker, exited)
+    exits.on_worker_exited(ctx, job, worker, exited)
 
 
 def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
@@ -166,7 +166,7 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
         return
     why = f"node {node.node} has been silent for {event.silent_s:.0f} s"
     for job in ctx.state.slot_index.jobs_on(node.node):
-        group_recovery.lose_node(ctx, job, node.node, why)
+        recovery.lose_node(ctx, job, node.node, why)
     ctx.ask = True
 
 

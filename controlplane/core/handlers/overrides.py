@@ -6,32 +6,30 @@ from collections import Counter
 from collections.abc import Sequence
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.group_orders import OPERATOR
-from controlplane.core.handlers.group_recovery import abandon
-from controlplane.core.handlers.group_rescale import order_change
-from controlplane.core.handlers.group_start import start
-from controlplane.core.handlers.job_ends import withdraw
-from controlplane.core.handlers.swaps import begin
-from controlplane.core.handlers.swaps import reconcile_all as reconcile_swaps
-from controlplane.core.history_records import Decided
+from controlplane.core.handlers.lifecycle import withdraw
+from controlplane.core.handlers.plans import begin
+from controlplane.core.handlers.plans import reconcile_all as reconcile_swaps
+from controlplane.core.handlers.recovery import abandon
+from controlplane.core.handlers.rescale import order_change
+from controlplane.core.handlers.start import OPERATOR, start
+from controlplane.core.history import Decided
 from controlplane.core.inputs import (
     OverrideDue,
     PauseRequested,
     ResizeRequested,
     ResumeRequested,
 )
-from controlplane.core.model.job import Job
+from controlplane.core.model.job import Job, ManualOverride
 from controlplane.core.model.job_phases import JobTrigger, Phase
-from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.slot_index import SlotIndex
 from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Reason
-from controlplane.policy.planning.packing import split
+from controlplane.policy.placement.slot_partition import split
 from schemas.ids import Seconds, SlotId, node_of
-from schemas.messages.agent import SUSPEND
-from schemas.messages.client import Decision
-from schemas.messages.feed import Detail
+from schemas.wire.agent import SUSPEND
+from schemas.wire.client import Decision
+from schemas.wire.feed import Detail
 
 # --- what operators ask for
 

@@ -1,21 +1,276 @@
-"""Follows a plan: what still fits of it becomes starts, changes and pauses."""
+"""Follows a plan: what still fits of it becomes starts, changes and pauses.
+
+Running jobs trade slots: one steps aside, the others follow, and it comes last.
+
+Every move is one of the changes that groups make anyway: newcomers are prepared beside owners that
+leave, a slot changes hands when its process has exited. One that has to pause trains on until those
+who get its slots are prepared and wait for them. A swap is only the intention behind them,
+looked at after every input; if anything comes in between, it is given up, and its jobs are where
+they are: whatever a policy does next fits that.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import swaps
-from controlplane.core.handlers.group_rescale import order_change
-from controlplane.core.handlers.group_start import start
-from controlplane.core.handlers.job_ends import end
-from controlplane.core.history_records import Decided, EndPromised
+from controlplane.core.handlers.lifecycle import end, withdraw
+from controlplane.core.handlers.recovery import abandon
+from controlplane.core.handlers.rescale import order_change
+from controlplane.core.handlers.start import start
+from controlplane.core.history import Decided, EndPromised
 from controlplane.core.inputs import PlanProposed
-from controlplane.core.model.job import Job, PromisedEnd
-from controlplane.core.model.job_phases import JobTrigger, Phase
+from controlplane.core.model.job import Job, ManualOverride, PromisedEnd
+from controlplane.core.model.job_phases import JobTrigger, Phase, Running
+from controlplane.core.model.rescale import RescalePhase, RescaleTrigger, Swap, Way
 from controlplane.core.plan_check import Move, check
 from controlplane.policy.api import Reason
-from controlplane.policy.planning.packing import split
-from schemas.ids import Seconds, SlotId
-from schemas.messages.client import Decision, PromiseInfo
+from controlplane.policy.placement.slot_partition import split
+from schemas.ids import JobId, Seconds, SlotId
+from schemas.nodes import Group
+from schemas.wire.agent import RECOVER
+from schemas.wire.client import Decision, PromiseInfo
+
+PATIENCE_S: Final = 300.0  # a pause waits no longer for newcomers who never say that they wait
+
+
+def begin(ctx: HandlerContext, swap: Swap) -> bool:
+    """Take up a swap; its first orders follow with `reconcile_all`.
+
+    Args:
+        swap: of jobs that train; none of them is in another one.
+
+    Returns:
+        False if it cannot be: nothing is changed then.
+    """
+    if _broken(ctx, swap):
+        return False
+    swap.began = ctx.now
+    ctx.state.swaps.append(swap)
+    _touch(ctx, swap)
+    asides = [f"{name} {aside.way.value}" for name, aside in swap.aside.items()]
+    ctx.announce("policy.swap", detail={"jobs": _names(swap), "how": ", ".join(asides)})
+    return True
+
+
+def reconcile_all(ctx: HandlerContext) -> None:
+    """Do the next thing for every swap, and end those that are over or broken."""
+    for swap in list(ctx.state.swaps):
+        why = _broken(ctx, swap)
+        if not why:
+            _go_on(ctx, swap)
+            if all(_is_there(ctx.state.jobs[name], swap) for name in swap.targets):
+                why = "done"
+        if why:
+            ctx.state.swaps.remove(swap)
+            _touch(ctx, swap)
+            _call_off_waits(ctx, swap)
+            took_s = ctx.now - swap.began
+            ctx.announce(
+                "policy.swapped",
+                detail={"jobs": _names(swap), "outcome": why, "took_s": took_s},
+            )
+            ctx.ask = True
+
+
+def _call_off_waits(ctx: HandlerContext, swap: Swap) -> None:
+    """Nobody waits for slots that are not given up."""
+    for name in swap.targets:
+        job = ctx.state.jobs[name]
+        if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
+            why = "paused: it does not get its new slots"
+            withdraw(ctx, job, "abandoned", JobTrigger.SUSPENDED, why)
+        preparing = job.change is not None and job.change.phase is RescalePhase.PREPARING
+        leaving = ctx.state.slot_index.releasing()
+        if preparing and any(w.reserved and w.slot not in leaving for w in job.workers.values()):
+            abandon(ctx, job, RescaleTrigger.SUPERSEDED, "the slots that it reserved are kept")
+
+
+def _names(swap: Swap) -> str:
+    return ", ".join(swap.targets)
+
+
+def _touch(ctx: HandlerContext, swap: Swap) -> None:
+    """Policies see something else of these from now on, and what they planned before is stale."""
+    for name in swap.targets:
+        ctx.state.jobs[name].changed_at = ctx.state.version
+        ctx.changed_jobs[name] = None
+
+
+# --- whether it can go on
+
+
+def _broken(ctx: HandlerContext, swap: Swap) -> str:
+    """Why it is given up; nothing while it goes on."""
+    for name in swap.targets:
+        job = ctx.state.jobs[name]
+        why = _left(ctx, job, swap) or _lost_slots(ctx, job, swap)
+        if why:
+            return f"given up: {name} {why}"
+    return ""
+
+
+def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
+    """Why a job takes part no longer; nothing if it does."""
+    aside = swap.aside.get(job.job)
+    pauses = aside is not None and aside.way is Way.PAUSE and job.job in swap.stepped
+    change = job.change
+    if job.ended:
+        return "ended"
+    if job.override is not None and not _wants(job.override, swap.targets[job.job]):
+        return "is under another order"
+    if isinstance(job.status, Running) and job.status.script.finished:
+        return "is done with its training"
+    if change is not None and change.kind == RECOVER:
+        return "lost a member"
+    if job.phase in {Phase.QUEUED, Phase.PAUSED, Phase.STARTING} and not pauses:
+        return "lost its group"
+    if max(job.attempts.change_at, job.attempts.start_at) > ctx.now:
+        return "could not be changed"
+    return ""
+
+
+def _wants(override: ManualOverride, target: Mapping[SlotId, int]) -> bool:
+    """Whether the swap is what an operator ordered."""
+    batch = override.batch in {None, sum(target.values())}
+    return batch and not override.paused and {*override.on} == {*target}
+
+
+def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
+    """Whether a slot of its future is gone, or somebody else came to have it."""
+    nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
+    for slot in (*swap.targets[job.job], *job.size.slots):
+        node = nodes.get(slot)
+        if node is None or not node.usable:
+            return f"cannot have {slot}: its node takes no new work"
+        if slot in owners and owners[slot] not in swap.targets:
+            return f"cannot have {slot}: {owners[slot]} has it"
+    return ""
+
+
+# --- the next orders
+
+
+def _go_on(ctx: HandlerContext, swap: Swap) -> None:
+    """Order what can be ordered: what one gives up may be what another one waits for."""
+    while any(_order(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
+        _pause(ctx, ctx.state.jobs[name], swap) for name in swap.aside
+    ):
+        pass
+
+
+def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
+    """The next order for one job; False if it has to wait, or is there."""
+    target, aside = swap.targets[job.job], swap.aside.get(job.job)
+    reason = swap.reasons[job.job]
+    if job.phase is Phase.PAUSED:
+        if not all(_will_be_left(ctx, slot, swap) for slot in target):
+            return False
+        start(ctx, job, target, reason, by=swap.by)
+        return True
+    if job.phase is not Phase.RUNNING or _is_there(job, swap):
+        return False
+    if aside is not None and job.job not in swap.stepped:
+        if aside.way is Way.PAUSE:
+            return False  # see `_pause`
+        swap.stepped[job.job] = None
+        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+    have = [member.slot for member in job.group.members] if job.group else []
+    if aside is not None and not set(have) <= {*aside.local_batch, *target}:
+        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+    if not _can_have(ctx, job, [slot for slot in target if slot not in have], swap):
+        return False
+    return _change(ctx, job, target, reason, swap.by)
+
+
+def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
+    """Let a job stop that has to, once nobody who gets its slots keeps it waiting afterwards."""
+    aside, group = swap.aside[job.job], job.group
+    if aside.way is not Way.PAUSE or job.job in swap.stepped or group is None:
+        return False
+    if job.phase is not Phase.RUNNING or not _heirs_wait(ctx, group, swap):
+        return False
+    swap.stepped[job.job] = None
+    return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+
+
+def _heirs_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
+    """Whether those who are prepared beside `group` are done with what can be done there.
+
+    If nobody is, because all of them need slots of others, too, its pause comes when nothing else
+    is under way: that is what they wait for.
+    """
+    reservations = ctx.state.slot_index.reservations()
+    heirs = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
+    if heirs:
+        return all(heir.waits for heir in heirs) or ctx.now - swap.began >= PATIENCE_S
+    jobs = (ctx.state.jobs[name] for name in swap.targets)
+    return all(job.change is None and job.phase is not Phase.STARTING for job in jobs)
+
+
+def _change(
+    ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Reason, by: str
+) -> bool:
+    """To these slots, or first to both places, beside those who leave; as in any migration."""
+    have = [member.slot for member in job.group.members] if job.group else []
+    new = [slot for slot in placed if slot not in have]
+    before = job.version
+    if new and not all(slot in placed for slot in have):
+        union = [*have, *new]
+        placed = split(max(sum(placed.values()), len(union)), union)
+        reason = _without_speed(reason)
+    order_change(ctx, job, placed, reason, by=by)
+    return job.version != before
+
+
+def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
+    """Whether a slot is free, or one of the others has it and has none of its own to wait for."""
+    index = ctx.state.slot_index
+    owner = index.owners().get(slot)
+    if slot in index.reservations():
+        return False
+    return owner is None or (owner in swap.targets and slot not in swap.targets[owner])
+
+
+def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) -> bool:
+    """Whether each is free, or its owner leaves it, or will as soon as this job is prepared."""
+    available = ctx.state.slot_index.available()
+    pausing = _to_be_left(ctx, swap)
+    room = {*available.free, *pausing}
+    return all(slot in room or available.releasing.get(slot, job.job) != job.job for slot in slots)
+
+
+def _to_be_left(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
+    """Slots of those who are to pause and train on until then, and that nobody reserved."""
+    groups = [
+        ctx.state.jobs[name].group
+        for name, aside in swap.aside.items()
+        if aside.way is Way.PAUSE and name not in swap.stepped
+    ]
+    slots = {member.slot for group in groups if group for member in group.members}
+    return slots - ctx.state.slot_index.reservations().keys()
+
+
+def _is_there(job: Job, swap: Swap) -> bool:
+    target = swap.targets[job.job]
+    if job.phase is not Phase.RUNNING or job.group is None:
+        return False
+    return {member.slot: member.local_batch for member in job.group.members} == target
+
+
+def _aside_reason(swap: Swap, name: JobId) -> Reason:
+    others = ", ".join(other for other in swap.targets if other != name)
+    reason, words = _without_speed(swap.reasons[name]), swap.aside[name].way.value
+    if reason.code != "trade":  # else its policy says so
+        words += f", because it trades places with {others}"
+    return Reason("swap", f"{words}: {reason.text}", reason.numbers)
+
+
+def _without_speed(reason: Reason) -> Reason:
+    """The speed that is expected is that of the last step."""
+    numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
+    return Reason(reason.code, reason.text, numbers)
 
 
 def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
@@ -30,7 +285,7 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
     for name, at in verdict.promised.items():
         _promise(ctx, ctx.state.jobs[name], at)
     done = [move for move in verdict.moves if _follow(ctx, move)]
-    begun = [swap for swap in verdict.swaps if swaps.begin(ctx, swap)]
+    begun = [swap for swap in verdict.swaps if begin(ctx, swap)]
     changes = len(done) + sum(len(swap.targets) for swap in begun)
     if changes:
         ctx.totals.plans_taken += 1

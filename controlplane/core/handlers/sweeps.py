@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import departures
-from controlplane.core.handlers.departures import KEPT_SWEEPS
-from controlplane.core.handlers.job_ends import end
+from controlplane.core.handlers import lifecycle
+from controlplane.core.handlers.lifecycle import KEPT_SWEEPS, end
 from controlplane.core.handlers.sweep_orders import (
     best_score,
     best_trial,
@@ -33,9 +32,9 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running
-from controlplane.core.model.job_sweep import JobSweep
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase
+from controlplane.core.model.sweep import JobSweep
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
 from schemas.ids import JobId, NodeId, Seconds, WorkerId, node_of
@@ -94,7 +93,7 @@ def _file_away(ctx: HandlerContext, name: JobId) -> None:
     ended[name] = None
     while len(ended) > KEPT_SWEEPS:
         del ended[next(iter(ended))]
-    departures.may_leave(ctx, ctx.state.jobs[name])
+    lifecycle.may_leave(ctx, ctx.state.jobs[name])
 
 
 def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
@@ -219,7 +218,7 @@ def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
         if sweep is not None and node in sweep.told:
             sweep.stale[node] = None
             ctx.state.sweeps[name] = None
-    departures.keep_again(ctx, node)
+    lifecycle.keep_again(ctx, node)
 
 
 def late(state: State, now: Seconds) -> list[UnitExpired]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from controlplane.core.model.rescale import Rescale
-from schemas.groups import Group
+from schemas.nodes import Group
 
 
 class Phase(Enum):

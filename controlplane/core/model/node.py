@@ -1,4 +1,7 @@
-"""Node phases and their transition table."""
+"""Node phases and their transition table.
+
+An operator empties a node: what trains there goes elsewhere, and nothing new comes.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,26 @@ from typing import Final
 
 import msgspec
 
-from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.model.drain import Drain
-from schemas.ids import BootId, NodeId, Seconds, SlotId, WorkerId
+from controlplane.core.commands import IllegalTransitionError
+from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Version, WorkerId
 from schemas.nodes import NodeSpec
+
+
+class Drain(msgspec.Struct, kw_only=True):
+    """Why a node is emptied, and until when that may take."""
+
+    user: str
+    reason: str
+    since: Seconds
+    deadline: Seconds | None  # what remains is stopped then, and waits for slots; None: never
+    over: bool = False  # the deadline has passed
+    empty: bool = False  # nothing is left there, and that was announced
+    moved: dict[JobId, Version] = {}  # jobs that grew elsewhere first, and when they had
+
+    @property
+    def why(self) -> str:
+        """In words, for users."""
+        return f"drained by {self.user}" + (f": {self.reason}" if self.reason else "")
 
 
 class NodePhase(Enum):

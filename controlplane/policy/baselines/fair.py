@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
-from controlplane.policy.immediate_policy import ImmediatePolicy
-from controlplane.policy.option_checks import refuse_below
-from controlplane.policy.planning.equal_shares import shares
-from controlplane.policy.planning.placers import PlacerName, placer_of
-from controlplane.policy.planning.slot_partition import (
-    compose_plan,
-    partition_of,
-    slots_in_words,
-)
-from controlplane.policy.planning.slot_placer import Moves, with_user_batches
-from controlplane.policy.planning.turns import Turns
+from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
+from controlplane.policy.options import refuse_below
+from controlplane.policy.placement.free_slots import Moves, with_user_batches
+from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.shares import Turns, shares
+from controlplane.policy.placement.slot_partition import compose_plan, partition_of, slots_in_words
 from schemas.ids import Seconds
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent, Reason
-from controlplane.policy.immediate_policy import ImmediatePolicy
-from controlplane.policy.planning.placers import PlacerName, placer_of
-from controlplane.policy.planning.slot_partition import Partition
-from controlplane.policy.planning.slot_placer import with_user_batches
-from controlplane.policy.planning.wait_reasons import too_large
+from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent, Reason
+from controlplane.policy.placement.free_slots import with_user_batches
+from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.slot_partition import Partition, too_large
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
 

@@ -10,12 +10,18 @@ from typing import Final
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobEnded, JobView, Plan, PolicyEvent
-from controlplane.policy.immediate_policy import ImmediatePolicy
-from controlplane.policy.option_checks import refuse_below
-from controlplane.policy.planning.gangs import fit_gangs, gang_plan
-from controlplane.policy.planning.placers import PlacerName, placer_of
-from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.api import (
+    ClusterView,
+    ImmediatePolicy,
+    JobEnded,
+    JobView,
+    Plan,
+    PolicyEvent,
+)
+from controlplane.policy.options import refuse_below
+from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 
 CLOSE: Final = 1e-6  # slot seconds before the end of a quantum that count as its end

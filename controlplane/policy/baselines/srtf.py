@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, Oracle, Plan, PolicyEvent
-from controlplane.policy.immediate_policy import ImmediatePolicy
-from controlplane.policy.planning.gangs import fit_gangs, gang_plan
-from controlplane.policy.planning.placers import PlacerName, placer_of
-from controlplane.policy.planning.slot_partition import gang_size, partition_of
+from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Oracle, Plan, PolicyEvent
+from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.slot_partition import gang_size, partition_of
 from schemas.ids import Seconds
 
 

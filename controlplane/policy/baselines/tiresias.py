@@ -8,12 +8,11 @@ from typing import Final
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
-from controlplane.policy.immediate_policy import ImmediatePolicy
-from controlplane.policy.option_checks import refuse, refuse_below
-from controlplane.policy.planning.gangs import fit_gangs, gang_plan
-from controlplane.policy.planning.placers import PlacerName, placer_of
-from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
+from controlplane.policy.options import refuse, refuse_below
+from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 
 CLOSE: Final = 1e-6  # slot seconds before a limit that count as having reached it

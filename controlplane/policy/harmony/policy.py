@@ -1,34 +1,284 @@
-"""`harmony`: gangs of fixed size, placed where jobs slow each other down least."""
+"""`harmony`: gangs of fixed size, placed where jobs slow each other down least.
+
+Why a job is where it is: what its neighbours cost it, in words and numbers.
+
+The one migration that gains most: to free slots, or a job in the place of another one.
+
+What an oracle says of neighbours, in the place of what was learnt.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Oracle, Plan, PolicyEvent
-from controlplane.policy.harmony.explain import Explainer
-from controlplane.policy.harmony.migrations import Migration, Migrations
-from controlplane.policy.harmony.options import HarmonyOptions
-from controlplane.policy.harmony.oracle_shares import OracleShares
-from controlplane.policy.immediate_policy import ImmediatePolicy
-from controlplane.policy.planning.arrival_line import line_of
-from controlplane.policy.planning.interference.best_layout import LayoutSearch
-from controlplane.policy.planning.interference.harmony_placer import HarmonyPlacer
-from controlplane.policy.planning.interference.neighbour_costs import NeighbourCosts
-from controlplane.policy.planning.interference.occupancy import Layout, Occupancy
-from controlplane.policy.planning.slot_partition import (
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    ImmediatePolicy,
+    JobView,
+    Oracle,
+    Plan,
+    PolicyEvent,
+)
+from controlplane.policy.options import HarmonyOptions
+from controlplane.policy.placement.free_slots import with_user_batches
+from controlplane.policy.placement.harmony_placer import HarmonyPlacer, LayoutSearch
+from controlplane.policy.placement.occupancy import (
+    Layout,
+    NeighbourCosts,
+    Occupancy,
+    SpeedShares,
+    all_shares,
+    gain_of,
+)
+from controlplane.policy.placement.shares import Line, line_of
+from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
+    gang_size,
     partition_of,
+    slots_in_words,
     useful_slots,
 )
-from controlplane.policy.planning.slot_placer import with_user_batches
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+
+
+LOOKED_AT: Final = 6  # jobs that lose most together with what they cost others
+PARTNERS: Final = 30  # that each of them may trade with
+START_S: Final = 20.0  # of a job whose start nobody measured
+CLOSE: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Where jobs go, and what that is worth."""
+
+    layouts: Mapping[JobId, Layout]
+    gain: float  # in the sum of normalised speeds
+    worth_s: float  # seconds of training at full speed that it saves, less what it costs
+
+
+class Migrations:
+    """Looks for a migration in one schedule.
+
+    Args:
+        jobs: that may be moved, by their ids.
+        where: everybody is, or will be by this plan.
+        free: slots on each node that nobody has by this plan.
+        now: seconds on the controller's clock.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[JobId, JobView],
+        where: Occupancy,
+        free: Mapping[NodeId, int],
+        *,
+        shares: SpeedShares,
+        options: HarmonyOptions,
+        now: Seconds,
+    ) -> None:
+        self._jobs, self._where, self._free = jobs, where, free
+        self._shares, self._options, self._now = shares, options, now
+        self._speeds = all_shares(where, shares)
+
+    def best(self) -> Migration | None:
+        """The one that is worth most; None if none pays."""
+        if self._options.migrations == "none":
+            return None
+        settled = [
+            name for name, job in self._jobs.items()
+            if self._now - job.moved_at >= self._options.settle_s - CLOSE
+        ]  # fmt: skip
+        worst = sorted(settled, key=self._lost, reverse=True)[:LOOKED_AT]
+        found = [one for name in worst if self._lost(name) > self._options.margin
+                 for one in self._of(name, settled)]  # fmt: skip
+        return max(found, key=lambda one: one.worth_s, default=None)
+
+    def _lost(self, name: JobId) -> float:
+        """What would be gained if the job were nowhere, and had its own speed alone."""
+        return 1.0 + gain_of({name: {}}, self._where, self._shares, self._speeds)
+
+    def _of(self, name: JobId, partners: list[JobId]) -> Iterator[Migration]:
+        options = self._options
+        if any(self._free.values()):
+            elsewhere = {name: self._elsewhere(name)}
+            found = self._judged(elsewhere, aside=None)
+            if found is not None:
+                yield found
+        if options.migrations == "swap":
+            mine = self._where.nodes[name]
+            apart = [one for one in partners if self._where.nodes[one] != mine and one != name]
+            for other in apart[:PARTNERS]:
+                for trade in _trades(name, other, self._where):
+                    found = self._judged(trade, aside=other)
+                    if found is not None:
+                        yield found
+
+    def _elsewhere(self, name: JobId) -> Layout:
+        """The best place among free slots and its own."""
+        before = self._where.nodes[name]
+        free = Counter(self._free) + Counter(before)
+        self._where.take(name)
+        size = sum(before.values())
+        layout = LayoutSearch(free, self._where, self._shares).best(name, size)
+        self._where.put(name, before)
+        return layout
+
+    def _judged(self, layouts: dict[JobId, Layout], aside: JobId | None) -> Migration | None:
+        """The migration, if it pays."""
+        if all(self._where.nodes[name] == layout for name, layout in layouts.items()):
+            return None
+        gain = gain_of(layouts, self._where, self._shares, self._speeds)
+        if gain <= self._options.margin:
+            return None
+        lasts_s = min(self._remaining_s(self._jobs[name]) for name in layouts)
+        worth_s = gain * lasts_s - self._cost_s(layouts, aside)
+        return Migration(layouts, gain, worth_s) if worth_s > 0.0 else None
+
+    def _cost_s(self, layouts: Mapping[JobId, Layout], aside: JobId | None) -> float:
+        """Seconds of training that moving costs; where no slot is free, one of two has to pause."""
+        costs = [self._options.stall_s for _ in layouts]
+        if aside is not None:
+            starts = [self._jobs[name].start_s for name in layouts]
+            costs.append(min(START_S if one is None else one for one in starts))
+        return sum(costs)
+
+    def _remaining_s(self, job: JobView) -> float:
+        """How long it still trains: as stated, else as long as it did already."""
+        if job.stop_samples is not None and job.samples_per_s > 0.0:
+            return max(0.0, job.stop_samples - job.samples_done) / job.samples_per_s
+        return job.ran_s + max(0.0, self._now - job.moved_at)
+
+
+def _trades(one: JobId, other: JobId, where: Occupancy) -> Iterator[dict[JobId, Layout]]:
+    """Each way in which two jobs can trade as many workers of one node as both have there."""
+    mine, its = where.nodes[one], where.nodes[other]
+    for here, many in mine.items():
+        for there, as_many in its.items():
+            if here != there:
+                both = min(many, as_many)
+                yield {one: _moved(mine, here, there, both), other: _moved(its, there, here, both)}
+
+
+def _moved(layout: Layout, start: NodeId, end: NodeId, many: int) -> dict[NodeId, int]:
+    then = Counter(layout)
+    then[start] -= many
+    then[end] += many
+    return {node: workers for node, workers in then.items() if workers > 0}
+
+
+NAMED: Final = 3  # neighbours in a sentence
+WORTH_NAMING: Final = 0.005  # share of its speed
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """One plan, and what it was chosen by."""
+
+    partition: Partition
+    line: Line
+    where: Occupancy  # by this plan
+    present: Occupancy
+    shares: SpeedShares
+    migration: Migration | None
+    dropped: Mapping[str, float]  # a speed of each family that nobody can have
+
+    def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        """The reason for a job's place, or for its wait."""
+        words, numbers = self._placed(job, slots) if slots else self._waits(job)
+        if job.family in self.dropped:
+            speed = self.dropped[job.family]
+            words += f"; its family reported {speed:g} samples/s, which is not counted"
+        return words, numbers
+
+    def _placed(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        words, numbers = self._beside(job.job, self.where)
+        if job.job in self.line.before:
+            words += f"; it delays {self.line.before[job.job]} by nothing"
+        if len(job.running_on) > slots:
+            words = f"it has moved, and {words}"
+        moved = self.migration
+        if moved is None or job.job not in moved.layouts:
+            return words, numbers
+        then = numbers["speed_share"]
+        before, old = self._beside(job.job, self.present)
+        others = [name for name in moved.layouts if name != job.job]
+        trades = f"trades places with {others[0]}: " if others else ""
+        gained = f"all together gain {moved.gain:.2f} of a job's speed"
+        words = f"{trades}{words} (until now it {before}); {gained}"
+        numbers |= {"speed_share_before": old["speed_share"], "gain": moved.gain,
+                    "worth_s": moved.worth_s, "speed_share": then}  # fmt: skip
+        return words, numbers
+
+    def _waits(self, job: JobView) -> tuple[str, dict[str, float]]:
+        needs, ahead = gang_size(job, self.partition), self.line.ahead.get(job.job, 0)
+        numbers = {"needs": float(needs), "left": float(self.line.left), "ahead": float(ahead)}
+        behind = f", behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
+        return (
+            f"needs {slots_in_words(needs)}, {slots_in_words(self.line.left)} free{behind}",
+            numbers,
+        )
+
+    def _beside(self, job: JobId, where: Occupancy) -> tuple[str, dict[str, float]]:
+        """What it keeps of its speed, and which neighbours cost it the rest."""
+        share = self.shares.share(job, where)
+        costs = self._costs(job, where, share)
+        numbers = {
+            "speed_share": share,
+            **{f"cost_of_{name}": cost for name, cost in costs.items()},
+        }
+        if len(where.nodes[job]) == 1 and not where.neighbours(job):
+            return "has its node to itself", numbers
+        keeps = f"keeps {share:.0%} of its speed"
+        named = [f"{name} costs it {cost:.0%}" for name, cost in costs.items()][:NAMED]
+        return ": ".join([keeps, ", ".join(named)]) if named else keeps, numbers
+
+    def _costs(self, job: JobId, where: Occupancy, share: float) -> Mapping[JobId, float]:
+        """What it would gain if a neighbour were not there, the largest first."""
+        costs: dict[JobId, float] = {}
+        for other in where.neighbours(job):
+            layout = where.nodes[other]
+            where.take(other)
+            cost = self.shares.share(job, where) - share
+            where.put(other, layout)
+            if cost >= WORTH_NAMING:
+                costs[other] = cost
+        return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
+
+
+Place = tuple[JobId, frozenset[tuple[NodeId, int]]]
+KEPT: Final = 50_000  # answers
+
+
+class OracleShares:
+    """A `SpeedShares` that knows: for comparison, in a simulation.
+
+    The same job in the same place beside the same others is asked about once.
+    """
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._answers: dict[tuple[JobId, frozenset[Place]], float] = {}
+
+    def share(self, job: JobId, where: Occupancy) -> float:
+        """See `SpeedShares`."""
+        asked = (job, *where.neighbours(job))
+        key = (job, frozenset((one, frozenset(where.nodes[one].items())) for one in asked))
+        known = self._answers.get(key)
+        if known is None:
+            if len(self._answers) >= KEPT:
+                self._answers.clear()
+            on = {node: where.on(node) for node in where.nodes[job]}
+            known = self._answers[key] = self._oracle.speed_share(job, where.nodes, on)
+        return known
 
 
 class Harmony(ImmediatePolicy):

@@ -1,1 +1,1 @@
-"""Models that were trained beforehand: their files, and their evaluation without torch."""
+"""Learned policies: neural networks, their training environments and model files."""

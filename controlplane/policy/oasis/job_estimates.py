@@ -18,9 +18,9 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.search.observed_families import FamilyHistories, FamilyHistory
-from controlplane.prediction.array_types import FloatArray
-from controlplane.prediction.core_sharing import stretch
-from controlplane.prediction.remaining_work import remaining_samples
+from controlplane.prediction import FloatArray
+from controlplane.prediction.lengths import remaining_samples
+from controlplane.prediction.slowdowns import stretch
 from schemas.ids import JobId, NodeId, Seconds, node_of
 
 PACE_AFTER_S: Final = 5.0  # of a group: before that, reports are too few to count by

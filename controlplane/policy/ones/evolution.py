@@ -6,23 +6,25 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import SearchStats
-from controlplane.policy.ones.candidate import Candidate, laid_out, present
 from controlplane.policy.ones.greedy import baselines, exchanged, filled, sparing
 from controlplane.policy.ones.operators import (
+    Candidate,
     crossed,
+    laid_out,
     moved,
     mutated,
     node_jitter,
+    present,
     refreshed,
     resized,
     traded,
+    with_places_exchanged,
 )
-from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.place_exchange import with_places_exchanged
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints
 from controlplane.policy.ones.problem import Problem
+from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.search_loop import Evolution
-from controlplane.prediction.array_types import IntArray
+from controlplane.prediction import IntArray
 from schemas.ids import JobId
 
 KINDS = 4  # of children: crossed, mutated, resized, moved; trades of places are one more

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from controlplane.policy.api import Reason
-from controlplane.policy.ones.candidate import Candidate
-from controlplane.policy.ones.problem import JobRow, Problem
-from controlplane.policy.ones.trades import Trades
-from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.policy.ones.operators import Candidate
+from controlplane.policy.ones.problem import JobRow, Problem, Trades
+from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
 SHOWN = 3  # names in a sentence

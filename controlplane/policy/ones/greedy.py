@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.ones.problem import Problem
-from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction import FloatArray, IntArray
 
 LEAST_GAIN: Final = 1e-12  # of a trade: less is rounding
 

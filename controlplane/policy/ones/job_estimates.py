@@ -1,12 +1,21 @@
-"""What the search has learnt: speeds and lengths per family, batch limits per job."""
+"""What the search has learnt: speeds and lengths per family, batch limits per job.
+
+What came of speed-ups that were promised for sizes nobody had measured, family by family.
+
+Jobs of which nobody can say how long they last: no relatives, no stated end.
+
+Then what a job has got so far is all there is to go by, and lengths are told apart less: long ones
+are only those that have run long.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from controlplane.policy.api import (
@@ -19,17 +28,17 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
-from controlplane.policy.ones.batch_caps import BatchCaps
-from controlplane.policy.ones.gain_corrections import GainCorrections
-from controlplane.policy.ones.growth_trials import last_loss
-from controlplane.policy.ones.half_moves import half_move
-from controlplane.policy.ones.job_history import OnesJobHistory, noise_estimate
-from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
-from controlplane.policy.ones.lengths.job_lengths import JobLengths
-from controlplane.policy.ones.lone_jobs import is_lone
-from controlplane.policy.ones.measurements import Measurements
-from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.placement_index import PlacementIndex
+from controlplane.policy.ones.growth_trials import BatchCaps, last_loss
+from controlplane.policy.ones.job_history import (
+    Measurements,
+    OnesJobHistory,
+    half_move,
+    noise_estimate,
+)
+from controlplane.policy.ones.job_lengths import JobLengths
+from controlplane.policy.ones.length_evidence import LearntErrors
+from controlplane.policy.ones.slowdowns import LearntSlowdowns, PlacementIndex
+from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.batch_limits import resumed
 from controlplane.policy.search.observed_families import (
     KEPT_RELATIVES,
@@ -37,8 +46,97 @@ from controlplane.policy.search.observed_families import (
     FamilyHistory,
 )
 from controlplane.policy.search.observed_jobs import ArrivalRate
-from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
+
+TRUST: Final = 0.5  # measured promises that the model's word counts for; a judgement
+SPREAD: Final = 0.3  # of logarithms of such errors, before any came
+LEAST, MOST = 0.4, 1.5  # what a promise is multiplied by; beyond, something else is wrong
+
+
+class GainCorrections:
+    """A model of speeds is right where it was measured, and may be wrong in one way beyond that."""
+
+    def __init__(self) -> None:
+        self._errors = LearntErrors(SPREAD, TRUST)
+
+    def observe(self, event: GainSeen) -> None:
+        """A promise met what came.
+
+        Args:
+            event: counts if it was for a size that the family had not been measured at.
+        """
+        used = event.correction
+        if used is None or not used > 0.0 or not min(event.predicted, event.realised) > 0.0:
+            return
+        error = math.log(event.realised / event.predicted) + math.log(used)
+        self._errors.add((event.family,), error)
+
+    def factor(self, family: str) -> float:
+        """What a speed at a size beyond those that were measured is multiplied by.
+
+        Args:
+            family: 1 until a promise of it was measured.
+        """
+        bias, _ = self._errors.of((family,))
+        return min(max(math.exp(bias), LEAST), MOST)
+
+    def corrections(
+        self, family: str, measured: Iterable[tuple[int, int]], nodes: IntArray, slots: IntArray
+    ) -> FloatArray:
+        """The same for each of some sizes; nan where the family was measured as large as that.
+
+        Args:
+            measured: nodes and slots of groups of it that were.
+            nodes: that the sizes span, shape (L,).
+
+        Returns:
+            Shape (L,).
+        """
+        seen = list(measured)
+        if not seen:
+            return np.full(len(slots), np.nan)
+        widest, largest = max(span for span, _ in seen), max(size for _, size in seen)
+        beyond = (slots > largest) | (nodes > widest)
+        return np.where(beyond, self.factor(family), np.nan)
+
+
+def is_lone(job: JobView, options: OnesOptions) -> bool:
+    """Whether nothing tells how long `job` lasts but itself.
+
+    Args:
+        options: whether lengths are shared, and whether lone jobs are looked at in their own way.
+    """
+    return options.lone_jobs and not options.share_lengths and job.stop_samples is None
+
+
+def lone_remaining_s(
+    job: JobView, one_s: float, options: OnesOptions, now: Seconds, *, known: bool
+) -> float:
+    """T1 of a lone job: what was guessed, but at least `lone_least_s`.
+
+    Args:
+        one_s: seconds on one slot, as guessed from what is done; nan: nobody can say.
+        now: seconds on the controller's clock.
+        known: whether its speed was measured; else what it got so far counts.
+
+    Returns:
+        Seconds on one slot.
+    """
+    guess = one_s if known and math.isfinite(one_s) else job.served(now)
+    return max(guess, options.lone_least_s)
+
+
+def for_jobs(jobs: Iterable[JobView], options: OnesOptions) -> OnesOptions:
+    """The options, with the exponents of lone jobs if all of them are lone."""
+    if options.share_lengths or not all(is_lone(job, options) for job in jobs):
+        return options
+    return msgspec.structs.replace(
+        options,
+        size_exponent=options.lone_size_exponent,
+        speedup_exponent=options.lone_speedup_exponent,
+    )
+
 
 OWN_NOISE: Final = -1  # instead of a count
 

@@ -1,15 +1,102 @@
-"""Evolution: new candidates from old ones (ONES section 3.2.2)."""
+"""Evolution: new candidates from old ones (ONES section 3.2.2).
+
+A candidate schedule: a level for every job, whose each slot is, and what that is worth.
+
+Pair exchange of places, without chance: who loses most by its place goes where it fits best.
+"""
 
 from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.greedy import filled, repaired, used
-from controlplane.policy.ones.placement import PlacementHints
+from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
-from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction import BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One schedule, laid out and scored."""
+
+    levels: IntArray  # shape (J,)
+    owner: IntArray  # shape (S,), the row of the job on each slot; negative: of none
+    value: FloatArray  # shape (J,), what each job adds to the fitness
+    fitness: float
+    moves: int  # jobs that change
+
+    @property
+    def key(self) -> bytes:
+        """Two candidates with the same key are the same schedule."""
+        return self.levels.tobytes() + self.owner.tobytes()
+
+    def by_row(self) -> list[list[int]]:
+        """Places of every job's slots."""
+        order = np.argsort(self.owner, kind="stable")
+        edges = np.searchsorted(self.owner[order], np.arange(len(self.levels) + 1))
+        cut = order[edges[0] :].tolist()
+        at = (edges - edges[0]).tolist()
+        return [cut[begin:end] for begin, end in itertools.pairwise(at)]
+
+    def slots(self, row: int) -> tuple[int, ...]:
+        """Places of a job's slots."""
+        return tuple(np.flatnonzero(self.owner == row).tolist())
+
+
+def present(problem: Problem) -> Candidate:
+    """The schedule in force.
+
+    Args:
+        problem: the view as the search sees it.
+    """
+    return score(problem, problem.present, problem.owner)
+
+
+def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
+    """Add up what a schedule is worth where it is laid out.
+
+    The worth in the table holds for the fewest nodes of the best type, without neighbours; see
+    `Problem.placed_value`. Who lacks what it is due counts for less (`Problem.dues`).
+
+    Args:
+        problem: the view as the search sees it.
+        owner: the row of the job on each slot, shape (S,).
+    """
+    value, moved = problem.placed_value(levels, owner)
+    if problem.dues is not None:
+        value = value - problem.dues.missing[problem.rows, levels]
+    return Candidate(levels, owner, value, float(value.sum()), int(moved.sum()))
+
+
+def laid_out(
+    problem: Problem, parent: Candidate, levels: IntArray, hints: PlacementHints = NO_HINTS
+) -> Candidate | None:
+    """The schedule with these levels that differs least from `parent`; None if it cannot be.
+
+    Where jobs end up on more nodes than they need, small ones are moved away if that is worth it.
+
+    Args:
+        problem: the view as the search sees it.
+        hints: who moves at the same size, and where to.
+    """
+    owner = lay_out(problem, parent.owner, parent.levels, levels, hints)
+    if owner is None or problem.has_barred_move(owner):
+        return None
+    plain = score(problem, levels, owner)
+    if not problem.evacuates or not problem.is_scattered(levels, owner):
+        return plain
+    roomy = replace(hints, evacuate=True)
+    owner = lay_out(problem, parent.owner, parent.levels, levels, roomy)
+    if owner is None or problem.has_barred_move(owner):
+        return plain
+    other = score(problem, levels, owner)
+    return other if other.fitness > plain.fitness else plain
+
 
 NOISE = 0.3  # sigma of the log factors that a draw by probability uses; a judgement
 PAIR = 2
@@ -173,3 +260,64 @@ def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
     if not problem.places_matter:
         return None
     return np.asarray(rng.normal(0.0, NODE_JITTER, len(problem.slots_on)))
+
+
+LOSERS: Final = 4  # jobs that are tried in each round
+PARTNERS: Final = 4  # of each of them
+ROUNDS: Final = 4  # each of which makes the best trade that it has found
+LEAST_GAIN: Final = 1e-9  # relative: less is rounding
+
+
+def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
+    """Let jobs trade places by pairs while that makes the schedule worth more.
+
+    Beside greedy filling, which sees sizes and no places: where GPU types differ, the jobs that
+    lose most by their places are tried with those whose nodes would suit them best.
+
+    Args:
+        problem: the view as the search sees it.
+
+    Returns:
+        One that is worth more, or `best`.
+    """
+    if not problem.seeks_trades:
+        return best
+    for _ in range(ROUNDS):
+        found = max(
+            (other for pair in _pairs(problem, best) if (other := _traded(problem, best, pair))),
+            key=lambda other: other.fitness,
+            default=best,
+        )
+        if found.fitness <= best.fitness * (1.0 + LEAST_GAIN):
+            break
+        best = found
+    return best
+
+
+def _traded(problem: Problem, best: Candidate, pair: tuple[int, int]) -> Candidate | None:
+    return laid_out(problem, best, best.levels, PlacementHints(traders=pair))
+
+
+def _pairs(problem: Problem, best: Candidate) -> list[tuple[int, int]]:
+    """Who is tried with whom; the first one of a pair chooses first."""
+    able = problem.free_to_move & (best.levels > 0)
+    lost = np.where(able, problem.worth[problem.rows, best.levels] - best.value, 0.0)
+    losers = [row for row in np.argsort(-lost, kind="stable")[:LOSERS].tolist() if lost[row] > 0]
+    return [(row, other) for row in losers for other in _partners(problem, best, row, able)]
+
+
+def _partners(problem: Problem, best: Candidate, row: int, able: BoolArray) -> list[int]:
+    """Those elsewhere on nodes that would suit `row` best; among equals, of its size."""
+    at = np.flatnonzero(best.owner >= 0)
+    owners = best.owner[at]
+    costs = problem.node_costs(row, best.owner)[problem.node_of[at]]
+    worst = np.full(len(able), -np.inf)
+    np.maximum.at(worst, owners, costs)
+    mine = np.flatnonzero(best.owner == row)
+    home = np.isin(problem.node_of[at], problem.node_of[mine])
+    elsewhere = able.copy()
+    elsewhere[owners[home]] = False
+    sizes = problem.sizes[problem.rows, best.levels]
+    others = np.flatnonzero(elsewhere & np.isfinite(worst))
+    order = np.lexsort((others, np.abs(sizes[others] - sizes[row]), worst[others].round(3)))
+    return [int(other) for other in others[order][:PARTNERS]]

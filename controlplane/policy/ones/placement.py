@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.ones.problem import FREE, Problem
-from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction import FloatArray, IntArray
 
 FAR_OFF: Final = 1e6  # weight of what a node is like, against how well a job fits there
 TIGHT: Final = 1e3  # weight of fitting, against slots that one has there already

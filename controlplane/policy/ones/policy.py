@@ -16,8 +16,6 @@ from controlplane.policy.api import (
     StartForecast,
     StepsSeen,
 )
-from controlplane.policy.ones.candidate import Candidate
-from controlplane.policy.ones.core_demand import CoreDemand
 from controlplane.policy.ones.evolution import EvolutionarySearch
 from controlplane.policy.ones.explain import (
     for_batch,
@@ -27,12 +25,13 @@ from controlplane.policy.ones.explain import (
     waits,
 )
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.operators import Candidate
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
+from controlplane.policy.ones.slowdowns import CoreDemand
 from controlplane.policy.ones.start_forecast import StartForecasts
-from controlplane.policy.planning.packing import split
-from controlplane.policy.planning.wait_reasons import backs_off, too_large
+from controlplane.policy.options import OnesOptions
+from controlplane.policy.placement.slot_partition import backs_off, split, too_large
 from controlplane.policy.search.search_loop import SearchPolicy
 from schemas.ids import JobId, Seconds, SlotId
 

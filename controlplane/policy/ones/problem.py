@@ -1,22 +1,182 @@
-"""One view as the search sees it: who may have which size, what that is worth, and where."""
+"""One view as the search sees it: who may have which size, what that is worth, and where.
+
+What jobs on the same node cost each other, as far as it was learnt.
+
+Which jobs of a schedule would trade places, and who of them has to step aside for that.
+
+Jobs that take each other's slots in a circle cannot begin: one of them goes to free slots first, to
+fewer slots, or pauses. The controller's rule (the cheapest way, then the fewest slot seconds of a
+start) is foreseen here, so that what it costs is part of what a schedule is worth.
+
+What jobs are due by `max_stretch`: the part of it that candidates are scored with.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.dues import Dues
-from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.size_table import SizeTable
-from controlplane.policy.ones.trades import Trades, Way, trades_between
 from controlplane.policy.search.cluster_index import ClusterIndex
-from controlplane.prediction.array_types import BoolArray, FloatArray, IntArray
-from controlplane.prediction.statistical_efficiency import statistical_efficiency
+from controlplane.prediction import BoolArray, FloatArray, IntArray
+from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class InterferenceModel:
+    """Slow-downs by class: a family, on one node (2 f) or over several (2 f + 1).
+
+    log(step / step alone) = the greatest theta[own class, class of another job on a shared node].
+    """
+
+    log_slowdowns: FloatArray  # shape (C, C), at least 0
+    family: IntArray  # shape (J,), numbers of the jobs' families
+    fixed: FloatArray  # shape (N, C), jobs on each node that nobody may move
+
+    def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
+        """The share of its speed that each job keeps.
+
+        Args:
+            rows: shape (P,), of each (job, node) pair of a schedule.
+            nodes: shape (P,).
+            spans: shape (J,), nodes that each job is on.
+        """
+        mine = 2 * self.family + (spans > 1)
+        found = np.zeros(len(self.family))
+        if not len(rows):
+            return np.ones(len(found))
+        here = self._there(rows, nodes, mine)[nodes]
+        here[np.arange(len(rows)), mine[rows]] -= 1.0
+        worst = np.where(here > 0.0, self.log_slowdowns[mine[rows]], 0.0).max(axis=1)
+        np.maximum.at(found, rows, worst)
+        return np.exp(-found)
+
+    def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
+        """What `row`, on one node, and who is there would cost each other; shape (N,).
+
+        Args:
+            rows: shape (P,), of each (job, node) pair of a schedule.
+            nodes: shape (P,).
+
+        Returns:
+            Logarithms of factors on step times, shape (N,), at least 0.
+        """
+        spans = np.bincount(rows, minlength=len(self.family))
+        mine = 2 * self.family + (spans > 1)
+        others = rows != row
+        there = self._there(rows[others], nodes[others], mine) > 0.0
+        own = int(2 * self.family[row])
+        both = np.maximum(self.log_slowdowns[own], 0.0), self.log_slowdowns[:, own]
+        return np.asarray(sum(np.where(there, cost, 0.0).max(axis=1) for cost in both))
+
+    def _there(self, rows: IntArray, nodes: IntArray, mine: IntArray) -> FloatArray:
+        """How many jobs of each class are on each node, shape (N, C)."""
+        there = self.fixed.copy()
+        np.add.at(there, (nodes, mine[rows]), 1.0)
+        return there
+
+
+class Way(IntEnum):
+    """How a job steps aside; the cheaper ones come first."""
+
+    DETOUR = 0  # to free slots, or with those that it keeps: one more change
+    PAUSE = 1  # it is started again
+
+
+@dataclass(frozen=True, slots=True)
+class Trades:
+    """Rows of jobs that take each other's slots."""
+
+    groups: tuple[tuple[int, ...], ...] = ()  # those who wait for each other
+    aside: Mapping[int, Way] = field(default_factory=dict)  # who of them steps aside, and how
+
+    def partners(self, row: int) -> tuple[int, ...]:
+        """With whom a job trades places; nobody if it does not."""
+        group = next((group for group in self.groups if row in group), ())
+        return tuple(other for other in group if other != row)
+
+
+NO_TRADES: Final = Trades()
+StepAside = Callable[[int, int, int], tuple[Way, float]]
+
+
+def trades_between(before: IntArray, after: IntArray, spare: int, step_aside: StepAside) -> Trades:
+    """Who trades places when `before` becomes `after`.
+
+    Args:
+        before: the row of the job on each slot, shape (S,); negative: of none.
+        after: the same of a schedule, shape (S,).
+        spare: slots that are free before and after.
+        step_aside: of a row, the slots that it keeps and the spare ones: how, and what that costs.
+    """
+    differ = np.flatnonzero(before != after)
+    old, new = before[differ], after[differ]
+    both = (old >= 0) & (new >= 0)
+    if not both.any():
+        return NO_TRADES
+    takes = set(new.tolist()) & set(before.tolist())  # that run, and get other slots
+    needs: dict[int, set[int]] = {}
+    for taker, owner in set(zip(new[both].tolist(), old[both].tolist(), strict=True)):
+        if taker in takes and owner in takes:
+            needs.setdefault(taker, set()).add(owner)
+    waiting = _left_over(needs, needs.keys())
+    if not waiting:
+        return NO_TRADES
+    groups = _together(waiting, needs)
+    kept = np.bincount(before[(before == after) & (before >= 0)], minlength=int(before.max()) + 1)
+    aside: dict[int, Way] = {}
+    while waiting:
+        blocking = sorted({owner for row in waiting for owner in needs[row]} & waiting)
+        ways = {row: step_aside(row, int(kept[row]), spare) for row in blocking}
+        row = min(ways, key=lambda row: (*ways[row], row))
+        aside[row] = ways[row][0]
+        waiting = _left_over(needs, waiting - {row})
+    return Trades(groups, aside)
+
+
+def _left_over(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
+    """Those who wait for each other when all have gone on who can."""
+    waiting = set(rows)
+    while True:
+        ready = {row for row in waiting if not needs[row] & waiting}
+        if not ready:
+            return waiting
+        waiting -= ready
+
+
+def _together(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
+    """Those who wait for each other, directly or not; each group and all of them in order."""
+    groups: list[set[int]] = []
+    for row in sorted(rows):
+        mine = {row} | (needs[row] & rows)
+        touched = [group for group in groups if group & mine]
+        groups = [group for group in groups if not group & mine]
+        groups.append(mine.union(*touched))
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+@dataclass(frozen=True, slots=True)
+class Dues:
+    """How the jobs of a problem stand against the limit, and what each is due."""
+
+    limit: float  # max_stretch
+    expected: FloatArray  # shape (J,), stretch if each has its fair share from now on
+    at_best: FloatArray  # shape (J,), stretch on the largest size that each may have now
+    level: IntArray  # shape (J,), lowest level that each is due; 0: none
+    missing: FloatArray  # shape (J, 1 + L), worth of what is due and not there at each level
+
+    def is_kept(self, row: int) -> bool:
+        """Whether the limit can still be kept."""
+        return bool(self.at_best[row] <= self.limit)
+
 
 FREE, CLOSED = -1, -2  # slots of nobody, and of somebody who may not be moved
 

@@ -1,24 +1,271 @@
-"""Turns views into problems; what did not change since the last one is not worked out again."""
+"""Turns views into problems; what did not change since the last one is not worked out again.
+
+One job as the search sees it: the sizes that it may have, and what changes cost it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from controlplane.policy.api import ClusterView
-from controlplane.policy.ones.decision_scope import InPlay, in_play
-from controlplane.policy.ones.interference import InterferenceModel
-from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.job_rows import JobRowBuilder
-from controlplane.policy.ones.lone_jobs import for_jobs
-from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.problem import CLOSED, FREE, JobRow, Problem
-from controlplane.policy.ones.size_value_table import value_table
-from controlplane.policy.ones.stretch import FairShares
-from controlplane.policy.search.cluster_index import ClusterIndexCache
-from controlplane.prediction.array_types import IntArray
+from controlplane.policy.api import ClusterView, JobView
+from controlplane.policy.ones.fairness import FairShares
+from controlplane.policy.ones.job_estimates import (
+    Estimates,
+    Standing,
+    for_jobs,
+    is_lone,
+    lone_remaining_s,
+)
+from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, JobRow, Problem
+from controlplane.policy.ones.size_table import SizeTable, size_table
+from controlplane.policy.ones.size_values import (
+    InPlay,
+    SlotSupply,
+    in_play,
+    kept_share,
+    left_after,
+    remaining_s,
+    value_table,
+)
+from controlplane.policy.options import OnesOptions
+from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex, ClusterIndexCache
+from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
+
+KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten: a bound on memory
+ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes (README, "Numbers")
+_Key = tuple[object, ...]
+
+
+class _Known(NamedTuple):
+    """A row, and what it was made from: what is cheap to ask, and what decides."""
+
+    standing: Standing | None
+    capacity: int
+    key: _Key
+    row: JobRow
+
+
+class JobRowBuilder:
+    """Makes rows of jobs; a job that stands as it did is not worked out again."""
+
+    def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
+        self._estimates = estimates
+        self._options = options
+        self._cluster = NO_CLUSTER
+        self._rows: dict[JobId, _Known] = {}
+        self._tables: dict[_Key, SizeTable] = {}
+
+    def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
+        """Rows are of this cluster from now on."""
+        if cluster is not self._cluster:
+            self._cluster = cluster
+            self._rows.clear()
+        if len(self._rows) > 2 * many + 100:
+            self._rows = {name: row for name, row in self._rows.items() if name in active}
+
+    def row(self, job: JobView, supply: SlotSupply) -> JobRow:
+        """The job as the search sees it."""
+        estimates = self._estimates
+        known = self._rows.get(job.job)
+        if (
+            known is not None
+            and known.row.job is job
+            and known.standing is not None
+            and known.capacity == supply.capacity
+            and estimates.stands(job, known.standing, supply.now)
+        ):
+            return known.row
+        family = estimates.family(job.family)
+        family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
+        standing = estimates.standing(job, supply.now)
+        if (
+            known is not None
+            and known.row.job is job
+            and standing is not None
+            and known.standing == standing
+            and known.capacity == supply.capacity
+        ):
+            return known.row
+        losing = estimates.growth_loss(job) if job.running_on else None
+        moves_to = estimates.moves_to(job) if job.running_on else None
+        settles = losing is None and moves_to is None
+        gated = bool(job.running_on) and settles and estimates.gated(job, supply.now)
+        limit, warm = estimates.limit(job), estimates.warm(job)
+        samples = estimates.remaining(job)
+        size = len(job.running_on)
+        most = min(job.most, supply.capacity)
+        tried = estimates.may_have(job, supply.now)
+        if tried is not None:
+            most = min(most, max(size, tried))
+        noise = estimates.noise_scale(job)
+        others = _coarse(estimates.remaining_service(job, supply.now))
+        key = (
+            family.edition, noise, limit, warm, gated, losing and losing[1], moves_to, samples,
+            most, family.largest, others,
+        )  # fmt: skip
+        if known is not None and known.key == key and known.row.job is job:
+            self._rows[job.job] = known._replace(standing=standing, capacity=supply.capacity)
+            return known.row
+        sizes = self._sizes(job, most, limit, warm=warm)
+        row = self._made(
+            job,
+            sizes,
+            noise,
+            supply.now,
+            limit=limit,
+            samples=samples,
+            others=others,
+            gated=gated,
+            losing=losing,
+            moves_to=moves_to,
+        )
+        self._rows[job.job] = _Known(standing, supply.capacity, key, row)
+        return row
+
+    def _made(
+        self,
+        job: JobView,
+        sizes: IntArray,
+        noise: float,
+        now: Seconds,
+        *,
+        limit: int,
+        samples: float | None,
+        others: float | None,
+        gated: bool,
+        losing: tuple[float, int] | None,
+        moves_to: frozenset[SlotId] | None,
+    ) -> JobRow:
+        family = self._estimates.family(job.family)
+        size, place_of = len(job.running_on), self._cluster.place_of
+        now_on = tuple(place_of[slot] for slot in job.running_on if slot in place_of)
+        nodes = np.maximum(1, -(-sizes // self._cluster.widest))
+        nodes[sizes == size] = max(1, len({int(self._cluster.node_of[place]) for place in now_on}))
+        keep_batch = gated and not self._options.rebatch
+        table = self._table(job, (family.edition, limit, keep_batch), noise, sizes, nodes)
+        due = losing[1] if losing else len(moves_to) if moves_to else None
+        one_s = remaining_s(samples, table.one_speed, known=table.known)
+        if is_lone(job, self._options):
+            one_s = lone_remaining_s(job, one_s, self._options, now, known=table.known)
+        if others is not None:
+            one_s = others if math.isnan(one_s) else max(one_s, others)
+        return JobRow(
+            job=job,
+            now=now_on,
+            level=int(np.searchsorted(sizes, size)) + 1 if size else 0,
+            table=table,
+            limit=limit,
+            remaining_s=one_s,
+            change_factor=self._change_factor(job, table, one_s, size, due),
+            move_factor=self._move_factor(table, one_s, size, due),
+            restart_factor=self._restart_factor(job, one_s),
+            model=family.speed_model(job.batch_size),
+            gated=gated,
+            growth_loss=losing[0] if losing else None,
+            moves_to=tuple(place_of[slot] for slot in sorted(moves_to or ())),
+        )
+
+    def _table(
+        self,
+        job: JobView,
+        known: tuple[int, int, bool],
+        noise: float,
+        sizes: IntArray,
+        nodes: IntArray,
+    ) -> SizeTable:
+        """The same for all jobs of a family that stand alike."""
+        key = (
+            job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
+            job.last_batch, len(job.running_on), sum(job.running_on.values()),
+            self._cluster.most_cores, sizes.tobytes(), nodes.tobytes(),
+        )  # fmt: skip
+        found = self._tables.get(key)
+        if found is None:
+            if len(self._tables) > KEPT_TABLES:
+                self._tables.clear()
+            found = self._tables[key] = size_table(
+                job,
+                self._estimates,
+                self._options,
+                sizes,
+                nodes,
+                keep_batch=known[2],
+                cores=self._cluster.most_cores,
+            )
+        return found
+
+    def _change_factor(
+        self,
+        job: JobView,
+        known: SizeTable,
+        one_s: float,
+        size: int,
+        due: int | None,
+    ) -> FloatArray:
+        """A first start is no change: every job needs one.
+
+        Size `due` costs its stall alone: to take a growth back, or to complete a move.
+        """
+        if not size and not job.epoch and not job.samples_done:
+            return np.ones(len(known.sizes))
+        stall = self._options.rescale_stall_s
+        if not size:
+            stall = self._start_stall(job)
+        length = one_s if math.isfinite(one_s) else 0.0
+        kept = kept_share(known, length, stall, self._options.change_margin, size)
+        if due is None:
+            return kept
+        cheaper = kept_share(known, length, stall, 0.0, size)
+        return np.where(known.sizes == due, cheaper, kept)
+
+    def _move_factor(self, known: SizeTable, one_s: float, size: int, due: int | None) -> float:
+        """What is left of a job's value after it went to other slots, all else being the same.
+
+        A place that loses is left for its stall alone: size `due` is the present one then.
+        """
+        if not size:
+            return 1.0
+        gain = float(known.gains[np.searchsorted(known.sizes, size)])
+        left_s = (one_s if math.isfinite(one_s) else 0.0) / max(gain, 1e-9)
+        margin = 0.0 if due == size else self._options.change_margin
+        return left_after(left_s, self._options.rescale_stall_s, margin)
+
+    def _restart_factor(self, job: JobView, one_s: float) -> float:
+        if not job.running_on:
+            return 1.0
+        left_s = one_s if math.isfinite(one_s) else 0.0
+        return left_after(left_s, self._start_stall(job), self._options.change_margin)
+
+    def _start_stall(self, job: JobView) -> float:
+        return job.start_s if job.start_s is not None else self._options.start_stall_s
+
+    def _sizes(self, job: JobView, most: int, limit: int, *, warm: bool) -> IntArray:
+        """What a job may have now: up to 4 or a node's width, then whole nodes, and what it has."""
+        size = len(job.running_on)
+        least = min(job.least, size) if size else job.least
+        most = min(most, max(min(limit, job.batch_limit), job.least))
+        first = self._options.first_slots
+        if warm:
+            largest = max(size, self._estimates.family(job.family).largest, job.least)
+            most = min(most, max(first, int(self._options.growth * largest)))
+        else:  # Start: one slot until a few steps were taken
+            most = min(most, max(size, least, first))
+        widest = self._cluster.widest
+        choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
+        choices.update(n for n in range(widest, most + 1, widest) if n >= least)
+        return np.array(sorted(choices | {size or job.least}), dtype=np.int64)
+
+
+def _coarse(service: float | None) -> float | None:
+    """To a quarter of a doubling: it changes with every second, which should not matter."""
+    if service is None or service <= 0.0:
+        return None
+    return float(2.0 ** (round(4.0 * math.log2(service)) / 4.0))
 
 
 class ProblemBuilder:

@@ -10,10 +10,10 @@ import numpy as np
 
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
-from controlplane.prediction.array_types import FloatArray, IntArray
-from controlplane.prediction.core_sharing import stretch_alone
-from controlplane.prediction.statistical_efficiency import statistical_efficiency
+from controlplane.policy.options import OnesOptions
+from controlplane.prediction import FloatArray, IntArray
+from controlplane.prediction.slowdowns import stretch_alone
+from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 
 NO_TIME_S: Final = 1e-12  # divisor where a step takes no time

@@ -20,11 +20,11 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView, StartForecast
-from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.greedy import used
+from controlplane.policy.ones.operators import Candidate
 from controlplane.policy.ones.problem import JobRow, Problem
-from controlplane.policy.ones.size_value import LEAST_GAIN, UNKNOWN_S
-from controlplane.prediction.array_types import FloatArray
+from controlplane.policy.ones.size_values import LEAST_GAIN, UNKNOWN_S
+from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds
 
 MOST: Final = 256  # waiting jobs that are forecast, the first in line: a bound on time

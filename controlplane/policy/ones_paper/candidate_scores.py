@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
-from controlplane.prediction.array_types import BoolArray, FloatArray, IntArray
+from controlplane.policy.options import OnesPaperOptions
+from controlplane.prediction import BoolArray, FloatArray, IntArray
 from controlplane.prediction.progress_distribution import mean_progress
 
 NEAREST: Final = 1e-3  # to 0 and 1 that a drawn progress comes

@@ -1,9 +1,12 @@
-"""The population, and one generation of it (ONES figure 5)."""
+"""The population, and one generation of it (ONES figure 5).
+
+The four operations of ONES section 3.2.2, on all candidates at once; no one loses a slot.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -12,26 +15,270 @@ from controlplane.policy.api import SearchStats
 from controlplane.policy.ones_paper.candidate_scores import (
     Scorer,
     counts_of,
+    draws,
     mean_draw,
+    ranks,
     scorer_for,
     selected,
+    work_left,
 )
-from controlplane.policy.ones_paper.operators import (
-    crossed,
-    fill_costs,
-    filled,
-    mutated,
-    preempted,
-    random_schedules,
-    refreshed,
-    reordered,
-    within_limits,
-)
-from controlplane.policy.ones_paper.options import MOST_CANDIDATES, OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.policy.options import MOST_CANDIDATES, OnesPaperOptions
 from controlplane.policy.search.search_loop import Evolution
-from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.ids import JobId, SlotId
+
+NEVER: Final = np.inf  # the gain of a job that cannot grow
+LONGEST: Final = 1e15  # samples that are compared
+
+
+def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
+    """Initialization: a random job on each slot, shape (K, G); not within limits yet.
+
+    Args:
+        problem: the view as the search sees it.
+    """
+    jobs = len(problem.jobs)
+    if not jobs:
+        return np.full((many, len(problem.slots)), IDLE, dtype=np.int16)
+    return rng.integers(0, jobs, (many, len(problem.slots)), dtype=np.int16)
+
+
+def fill_costs(problem: Problem, *, sampled: bool, many: int, rng: Generator) -> FloatArray:
+    """Y of every job in each of `many` candidates, as a fill sees it; shape (K, J).
+
+    Args:
+        problem: the view as the search sees it.
+        sampled: whether progress is drawn, or its mean taken.
+    """
+    if sampled:
+        return work_left(problem, draws(problem, rng, many)).T
+    left = work_left(problem, mean_draw(problem)).T
+    return np.broadcast_to(left, (many, len(problem.jobs)))
+
+
+def refreshed(genes: Genes, problem: Problem, left: FloatArray) -> Genes:
+    """Refresh (figure 7): (2) scale down, (3) new jobs get slots, and idle slots are filled.
+
+    (1), that slots of finished jobs are idle, is done when a view is met.
+
+    Args:
+        genes: shape (K, G).
+        left: Y for the fill, shape (K, J).
+    """
+    return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
+
+
+def within_limits(genes: Genes, problem: Problem) -> Genes:
+    """Scale every job down to floor(R c / B) slots; one that has too few then has none.
+
+    Also what repairs children: a crossover may give a job any number of slots.
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+
+    Returns:
+        Shape (K, G).
+    """
+    counts = counts_of(genes, len(problem.jobs))
+    allowed = np.minimum(counts, problem.most)
+    allowed = np.where(allowed >= problem.least, allowed, 0)
+    if (allowed == counts).all():
+        return genes
+    job = np.maximum(genes, 0).astype(np.int64)
+    stays = (genes != IDLE) & (ranks(genes) < np.take_along_axis(allowed, job, axis=1))
+    return np.where(stays, genes, IDLE).astype(np.int16)
+
+
+def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
+    """Give every new job its least slots, from jobs with the largest T_processed if none is idle.
+
+    Paper: avoids starvation of new jobs by the preferential allocation.
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+
+    Returns:
+        Shape (K, G).
+    """
+    found = genes
+    candidates = np.arange(len(genes))
+    new = _that_fit(problem, genes.shape[1])
+    served = np.append(problem.served_s, NEVER)  # IDLE is the last one: idle slots go first
+    keeps = np.zeros(len(served), dtype=np.int64)  # slots that nobody may take
+    keeps[new] = problem.least[new]
+    for row in new:
+        need = int(problem.least[row])
+        lacks = (found == row).sum(axis=1) < need
+        if not lacks.any():
+            continue
+        givers = np.where(ranks(found) < keeps[found], -NEVER, served[found])
+        givers = np.where(found == row, NEVER, givers)  # its own stay its own
+        first = np.argsort(-givers, axis=1, kind="stable")[:, :need]
+        found = found.copy() if found is genes else found
+        found[candidates[lacks, None], first[lacks]] = row
+    return found if found is genes else within_limits(found, problem)
+
+
+def _that_fit(problem: Problem, room: int) -> list[int]:
+    """New jobs in order of arrival, as far as there are slots for their least."""
+    found: list[int] = []
+    for row in np.flatnonzero(problem.new & (problem.most >= problem.least)).tolist():
+        room -= int(problem.least[row])
+        if room < 0:
+            break
+        found.append(row)
+    return found
+
+
+def filled(
+    genes: Genes, problem: Problem, left: FloatArray, barred: BoolArray | None = None
+) -> Genes:
+    """Give idle slots to waiting and running jobs until no job can use one (eq. 4).
+
+    Again and again the job with the least utilization gain (phi' - phi) Y is selected, where
+    phi = c / X: the change of eq. 8 when its batch goes to R. A running job goes to floor(R c / B)
+    slots; a waiting one, for which that is 0 / 0, to its least.
+
+    Args:
+        genes: shape (K, G), within limits.
+        left: Y, shape (K, J).
+        barred: jobs that get nothing, shape (K, J).
+    """
+    idle = genes == IDLE
+    room = idle.sum(axis=1)
+    if not room.any() or not len(problem.jobs):
+        return genes
+    counts, given = counts_of(genes, len(problem.jobs)), np.zeros(len(genes), dtype=np.int64)
+    grown = np.full(genes.shape, IDLE, dtype=np.int16)  # who gets the first, second, ... idle slot
+    phi, finite = _phi(problem), np.nan_to_num(left, posinf=LONGEST)
+    open_ = np.arange(len(genes))[room > 0]
+    while len(open_):
+        here, free = counts[open_], (room - given)[open_]
+        target = _targets(here, free, problem)
+        able = target > here
+        if barred is not None:
+            able &= ~barred[open_]
+        gain = (phi[problem.rows, target] - phi[problem.rows, here]) * finite[open_]
+        row = np.where(able, gain, NEVER).argmin(axis=1)
+        some = able.any(axis=1)
+        open_, row = open_[some], row[some]
+        further = (target - here)[some, row]
+        for one, job, more in zip(open_.tolist(), row.tolist(), further.tolist(), strict=True):
+            grown[one, given[one] : given[one] + more] = job
+        counts[open_, row] += further
+        given[open_] += further
+        open_ = open_[given[open_] < room[open_]]
+    return _with_idle_given(genes, idle, grown)
+
+
+def _with_idle_given(genes: Genes, idle: BoolArray, grown: Genes) -> Genes:
+    """The first, second, ... idle slot of each candidate to the first, second, ... of `grown`."""
+    place = np.cumsum(idle, axis=1) - 1
+    taken = np.take_along_axis(grown, np.maximum(place, 0), axis=1)
+    return np.where(idle, taken, genes).astype(np.int16)
+
+
+def _phi(problem: Problem) -> FloatArray:
+    """C / X by job and size, shape (J, C + 1)."""
+    rates = problem.rates[:, :, 0]
+    slots = np.broadcast_to(np.arange(rates.shape[1]), rates.shape)
+    return np.divide(slots, rates, out=np.zeros(rates.shape), where=rates > 0)
+
+
+def _targets(counts: IntArray, free: IntArray, problem: Problem) -> IntArray:
+    """Slots that jobs would go to, as far as there is room; those of now if they cannot grow."""
+    wanted = np.where(counts > 0, problem.most, problem.least)
+    target = np.minimum(wanted, counts + free[:, None])
+    fits = (target >= problem.least) & (target <= problem.most)
+    return np.where(fits & (target > counts), target, counts)
+
+
+def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
+    """Uniform crossover (figure 8): K random pairs, 2 K children, shape (2 K, G).
+
+    On each slot the job of one parent goes to a random child and that of the other to the other.
+
+    Args:
+        genes: candidates, shape (K, G).
+    """
+    one = genes[rng.integers(0, len(genes), many)]
+    other = genes[rng.integers(0, len(genes), many)]
+    return swapped(one, other, rng.random(one.shape) < 0.5)  # noqa: PLR2004 - two children
+
+
+def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
+    """The children of pairs of parents: first those that get the first parent's job if `straight`.
+
+    Args:
+        one: shape (K, G).
+        other: shape (K, G).
+        straight: shape (K, G).
+    """
+    return np.concatenate([np.where(straight, one, other), np.where(straight, other, one)])
+
+
+def preempted(genes: Genes, problem: Problem, rate: float, rng: Generator) -> BoolArray:
+    """Uniform mutation: each job of each candidate with probability theta, shape (K, J).
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+    """
+    return np.asarray(rng.random((len(genes), len(problem.jobs))) < rate)
+
+
+def mutated(genes: Genes, problem: Problem, struck: BoolArray, left: FloatArray) -> Genes:
+    """Uniform mutation (figure 9): slots of pre-empted jobs are filled with other ones.
+
+    Only what the others cannot use goes back to them (eq. 4).
+
+    Args:
+        genes: shape (K, G), within limits.
+        left: Y for the fill, shape (K, J).
+    """
+    if not len(problem.jobs):
+        return genes
+    job = np.maximum(genes, 0).astype(np.int64)
+    gone = (genes != IDLE) & np.take_along_axis(struck, job, axis=1)
+    emptied = np.where(gone, IDLE, genes).astype(np.int16)
+    return filled(filled(emptied, problem, left, struck), problem, left)
+
+
+def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
+    """Reorder (figure 10): the slots of each job next to each other, idle ones at the end.
+
+    `flat` is the paper's: in the order in which the jobs occur. `aligned`: in the order in which
+    they arrived, so that the same slot means the same job in most candidates; which slots jobs
+    really get is then left to the placer, which aligns them to nodes and moves few.
+
+    Args:
+        genes: candidates, shape (K, G).
+
+    Returns:
+        Shape (K, G).
+    """
+    if how == "aligned":
+        keys = np.where(genes == IDLE, np.iinfo(np.int16).max, genes)
+        return np.where(np.sort(keys, axis=1) == np.iinfo(np.int16).max, IDLE,
+                        np.sort(keys, axis=1)).astype(np.int16)  # fmt: skip
+    order = np.argsort(_first_places(genes), axis=1, kind="stable")
+    return np.take_along_axis(genes, order, axis=1)
+
+
+def _first_places(genes: Genes) -> Genes:
+    """For each slot the first one that its job has, shape (K, G); past the end where idle."""
+    many, width = genes.shape
+    top = int(genes.max(initial=0)) + 1
+    first = np.full((many, top + 1), width, dtype=np.int16)
+    rows = np.arange(many)[:, None]
+    places = np.arange(width - 1, -1, -1)
+    first[rows, genes[:, ::-1]] = places  # of several the last one written, the first slot, stays
+    first[:, IDLE] = width
+    return np.asarray(first[rows, genes])
+
 
 BETTER: Final = 1e-9  # relative: less is no progress
 

@@ -1,7 +1,11 @@
-"""What was heard: speeds and lengths per family, R and progress per job, the rate of arrivals."""
+"""What was heard: speeds and lengths per family, R and progress per job, the rate of arrivals.
+
+X: how fast jobs are, as measured, and fitted for sizes that were never tried.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,11 +15,10 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
-from controlplane.policy.ones_paper.fitted_speeds import Speeds
-from controlplane.policy.ones_paper.options import OnesPaperOptions
+from controlplane.policy.options import OnesPaperOptions
 from controlplane.policy.search.batch_limits import LimitBounds, resumed
 from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
-from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction import FloatArray
 from controlplane.prediction.progress_distribution import (
     FEATURES,
     Points,
@@ -26,7 +29,60 @@ from controlplane.prediction.progress_distribution import (
     points_of,
     prior,
 )
+from controlplane.prediction.step_times import Size, StepTimes
+from controlplane.prediction.throughput import Sample, SpeedModel
+from controlplane.prediction.throughput import fit as fit_speeds
 from schemas.ids import JobId, Seconds
+
+NEWEST: Final = 0.3  # weight of the newest of many measurements of one slot
+
+
+@dataclass(slots=True)
+class Speeds:
+    """Measured speeds of jobs of one script and model."""
+
+    edition: int = 0  # of the model
+    slot_rate: float = 0.0  # mean samples per second of one slot; 0: never measured
+    _step_times: StepTimes[Size] = field(default_factory=StepTimes)
+    _model: SpeedModel | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._step_times.means)
+
+    def add(self, nodes: int, slots: int, batch: int, samples_per_s: float) -> None:
+        """One more measurement, on so many slots with that global batch.
+
+        Args:
+            batch: global, samples per step.
+            samples_per_s: X, mean of the group; what is not finite or above 0 does not count.
+        """
+        if slots < 1 or batch < 1 or not math.isfinite(samples_per_s) or samples_per_s <= 0:
+            return
+        step_s, each = batch / samples_per_s, samples_per_s / slots
+        share = NEWEST if self.slot_rate else 1.0
+        self.slot_rate += share * (each - self.slot_rate)
+        size = (nodes, slots, max(1, round(batch / slots)))
+        if self._step_times.add(size, step_s):
+            self._model = None
+
+    def model(self, first_batch: int) -> SpeedModel:
+        """The model that fits best; in relative time before anything was measured.
+
+        Args:
+            first_batch: global batch that the job began with, samples per step.
+        """
+        if self._model is None:
+            samples = [
+                Sample(nodes, slots, local, mean.step_s, mean.weight)
+                for (nodes, slots, local), mean in self._step_times.means.items()
+            ]
+            self._model = fit_speeds(samples, first_batch)
+            self.edition += 1
+            self._step_times.mark_fitted()
+        return self._model
+
 
 KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
 KEPT_EPOCHS: Final = 1000  # of one job's log: a bound on memory

@@ -8,17 +8,16 @@ from controlplane.policy.api import Budget, ClusterView, JobView, Plan
 from controlplane.policy.ones_paper.candidate_scores import mean_draw, work_left
 from controlplane.policy.ones_paper.evolution import EvolutionarySearch, slots_by_job
 from controlplane.policy.ones_paper.job_estimates import Estimates
-from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.problem import Problem
-from controlplane.policy.ones_paper.problem_builder import ProblemBuilder
-from controlplane.policy.planning.packing import split
-from controlplane.policy.planning.slot_partition import (
+from controlplane.policy.ones_paper.problem import Problem, ProblemBuilder
+from controlplane.policy.options import OnesPaperOptions
+from controlplane.policy.placement.free_slots import Placer
+from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
     partition_of,
     slots_in_words,
+    split,
 )
-from controlplane.policy.planning.slot_placer import Placer
 from controlplane.policy.search.search_loop import SearchPolicy
 from schemas.ids import JobId, Seconds, SlotId
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView, SlotView
-from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import NodeId, SlotId
 
 EMPTY: Final = np.zeros(0, dtype=np.int64)

@@ -10,11 +10,10 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
-from controlplane.prediction.mean_step_times import FULL_WEIGHT, MeanStepTime, Size, StepTimes
 from controlplane.prediction.slowdowns import Observation, Parts, separate
-from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
+from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling, SeenPasses
+from controlplane.prediction.step_times import FULL_WEIGHT, MeanStepTime, Size, StepTimes
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
-from controlplane.prediction.worker_passes import SeenPasses
 
 PAIR: Final = 2  # slots
 TINY_S: Final = 1e-12  # keeps a logarithm finite

@@ -1,19 +1,302 @@
-"""SLAQ: slots go where the loss is expected to fall most (Zhang et al., SoCC '17)."""
+"""SLAQ: slots go where the loss is expected to fall most (Zhang et al., SoCC '17).
+
+Who gets how many slots in the next scheduling epoch, and why.
+
+Slot by slot to the job that gains most by it (SLAQ section 2), from the sizes of now.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, nlargest
+from typing import Protocol
+
+import numpy as np
 from msgspec.structs import replace
 
-from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, Plan, PolicyEvent, StepsSeen
-from controlplane.policy.immediate_policy import ImmediatePolicy
-from controlplane.policy.planning.placers import placer_of
-from controlplane.policy.planning.slot_partition import compose_plan, partition_of
-from controlplane.policy.planning.slot_placer import with_user_batches
-from controlplane.policy.planning.turns import Turns
-from controlplane.policy.slaq.decision import decide
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    ImmediatePolicy,
+    JobEnded,
+    JobView,
+    Plan,
+    PolicyEvent,
+    StepsSeen,
+)
+from controlplane.policy.options import SlaqOptions
+from controlplane.policy.placement.free_slots import with_user_batches
+from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.shares import Turns, shares
+from controlplane.policy.placement.slot_partition import (
+    Partition,
+    compose_plan,
+    partition_of,
+    slots_in_words,
+    useful_slots,
+)
 from controlplane.policy.slaq.observed_jobs import ObservedJobs
-from controlplane.policy.slaq.options import SlaqOptions
-from schemas.ids import Seconds
+from controlplane.policy.slaq.size_gains import SizeGains
+from schemas.ids import JobId, Seconds
+
+
+class Gains(Protocol):
+    """What each job gains by its slots."""
+
+    def step(self, row: int, size: int) -> float:
+        """What one more slot gains.
+
+        Args:
+            size: slots that it has without, at least 1.
+        """
+        ...
+
+
+def allocate(
+    gains: Gains,
+    bounds: Sequence[tuple[int, int]],
+    have: Sequence[int],
+    room: int,
+    margin: float,
+) -> list[int]:
+    """Slots of each job, beginning with those that it has.
+
+    Slots that are too many are taken where they are missed least, those that are left go where
+    they gain most, and then one after the other moves to who gains more by it. Without a margin
+    this is the greedy choice of the paper, in which each job begins with its least, if no slot of a
+    job gains more than the one before it; with one, jobs keep the sizes that are nearly as good.
+
+    Args:
+        gains: of each slot; none is given for nothing.
+        bounds: least and most slots of each job; all the leasts fit.
+        have: slots of each now; 0: it starts.
+        margin: share by which the gain of a move exceeds what is lost by it.
+    """
+    exchange = _Exchange(gains, bounds, have)
+    left = room - sum(exchange.sizes)
+    while left < 0:
+        _, giver = exchange.giver()
+        exchange.change(giver, -1)
+        left += 1
+    while left > 0:
+        gained, taker = exchange.taker()
+        if gained <= 0.0:
+            break
+        exchange.change(taker, 1)
+        left -= 1
+    while True:
+        (gained, taker), (lost, giver) = exchange.taker(), exchange.giver()
+        if gained <= 0.0 or gained <= (1.0 + margin) * lost or taker == giver:
+            return exchange.sizes
+        exchange.change(giver, -1)
+        exchange.change(taker, 1)
+
+
+class _Exchange:
+    """Who gains most by another slot, and who loses least by giving one up."""
+
+    def __init__(
+        self, gains: Gains, bounds: Sequence[tuple[int, int]], have: Sequence[int]
+    ) -> None:
+        self._gains, self._bounds = gains, bounds
+        self.sizes = [
+            min(max(now, low), high) for now, (low, high) in zip(have, bounds, strict=True)
+        ]
+        self._takers: list[tuple[float, int, int]] = []  # minus the gain, row, size then
+        self._givers: list[tuple[float, int, int]] = []  # the loss, row, size then
+        for row, size in enumerate(self.sizes):
+            self._takers += self._as_taker(row, size)
+            self._givers += self._as_giver(row, size)
+        heapify(self._takers)
+        heapify(self._givers)
+
+    def taker(self) -> tuple[float, int]:
+        """The gain of another slot where it is largest, and the row; 0 and -1: nobody takes one."""
+        loss, row = self._first(self._takers)
+        return (-loss, row) if row >= 0 else (0.0, -1)
+
+    def giver(self) -> tuple[float, int]:
+        """The loss of a slot where it is least, and the row; infinite and -1: nobody can."""
+        return self._first(self._givers)
+
+    def change(self, row: int, by: int) -> None:
+        """A job gets a slot or gives one up."""
+        size = self.sizes[row] = self.sizes[row] + by
+        for entry in self._as_taker(row, size):
+            heappush(self._takers, entry)
+        for entry in self._as_giver(row, size):
+            heappush(self._givers, entry)
+
+    def _as_taker(self, row: int, size: int) -> list[tuple[float, int, int]]:
+        if size >= self._bounds[row][1]:
+            return []
+        return [(-self._gains.step(row, size), row, size)]
+
+    def _as_giver(self, row: int, size: int) -> list[tuple[float, int, int]]:
+        if size <= self._bounds[row][0]:
+            return []
+        return [(self._gains.step(row, size - 1), row, size)]
+
+    def _first(self, heap: list[tuple[float, int, int]]) -> tuple[float, int]:
+        """The first entry that is true now."""
+        while heap and self.sizes[heap[0][1]] != heap[0][2]:
+            heappop(heap)
+        return heap[0][:2] if heap else (float("inf"), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Sizes, and what they were chosen by."""
+
+    sizes: dict[JobId, int]  # of jobs that have slots, in the order of the line
+    room: int  # slots for all of them
+    shared: dict[JobId, str]  # jobs with a fair share, and why it is no more
+    rows: dict[JobId, int]  # of jobs with curves
+    forecast: Forecast
+    horizon_s: float
+
+    def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        """The reason for a job's size, in words and numbers."""
+        if not slots:
+            words = f"needs {slots_in_words(job.least)}, jobs whose turn it is leave no room for it"
+            return words, {"room": float(self.room), "needs": float(job.least)}
+        if job.job in self.shared:
+            numbers = {"room": float(self.room), "jobs": float(len(self.sizes))}
+            share = f"its share of {slots_in_words(self.room)} among {len(self.sizes)}"
+            return f"{share}, since {self.shared[job.job]}", numbers
+        return self.forecast.why(self.rows[job.job], self.horizon_s)
+
+
+class Forecast:
+    """What a choice of sizes is expected to do to losses."""
+
+    def __init__(self, jobs: Sequence[JobId], gains: SizeGains, sizes: Sequence[int]) -> None:
+        """Look at the sizes, and at one slot more.
+
+        Args:
+            sizes: slots of each, at least 1.
+        """
+        self._jobs, self._gains, self._sizes = jobs, gains, sizes
+        chosen = np.array(sizes, dtype=np.int64)
+        self._then = gains.losses_then(chosen)
+        self._shares = gains.shares(self._then)
+        self._more = gains.shares(gains.losses_then(chosen + 1)) - self._shares
+        self._next = [gains.step(row, size) for row, size in enumerate(sizes)]
+        self._first_two = nlargest(2, range(len(jobs)), key=self._next.__getitem__)
+
+    def losses(self) -> dict[JobId, float]:
+        """What each is expected to lose when the next scheduling epoch is over."""
+        return dict(zip(self._jobs, self._then.tolist(), strict=True))
+
+    def why(self, row: int, horizon_s: float) -> tuple[str, dict[str, float]]:
+        """The reason for a job's size, beside whoever else would gain most by another slot.
+
+        Args:
+            horizon_s: seconds ahead.
+        """
+        gains, size = self._gains, self._sizes[row]
+        numbers = {
+            "loss": float(gains.loss_now[row]),
+            "predicted_loss": float(self._then[row]),
+            "limit": float(gains.limit[row]),
+            "share_of_rest": float(self._shares[row]),
+            "gain": gains.step(row, size - 1) if size > 1 else gains.of(row, 1),
+        }
+        words = (
+            f"the next {horizon_s:.0f} s are expected to lower its loss"
+            f" by {_percent(numbers['share_of_rest'])} of what is left"
+        )
+        for rival in self._first_two:
+            if rival != row:
+                more = float(self._more[rival])
+                numbers |= {"rival_share_of_rest": more, "rival_gain": self._next[rival]}
+                other = f"by one more slot {self._jobs[rival]} would gain {_percent(more)}"
+                return f"{words}; {other}", numbers
+        return words, numbers
+
+
+def decide(
+    line: Sequence[JobView], partition: Partition, observed: ObservedJobs, options: SlaqOptions
+) -> Decision:
+    """One scheduling epoch: fair shares for jobs without a curve, the rest by predicted gain.
+
+    Args:
+        line: jobs in the order in which they are given their least.
+    """
+    equal = shares(line, partition)
+    served = [partition.view.jobs[name] for name in equal]
+    without = observed.no_curve(served)
+    shared = [job for job in served if job.job in without]
+    curved = [job for job in served if job.job not in without]
+    gains = SizeGains(observed.outlook(curved, partition.now), options)
+    room = partition.room - sum(equal[job.job] for job in shared)
+    spare = room - sum(job.least for job in curved)
+    ahead = _ahead(
+        [job for job in shared if observed.is_new(job)], equal, spare, partition, options
+    )
+    room -= sum(ahead.values())
+    bounds = [_bounds(job, row, partition, gains, options) for row, job in enumerate(curved)]
+    bounds = _held(curved, bounds, partition.now - options.interval_s, room)
+    have = [len(job.running_on) for job in curved]
+    found = allocate(gains, bounds, have, room, options.margin)
+    sizes = {job.job: size for job, size in zip(curved, found, strict=True)}
+    sizes |= shares(shared, partition, partition.room - sum(found) - sum(ahead.values()))
+    for name, more in ahead.items():
+        sizes[name] += more
+    return Decision(
+        sizes={name: sizes[name] for name in equal},
+        room=partition.room,
+        shared=without,
+        rows={job.job: row for row, job in enumerate(curved)},
+        forecast=Forecast([job.job for job in curved], gains, found),
+        horizon_s=options.interval_s,
+    )
+
+
+def _ahead(
+    jobs: Sequence[JobView],
+    equal: Mapping[JobId, int],
+    spare: int,
+    partition: Partition,
+    options: SlaqOptions,
+) -> dict[JobId, int]:
+    """Slots beyond their fair shares for new jobs, as far as others can spare them."""
+    ahead: dict[JobId, int] = {}
+    for place, job in enumerate(jobs):
+        share = equal[job.job]
+        most = min(useful_slots(job, partition), round(options.newcomers * share))
+        ahead[job.job] = max(0, min(most - share, spare // (len(jobs) - place)))
+        spare -= ahead[job.job]
+    return ahead
+
+
+def _bounds(
+    job: JobView, row: int, partition: Partition, gains: SizeGains, options: SlaqOptions
+) -> tuple[int, int]:
+    """Least and most slots that it may be given."""
+    most = max(job.least, min(useful_slots(job, partition), options.most or job.most))
+    if options.efficiency_floor > 0.0:
+        most = max(job.least, gains.efficient(row, most))
+    return job.least, most
+
+
+def _held(
+    jobs: Sequence[JobView], bounds: Sequence[tuple[int, int]], since: float, room: int
+) -> list[tuple[int, int]]:
+    """Bounds with which those do not shrink that got their size after `since`, if all fit so."""
+    held = [
+        (len(job.running_on), most)
+        if job.moved_at > since and least <= len(job.running_on) <= most
+        else (least, most)
+        for job, (least, most) in zip(jobs, bounds, strict=True)
+    ]
+    return held if sum(least for least, _ in held) <= room else list(bounds)
+
+
+def _percent(share: float) -> str:
+    """A share in two digits, as in 0.35%, 3.5% and 35%."""
+    return f"{100.0 * share:.2g}%"
 
 
 class Slaq(ImmediatePolicy):

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.policy.slaq.options import SlaqOptions
-from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.policy.options import SlaqOptions
+from controlplane.prediction import FloatArray, IntArray
 from controlplane.prediction.convergence_curves import ConvergenceCurves
-from controlplane.prediction.ring_step_time import StepModel, steps_at
+from controlplane.prediction.step_times import StepModel, steps_at
 
 FIRST_SIZES: Final = 16  # of every job; further ones are looked at where they are asked for
 SPEED_UP: Final = 1e-6  # worth of e times the speed: slots that no loss wants serve the slowest

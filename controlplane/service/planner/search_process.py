@@ -33,9 +33,9 @@ from controlplane.service.planner.search_messages import (
     ToSearch,
     ViewDelta,
     WholeView,
+    apply_delta,
     frame,
 )
-from controlplane.service.planner.view_delta import apply_delta
 from schemas.errors import OnesError
 from schemas.ids import Seconds
 

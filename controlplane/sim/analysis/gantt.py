@@ -21,8 +21,8 @@ from controlplane.sim.analysis.plot_style import (
     tidy,
     time_unit,
 )
-from controlplane.sim.simulation_result import JobResult, SimulationResult
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.results import JobResult, SimulationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,8 +28,8 @@ from controlplane.sim.analysis.plot_style import (
     styles,
     tidy,
 )
-from controlplane.sim.analysis.simulation_summary import finished
-from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.analysis.summary import finished
+from controlplane.sim.results import SimulationResult
 
 REDUCTIONS: Final = (0.25, 0.50, 0.75, 0.80, 0.90, 0.95, 0.99)
 GROUP_COLOURS: Final = ("#d55e00", "#e69f00", "#56b4e9")

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.sim.simulation_result import JobResult, SimulationResult
+from controlplane.sim.results import JobResult, SimulationResult
 
 FloatArray = NDArray[np.float64]
 

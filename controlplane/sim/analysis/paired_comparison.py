@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.sim.analysis.simulation_summary import finished
-from controlplane.sim.simulation_result import SimulationResult
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.analysis.summary import finished
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.results import SimulationResult
 
 RESAMPLES: Final = 5_000
 AT_ONCE: Final = 2_000_000  # numbers drawn in one go, to bound memory

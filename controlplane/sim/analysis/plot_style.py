@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from controlplane.sim.simulation_result import SimulationResult
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.results import SimulationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

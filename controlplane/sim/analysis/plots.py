@@ -1,4 +1,7 @@
-"""Figures of many results: distributions, averages, and how they change with the cluster."""
+"""Figures of many results: distributions, averages, and how they change with the cluster.
+
+All figures that some results can fill, into a folder.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from controlplane.sim.analysis import gantt, loss_plots
+from controlplane.sim.analysis.loss_series import has_losses
 from controlplane.sim.analysis.paired_comparison import mean_interval
 from controlplane.sim.analysis.plot_style import (
     Style,
@@ -19,13 +24,15 @@ from controlplane.sim.analysis.plot_style import (
     styles,
     tidy,
 )
-from controlplane.sim.analysis.simulation_summary import finished
-from controlplane.sim.simulation_result import JobResult, SimulationResult
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.analysis.report_tables import by_size
+from controlplane.sim.analysis.summary import finished
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.results import JobResult, SimulationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 Measure = Callable[[JobResult], float]
 PANELS: Final[tuple[tuple[str, Measure], ...]] = (
@@ -293,3 +300,46 @@ def _mean_and_error(
 def _with_error(values: Sequence[float]) -> tuple[float, float, float]:
     mean, interval = float(np.mean(values)), mean_interval(values)
     return mean, max(0.0, mean - interval.low), max(0.0, interval.high - mean)
+
+
+def draw(results: Sequence[SimulationResult], folder: Path, ours: str = "ones") -> list[Path]:
+    """Draw all figures that these results can fill.
+
+    Args:
+        results: of any policies, seeds and settings.
+        folder: to draw into; made if it is not there.
+        ours: label of the policy whose gains are drawn.
+
+    Returns:
+        The files.
+
+    Raises:
+        ResultsError: if matplotlib is missing, or the disk does not take a file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn: list[Path] = []
+    sizes = by_size(results)
+    for size, here in sizes.items():
+        mine = [result for many in here.values() for result in many]
+        for name, plot in (("boxes", box_plots), ("cdf", cumulative),
+                           ("averages", averages)):  # fmt: skip
+            file = folder / f"{name}-{size}.png"
+            plot(mine, file)
+            drawn.append(file)
+        if all(has_losses(result) for result in mine):
+            for name, plot in (("losses", loss_plots.normalised_loss),
+                               ("loss-slots", loss_plots.slots_by_loss),
+                               ("loss-times", loss_plots.times_to_reductions)):  # fmt: skip
+                file = folder / f"{name}-{size}.png"
+                plot(mine, file)
+                drawn.append(file)
+    if len(sizes) > 1:
+        scaling(results, folder / "scaling.png", ours)
+        drawn.append(folder / "scaling.png")
+    for result in results:
+        if any(job.allocations for job in result.jobs):
+            file = folder / f"slots-{result.policy}-{result.slots}-{result.seed}.png"
+            gantt.gantt(result, file)
+            gantt.utilisation([result], file.with_name(f"utilisation-{file.stem[6:]}.png"))
+            drawn.append(file)
+    return drawn

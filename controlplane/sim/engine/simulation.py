@@ -1,4 +1,7 @@
-"""Users and nodes around one live controller core, in virtual time."""
+"""Users and nodes around one live controller core, in virtual time.
+
+What nodes say to the controller: hello, and the numbered reports of their agents.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +13,77 @@ import msgspec
 
 from controlplane.core import policy_events
 from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
-from controlplane.core.history_read_model import JobHistories
+from controlplane.core.history import JobHistories
 from controlplane.core.inputs import (
     RULES,
     CancelRequested,
     ControllerStarted,
     Input,
     JobSubmitted,
+    NodeGreeted,
     NodeLost,
     NodeReported,
     NodeSuspected,
 )
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Policy
-from controlplane.sim.engine.colocated_jobs import SharedNodes
-from controlplane.sim.engine.event_queue import FIRST, Kernel
-from controlplane.sim.engine.job_log import JobLog
-from controlplane.sim.engine.job_progress import TrainingProgress
-from controlplane.sim.engine.measured_figures import MeasuredFigures
-from controlplane.sim.engine.node_messages import SimulatedNodes
-from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
-from controlplane.sim.engine.simulated_agents import NodeAgents
-from controlplane.sim.engine.simulated_job import JobProcesses
-from controlplane.sim.engine.simulated_planner import SimulatedPlanner
-from controlplane.sim.engine.simulated_training import GroupTraining
-from controlplane.sim.engine.simulated_workers import WorkerProcesses
-from controlplane.sim.engine.step_telemetry import StepTelemetry
-from controlplane.sim.models.interference.rule import Interference
+from controlplane.sim.cluster import RELEASE
+from controlplane.sim.engine.agents import NodeAgents
+from controlplane.sim.engine.event_queue import FIRST, Kernel, PlannerOptions, SimOptions
+from controlplane.sim.engine.jobs import JobLog, JobProcesses, TrainingProgress
+from controlplane.sim.engine.planner import SimulatedPlanner
+from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
+from controlplane.sim.engine.training import GroupTraining, SharedNodes
+from controlplane.sim.engine.workers import WorkerProcesses
+from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import JobModel
-from controlplane.sim.simulated_cluster import RELEASE
-from controlplane.sim.simulation_result import JobResult
-from controlplane.sim.submissions import TraceJob
-from schemas.ids import JobId, NodeId, Seconds, Term
-from schemas.messages.agent import EpochReported
+from controlplane.sim.results import JobResult, TraceJob
+from schemas.ids import BootId, JobId, NodeId, Seconds, Term
 from schemas.nodes import NodeSpec
+from schemas.wire.agent import AgentEvent, EpochReported
+
+
+class SimulatedNodes:
+    """Each node with its life (boot) and the number of its last report."""
+
+    def __init__(self, specs: Sequence[NodeSpec], handle: Callable[[Input], None]) -> None:
+        """Begin before any of them said hello.
+
+        Args:
+            handle: takes what the controller hears.
+        """
+        self._specs = {spec.node: spec for spec in specs}
+        self._handle = handle
+        self._boots: dict[NodeId, BootId] = {}
+        self._reported: dict[NodeId, int] = {}
+
+    def greet_all(self) -> None:
+        """Every node says hello for the first time."""
+        for node in self._specs:
+            self.greet(node)
+
+    def greet(self, node: NodeId) -> None:
+        """It begins a new life, empty.
+
+        Args:
+            node: of the cluster; its reports are counted from 1 again.
+        """
+        life = int(self._boots.get(node, BootId("0"))) + 1
+        self._boots[node], self._reported[node] = BootId(str(life)), 0
+        self._handle(
+            NodeGreeted(node=node, boot=self._boots[node], spec=self._specs[node], workers=())
+        )
+
+    def report(self, node: NodeId, event: AgentEvent) -> None:
+        """Its agent reports something.
+
+        Args:
+            event: gets the next number of this life.
+        """
+        self._reported[node] += 1
+        boot, seq = self._boots[node], self._reported[node]
+        self._handle(NodeReported(node=node, boot=boot, seq=seq, event=event))
+
 
 SUSPECT_S: Final = 6.0  # of silence, as in the service
 LOST_S: Final = 30.0

@@ -1,20 +1,190 @@
-"""A training from its first iteration, or from where it was interrupted, to a model's file."""
+"""A training from its first iteration, or from where it was interrupted, to a model's file.
+
+The state of a training on disk: whole or not at all, and never unpickled.
+
+The learning curve of a training: as a table, and as a picture.
+
+Name of a learned policy to its trainer; torch is imported when one is made.
+
+What trains a policy, as the loop around it sees it.
+"""
 
 from __future__ import annotations
 
+import csv
+import importlib
+import io
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
+
+import torch
 
 from controlplane.policy.learned.model_file import ModelCard, encode_model
-from controlplane.sim.learning.learning_curve import Row, as_csv
-from controlplane.sim.learning.saved_training import read_state, write_state
-from controlplane.sim.learning.trainer import Trainer
-from controlplane.sim.simulator_errors import TrainingError
-from controlplane.sim.traces.atomic_file import write_whole
+from controlplane.prediction import FloatArray
+from controlplane.sim.analysis.plot_style import COLOURS, new_figure, save, tidy
+from controlplane.sim.cluster import TrainingError
+from controlplane.sim.traces.recording_file import write_whole
+
+FORMAT: Final = 1
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Keep the state of a training.
+
+    Args:
+        state: tensors, numbers, texts, lists and dictionaries.
+
+    Raises:
+        TrainingError: if the disk does not take it.
+    """
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, buffer)
+    write_whole(path, buffer.getvalue(), TrainingError)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `write_state` kept.
+
+    Raises:
+        TrainingError: if there is none, or it is damaged or of another version.
+    """
+    try:
+        state = torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        hint = "leave out --resume to begin one"
+        raise TrainingError(f"{path}: no training was interrupted here", hint) from None
+    except Exception as error:  # noqa: BLE001 - torch raises whatever a damaged file makes it
+        what = f"{path}: no whole state of a training ({type(error).__name__})"
+        raise TrainingError(what, "remove it, and begin anew without --resume") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        what = f"{path}: a state that this version does not read"
+        raise TrainingError(what, "remove it, and begin anew without --resume")
+    return state
+
+
+Row = dict[str, float | str]  # of one iteration; a number that was not measured in it is NaN
+DOTS: Final = 40  # a line of no more points than this shows them
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """The rows as CSV, an iteration on each line, counted from 1; a NaN is an empty cell.
+
+    Args:
+        rows: of the iterations, all with the same columns.
+    """
+    columns = list(rows[0]) if rows else []
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("iteration", *columns))
+    for place, row in enumerate(rows, 1):
+        writer.writerow((place, *(_cell(row[column]) for column in columns)))
+    return text.getvalue()
+
+
+def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Every column of numbers over the iterations, one below the other.
+
+    Args:
+        rows: of the iterations; a column of texts names phases, whose changes are marked.
+        path: of the figure; its suffix says the format.
+
+    Raises:
+        ResultsError: if matplotlib is missing, or the file cannot be written.
+    """
+    first = rows[0] if rows else {}
+    columns = [name for name, value in first.items() if not isinstance(value, str)]
+    phases = [name for name, value in first.items() if isinstance(value, str)]
+    figure = new_figure(7.2, 0.6 + 1.6 * max(1, len(columns)))
+    panels = figure.subplots(max(1, len(columns)), 1, sharex=True, squeeze=False)[:, 0]
+    for place, (axes, column) in enumerate(zip(panels, columns, strict=False)):
+        points = [(at, float(row[column])) for at, row in enumerate(rows, 1)]
+        seen = [(at, value) for at, value in points if not math.isnan(value)]
+        axes.plot(
+            [at for at, _ in seen],
+            [value for _, value in seen],
+            color=COLOURS[place % len(COLOURS)],
+            linewidth=1.3,
+            marker="o" if len(seen) <= DOTS else "",
+            markersize=3,
+        )
+        axes.set_ylabel(column.replace("_", " "), fontsize="small")
+        for phase in phases:
+            for at in range(1, len(rows)):
+                if rows[at][phase] != rows[at - 1][phase]:
+                    axes.axvline(at + 0.5, color="#4d4d4d", linewidth=0.8, linestyle=":")
+        tidy(axes)
+    panels[-1].set_xlabel("iteration")
+    figure.suptitle(title, fontsize="medium")
+    save(figure, path)
+
+
+def _cell(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training has come to: all of a model's card that only the trainer knows."""
+
+    features: int  # version of what the policy's inputs mean
+    slots: tuple[int, int]  # of the clusters that it was trained on, from and to
+    cluster: str  # these clusters and their jobs, in words
+    figures: dict[str, float]  # what it reached
+    arrays: dict[str, FloatArray]
+    families: tuple[str, ...] = ()  # of jobs, in the order of the numbers that stand for them
+
+
+class Trainer(Protocol):
+    """Trains one policy, iteration by iteration.
+
+    Everything that an iteration draws comes from the seed and the iteration's number, so that a
+    training that goes on from a saved state ends as one that was never interrupted.
+    """
+
+    @property
+    def settings(self) -> Mapping[str, float | str]:
+        """What it was told: a saved training goes on only under the same."""
+        ...
+
+    @property
+    def iterations(self) -> int:
+        """How many it wants, in all."""
+        ...
+
+    def iterate(self, iteration: int) -> dict[str, float | str]:
+        """One iteration; may take seconds.
+
+        Returns:
+            A row of the learning curve: each time the same columns, in the same order.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All that the iterations so far have left behind; a copy that later ones do not change.
+
+        Made of tensors, numbers, texts, lists and dictionaries.
+        """
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there.
+
+        Args:
+            state: as `state` gave it, under the same settings.
+        """
+        ...
+
+    def trained(self) -> Trained:
+        """The model as it is by now."""
+        ...
+
 
 SAVE_S: Final = 30.0  # between saved states
 Report = Callable[[int, int, Row], None]  # iterations done, of how many, row of the curve
@@ -151,3 +321,27 @@ def _write(trainer: Trainer, order: Order, done: Progress) -> None:
     write_whole(order.curve, as_csv(done.rows), TrainingError)
     write_whole(order.out, encode_model(card, trained.arrays), TrainingError)
     order.state.unlink(missing_ok=True)
+
+
+TRAINERS: Final[Mapping[str, str]] = {  # policy -> module:class, called with the seed
+    "drl": "controlplane.sim.learning.drl_trainer:DrlTrainer",
+    "harmony-drl": "controlplane.sim.learning.harmony_trainer:HarmonyDrlTrainer",
+}
+
+
+def make_trainer(policy: str, seed: int) -> Trainer:
+    """A new trainer of that policy.
+
+    Raises:
+        TrainingError: if that policy learns nothing beforehand, or torch is missing.
+    """
+    if policy not in TRAINERS:
+        known = ", ".join(sorted(TRAINERS))
+        raise TrainingError(f"{policy!r} is not trained beforehand", f"choose one of {known}")
+    try:
+        importlib.import_module("torch")
+    except ImportError:
+        hint = "in a checkout of ONES: pip install '.[train]'"
+        raise TrainingError("training a policy needs torch", hint) from None
+    module, _, name = TRAINERS[policy].partition(":")
+    return cast("Trainer", getattr(importlib.import_module(module), name)(seed))

@@ -4,21 +4,36 @@ The columns are `name,time,application,num_replicas,batch_size`, as in the workl
 artifact of *Pollux* (OSDI '21), which can be read as they are; and, where they are needed,
 `user,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty cell of these has its
 default.
+
+Traces of other projects as ours.
+
+None of them says enough to train the very same jobs, so a job's workload is `gpu-time:SECONDS`,
+its slots times its duration, for which the model takes the workload with the closest GPU time
+(as the ONES paper does with the trace of Microsoft). Names of models are not mapped: what is
+called `vgg19` or `LM` there runs on other data for another number of steps, and its GPU time says
+more about it than its name. Batch sizes are those of the workload that is taken.
+
+How fast the workloads of Gavel train, to know how long the jobs of its traces take.
+
+From `simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), V100,
+jobs alone and consolidated, four significant digits; Narayanan et al., *Heterogeneity-Aware
+Cluster Scheduling Policies for Deep Learning Workloads*, OSDI '20.
 """
 
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
-from controlplane.sim.csv_parsing import CsvRow, parse_line, with_header
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import Trace, TraceJob
-from controlplane.sim.traces.atomic_file import write_whole
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.csv_parsing import CsvRow, parse_line, with_header, without_header
+from controlplane.sim.results import Trace, TraceJob
+from controlplane.sim.traces.recording_file import write_whole
 from schemas.ids import Seconds
 from schemas.jobs import MAX_UTILITY, Utility
 
@@ -138,3 +153,157 @@ def _plain(number: float | None) -> str:
 
 def _is_used(column: str, jobs: Iterable[TraceJob]) -> bool:
     return any(_cells(job)[column] != ("", "trace")[column == "user"] for job in jobs)
+
+
+# Workload -> GPUs -> steps per second, counted as the traces count `total_steps`.
+# fmt: off
+STEPS_PER_S: Final[Mapping[str, Mapping[int, float]]] = {
+    "A3C": {1: 7.176},
+    "CycleGAN": {1: 4.426},
+    "LM (batch size 5)": {1: 109.2, 2: 185.7, 4: 126.7, 8: 698.8},
+    "LM (batch size 10)": {1: 81.65, 2: 163.1, 4: 121.5, 8: 615.1},
+    "LM (batch size 20)": {1: 64.74, 2: 132.2, 4: 111, 8: 497.3},
+    "LM (batch size 40)": {1: 45.24, 2: 91.59, 4: 96.03, 8: 359.3},
+    "LM (batch size 80)": {1: 28.24, 2: 58.09, 4: 74.81, 8: 231.2},
+    "Recommendation (batch size 512)": {1: 23.32},
+    "Recommendation (batch size 1024)": {1: 13.28},
+    "Recommendation (batch size 2048)": {1: 7.47},
+    "Recommendation (batch size 4096)": {1: 3.906},
+    "Recommendation (batch size 8192)": {1: 2.842},
+    "ResNet-18 (batch size 16)": {1: 32.35, 2: 100.1, 4: 123.9, 8: 382.6},
+    "ResNet-18 (batch size 32)": {1: 29.95, 2: 94.25, 4: 114.7, 8: 340},
+    "ResNet-18 (batch size 64)": {1: 24.09, 2: 74.14, 4: 95.59, 8: 255.8},
+    "ResNet-18 (batch size 128)": {1: 17.99, 2: 23.99, 4: 69.95, 8: 162.1},
+    "ResNet-18 (batch size 256)": {1: 10.3, 2: 15.88, 4: 27.78, 8: 81.51},
+    "ResNet-50 (batch size 16)": {1: 11.4, 2: 13.86, 4: 23.2, 8: 27.8},
+    "ResNet-50 (batch size 32)": {1: 7.787, 2: 10.83, 4: 13.76, 8: 24.07},
+    "ResNet-50 (batch size 64)": {1: 4.395, 2: 7.922, 4: 9.452, 8: 17.3},
+    "ResNet-50 (batch size 128)": {1: 2.497, 2: 4.223, 4: 7.029, 8: 10.29},
+    "Transformer (batch size 16)": {1: 11.06, 2: 14.15, 4: 20.08, 8: 71.65},
+    "Transformer (batch size 32)": {1: 10.62, 2: 13.33, 4: 22.82, 8: 63.98},
+    "Transformer (batch size 64)": {1: 8.618, 2: 15.88, 4: 19.66, 8: 49.65},
+    "Transformer (batch size 128)": {1: 5.446, 2: 10.07, 4: 14.17, 8: 30.88},
+    "Transformer (batch size 256)": {1: 1.595, 2: 2.885, 4: 4.763, 8: 9.717},
+}
+# fmt: on
+
+
+Layout = Literal["pollux", "gavel", "tiresias", "philly"]
+GPU_TIME: Final = "gpu-time:"  # begins the workload of a job that only a duration is known of
+
+TIRESIAS: Final = ("job_id", "num_gpu", "submit_time", "duration")
+TIRESIAS_TOO: Final = ("iterations", "model_name", "interval")
+PHILLY: Final = ("timestamp", "duration", "num_gpus")
+PHILLY_TOO: Final = ("gpu_time", "cluster")
+# As the simulator of Gavel reads them, newest first, and as its oldest traces are. Those of nine
+# columns say where to work inside the command, those of seven know no priorities.
+GAVEL: Final[Mapping[int, tuple[str, ...]]] = {
+    10: (
+        *("job_type", "command", "working_directory", "num_steps_arg", "needs_data_dir"),
+        *("total_steps", "scale_factor", "priority_weight", "SLO", "arrival_time"),
+    ),
+    9: (
+        *("job_type", "command", "num_steps_arg", "needs_data_dir", "total_steps"),
+        *("scale_factor", "priority_weight", "SLO", "arrival_time"),
+    ),
+    7: (
+        *("job_type", "command", "num_steps_arg", "needs_data_dir", "total_steps"),
+        *("arrival_time", "scale_factor"),
+    ),
+}
+CLOCK: Final = "%Y-%m-%d %H:%M:%S"
+
+
+def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -> Trace:
+    """The jobs of a foreign trace.
+
+    Args:
+        most_slots: of the cluster: larger jobs are left out. None: all are taken.
+
+    Raises:
+        TraceError: if the layout is unknown, the file cannot be read, a line is no job (it names
+            file, line and column), or no job is left.
+    """
+    if layout not in get_args(Layout):
+        hint = f"choose one of {', '.join(get_args(Layout))}"
+        raise TraceError(f"unknown layout {layout!r}", hint, "layout")
+    jobs = _JOBS[layout](path)
+    fitting = (job for job in jobs if most_slots is None or job.slots <= most_slots)
+    return build_trace(path.stem, path, fitting)
+
+
+def _pollux(path: Path) -> Iterator[TraceJob]:
+    yield from read_trace(path).jobs
+
+
+def _tiresias(path: Path) -> Iterator[TraceJob]:
+    """`60_job.csv` and its like in https://github.com/SymbioticLab/Tiresias."""
+    for row in with_header(path, TIRESIAS, TIRESIAS_TOO):
+        slots = row.whole("num_gpu", 1, MOST_SLOTS)
+        yield TraceJob(
+            name=f"job-{row.text('job_id')}",
+            at=Seconds(row.number("submit_time")),
+            workload=_workload(row, "duration", slots * row.number("duration")),
+            slots=slots,
+        )
+
+
+def _philly(path: Path) -> Iterator[TraceJob]:
+    """The trace of Microsoft as the artifact of Pollux has it; the first job comes at 0."""
+    timed = []
+    for row in with_header(path, PHILLY, PHILLY_TOO):
+        slots = row.whole("num_gpus", 1, MOST_SLOTS)
+        workload = _workload(row, "duration", slots * row.number("duration"))
+        timed.append((_clock(row), slots, workload))
+    begin = min((at for at, _, _ in timed), default=None)
+    for number, (at, slots, workload) in enumerate(timed):
+        since = Seconds((at - (begin or at)).total_seconds())
+        yield TraceJob(name=f"job-{number}", at=since, workload=workload, slots=slots)
+
+
+def _gavel(path: Path) -> Iterator[TraceJob]:
+    """Traces of https://github.com/stanford-futuredata/gavel: steps at the speed of V100s."""
+    for number, row in enumerate(without_header(path, "\t", GAVEL)):
+        slots = row.whole("scale_factor", 1, MOST_SLOTS)
+        duration = row.whole("total_steps", 1) / _steps_per_s(row, slots)
+        yield TraceJob(
+            name=f"job-{number}",
+            at=Seconds(row.number("arrival_time")),
+            workload=_workload(row, "total_steps", slots * duration),
+            slots=slots,
+        )
+
+
+def _steps_per_s(row: CsvRow, slots: int) -> float:
+    """Of a size that was not measured: as if it scaled from the next smaller one."""
+    kind = row.text("job_type")
+    if kind not in STEPS_PER_S:
+        some = ", ".join(list(STEPS_PER_S)[:3])
+        hint = f"use workloads that Gavel measured, like {some}"
+        raise row.error("job_type", f"{kind!r} is unknown", hint)
+    measured = STEPS_PER_S[kind]
+    nearest = max(size for size in measured if size <= slots)
+    return measured[nearest] * slots / nearest
+
+
+def _workload(row: CsvRow, column: str, gpu_time_s: float) -> str:
+    if not gpu_time_s > 0.0:
+        raise row.error(column, "a job of no duration", "delete the line")
+    return f"{GPU_TIME}{gpu_time_s:.6g}"
+
+
+def _clock(row: CsvRow) -> dt.datetime:
+    said = row.text("timestamp")
+    try:
+        return dt.datetime.strptime(said, CLOCK)  # noqa: DTZ007 - only differences matter
+    except ValueError:
+        hint = "write it like 2017-10-09 07:01:55"
+        raise row.error("timestamp", f"{said!r} is no time", hint) from None
+
+
+_JOBS: Final[Mapping[Layout, Callable[[Path], Iterator[TraceJob]]]] = {
+    "pollux": _pollux,
+    "gavel": _gavel,
+    "tiresias": _tiresias,
+    "philly": _philly,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cyclopts import CycloptsError
 
-from controlplane.cli import job_commands
+from controlplane.cli import jobs
 from controlplane.cli.main import build, in_our_words
 from schemas.errors import BadFieldError
 
@@ -59,7 +59,7 @@ def test_the_word_of_another_tool_is_answered_with_the_command_that_does_it(
 
 def test_a_size_beside_auto_is_refused_and_not_dropped() -> None:
     with pytest.raises(BadFieldError, match="leave out --slots, --batch and --on, or --auto"):
-        job_commands.resize("a-1", slots=2, auto=True)
+        jobs.resize("a-1", slots=2, auto=True)
 
 
 def test_an_option_before_the_command_is_told_where_it_belongs() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli import config_check
-from controlplane.cli.common_options import Common
-from controlplane.cli.local_cluster import ROLES, _free_ports
+from controlplane.cli.local import ROLES, _free_ports
+from controlplane.cli.output import Common
 from schemas.errors import SettingsError
-from schemas.link import write_keys
+from schemas.transport import write_keys
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.cli.job_commands import told_of_gaps
+from controlplane.cli.jobs import told_of_gaps
 from schemas.ids import Seconds
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 
 
 def events(*numbers: int) -> list[FeedEvent]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.common_options import Common
 from controlplane.cli.fetch import _as_fetched, _say_fetched, _say_list
-from controlplane.client.job_files import Fetch, Fetched, JobFiles
+from controlplane.cli.output import Common
+from controlplane.client.files import Fetch, Fetched, JobFiles
 from controlplane.client.sweeps.runs import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 

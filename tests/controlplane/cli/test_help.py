@@ -86,7 +86,7 @@ def test_names_of_jobs_are_completed_and_ended_ones_where_no_live_one_is_meant(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("controlplane.cli.common_options.BlockingClient", Cluster)
+    monkeypatch.setattr("controlplane.cli.output.BlockingClient", Cluster)
 
     said = printed(["__complete", *words.split(" ")], capsys).split("\x1fbegin\n")[1]
 
@@ -96,7 +96,7 @@ def test_names_of_jobs_are_completed_and_ended_ones_where_no_live_one_is_meant(
 def test_a_cluster_that_is_away_completes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("controlplane.cli.common_options.BlockingClient", Away)
+    monkeypatch.setattr("controlplane.cli.output.BlockingClient", Away)
 
     assert printed(["__complete", "show", ""], capsys).split() == ["begin"]
 

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.init_script.advice import OWN_RATE, SUMMED, refused
-from controlplane.cli.init_script.job_template import job_file, job_name
-from controlplane.cli.init_script.port_script import changed_lines, port
-from controlplane.cli.init_script.script_facts import look
+from controlplane.cli.init import job_file, job_name
+from controlplane.cli.init_script.port_script import OWN_RATE, SUMMED, changed_lines, port, refused
+from controlplane.cli.init_script.script_facts import agent_name, look
 from controlplane.cli.init_script.syntax import Source
-from controlplane.cli.init_script.whole_script import agent_name
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from schemas.jobs import JobSpec, StopRule
 from tests.support.commands import ones
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.cli.job_lines import cut, job_lines
-from controlplane.cli.job_list import Choice, none_found, redraw, screen, table
+from controlplane.cli.job_list import Choice, cut, job_lines, none_found, redraw, screen, table
 from schemas.errors import OnesError, UnreachableError
 from schemas.jobs import STATES
-from schemas.messages.client import Jobs, JobSummary
+from schemas.wire.client import Jobs, JobSummary
 from tests.support.builders import A, B
 from tests.support.summaries import summary
 

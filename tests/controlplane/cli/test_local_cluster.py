@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from controlplane.cli import local_cluster, node_commands
-from controlplane.cli.exit_codes import Exit, exit_code
+from controlplane.cli import local, nodes
+from controlplane.cli.output import Exit, exit_code
 from nodeagent.__main__ import _end_workers as end_workers_of
-from nodeagent.agent_settings import AgentSettings, Controller
+from nodeagent.settings import AgentSettings, Controller
 from schemas.errors import OnesError, SettingsError
 from tests.support.commands import ones
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 def refused(home: Path) -> str:
     with pytest.raises(SettingsError) as error:
-        local_cluster.up(dir_=home)
+        local.up(dir_=home)
     assert exit_code(error.value) is Exit.USAGE
     return str(error.value)
 
@@ -56,8 +56,8 @@ def test_a_file_that_cannot_be_written_is_named_with_what_helps(
     def write(path: Path, _: str) -> None:
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(local_cluster, "_write", write)
-    monkeypatch.setattr(local_cluster.getpass, "getuser", lambda: "ann")
+    monkeypatch.setattr(local, "_write", write)
+    monkeypatch.setattr(local.getpass, "getuser", lambda: "ann")
 
     expected = f"{tmp_path}/keys/authorised.toml: {said.format(home=tmp_path)}"
     assert refused(tmp_path) == expected
@@ -90,7 +90,7 @@ def test_agents_are_told_in_order_of_their_numbers_and_then_those_that_somebody_
     for name in ("agent-10", "agent-2", "agent-left", "controller"):
         (tmp_path / f"{name}.toml").touch()
 
-    found = [part.name for part in local_cluster._parts(tmp_path)]
+    found = [part.name for part in local._parts(tmp_path)]
 
     assert found == ["controller", "agent-2", "agent-10", "agent-left"]
 
@@ -108,7 +108,7 @@ def test_a_part_is_found_by_the_pid_file_of_its_settings(home: Path) -> None:
     (home / "agent-1.toml").write_text('pid_file = "own/one.pid"\n')
     (home / "agent-2.toml").write_text("pid_file = [")
 
-    found = {part.name: str(part.pid_file.relative_to(home)) for part in local_cluster._parts(home)}
+    found = {part.name: str(part.pid_file.relative_to(home)) for part in local._parts(home)}
 
     assert found == {
         "controller": "run/controller.pid",
@@ -131,15 +131,15 @@ def test_all_parts_are_stopped_and_what_may_be_left_is_named(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
-    monkeypatch.setattr(local_cluster, "_stop", lambda part: stopped.append(part.name))
+    monkeypatch.setattr(local, "_stop", lambda part: stopped.append(part.name))
     monkeypatch.setattr(
-        local_cluster,
+        local,
         "_end_workers",
         lambda part: "workers of agent-1 may be left (why)" if part.name == "agent-1" else "",
     )
 
     with pytest.raises(SettingsError) as error:
-        local_cluster.down(dir_=home)
+        local.down(dir_=home)
 
     assert stopped == ["controller", "agent-1", "agent-2"]
     assert str(error.value) == (
@@ -167,13 +167,11 @@ def test_a_part_of_another_user_is_named(home: Path, monkeypatch: pytest.MonkeyP
     def kill(_pid: int, _signal: int) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(local_cluster, "pid_of", lambda _: 7)
-    monkeypatch.setattr(local_cluster, "_command", lambda _: b"")
+    monkeypatch.setattr(local, "pid_of", lambda _: 7)
+    monkeypatch.setattr(local, "_command", lambda _: b"")
     monkeypatch.setattr(os, "kill", kill)
 
-    assert local_cluster._stop(local_cluster._parts(home)[1]) == (
-        "agent-1, process 7, is another user's"
-    )
+    assert local._stop(local._parts(home)[1]) == ("agent-1, process 7, is another user's")
 
 
 @pytest.mark.parametrize(
@@ -183,16 +181,16 @@ def test_a_part_of_another_user_is_named(home: Path, monkeypatch: pytest.MonkeyP
 def test_a_process_that_only_locks_the_pid_file_is_never_signalled(
     home: Path, pid: int, holder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part = local_cluster._parts(home)[1]
-    monkeypatch.setattr(local_cluster, "pid_of", lambda _: pid)
-    monkeypatch.setattr(local_cluster, "_command", lambda _: b"/usr/bin/other")
+    part = local._parts(home)[1]
+    monkeypatch.setattr(local, "pid_of", lambda _: pid)
+    monkeypatch.setattr(local, "_command", lambda _: b"/usr/bin/other")
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("signalled"))
 
-    assert local_cluster._stop(part) == f"{part.pid_file} is locked by {holder}"
+    assert local._stop(part) == f"{part.pid_file} is locked by {holder}"
 
 
 def test_the_settings_of_a_new_node_are_complete() -> None:
-    text = node_commands.TEMPLATE.format(node="gpu-7", host="::1", agents=7701)
+    text = nodes.TEMPLATE.format(node="gpu-7", host="::1", agents=7701)
 
     assert msgspec.convert(tomllib.loads(text), AgentSettings) == AgentSettings(
         node="gpu-7",
@@ -220,11 +218,11 @@ def test_a_cluster_of_other_settings_is_refused_and_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slots, agents, policy = asked
-    local_cluster._create(tmp_path, slots=4, agents=2, policy="ones")
-    monkeypatch.setattr(local_cluster._Part, "start", lambda _: pytest.fail("started"))
+    local._create(tmp_path, slots=4, agents=2, policy="ones")
+    monkeypatch.setattr(local._Part, "start", lambda _: pytest.fail("started"))
 
     with pytest.raises(OnesError) as error:
-        local_cluster.up(dir_=tmp_path, slots=slots, agents=agents, policy=policy)
+        local.up(dir_=tmp_path, slots=slots, agents=agents, policy=policy)
 
     assert str(error.value) == f"the cluster in {tmp_path} has {said}"
     assert exit_code(error.value) == 1
@@ -241,12 +239,12 @@ def test_a_cluster_without_a_folder_is_that_of_every_other_command(
         (home / "client.toml").write_text('endpoint = "tcp://127.0.0.1:7702"')
         return {"controller": 1}
 
-    monkeypatch.setattr(local_cluster, "_bring_up", bring_up)
+    monkeypatch.setattr(local, "_bring_up", bring_up)
     monkeypatch.setenv("ONES_HOME", str(tmp_path / "mine"))
 
-    local_cluster.up()
+    local.up()
     with pytest.raises(SettingsError) as error:
-        local_cluster.down()
+        local.down()
 
     assert started == [tmp_path / "mine"]
     assert str(error.value).startswith(f"no cluster in {tmp_path / 'mine'}; ")

@@ -10,12 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.cli import loss_drawing
-from controlplane.cli.loss_curve import LossCurve, LossPoint, in_words, loss_curve
-from controlplane.cli.loss_drawing import loss_png, loss_terminal
+from controlplane.cli import losses as loss_drawing
+from controlplane.cli.losses import (
+    LossCurve,
+    LossPoint,
+    in_words,
+    loss_curve,
+    loss_png,
+    loss_terminal,
+)
 from schemas.errors import BadFieldError
 from schemas.jobs import StopRule
-from schemas.messages.client import JobDetail
+from schemas.wire.client import JobDetail
 from tests.support.commands import ones
 from tests.support.schemas_examples import EXAMPLES
 

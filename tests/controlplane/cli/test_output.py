@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.cli import job_commands, main, output
-from controlplane.cli.common_options import Common
-from controlplane.cli.output import even, print_data, print_json, print_table, second
-from controlplane.client.stream_pages import OutputLine
+from controlplane.cli import jobs, main, output
+from controlplane.cli.output import Common, even, print_data, print_json, print_table, second
+from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
-from schemas.messages.client import Explanation, JobDetail, JobState
+from schemas.wire.client import Explanation, JobDetail, JobState
 from tests.controlplane.cli.test_terminal import HostileClient
 from tests.support.schemas_examples import EXAMPLES
 
@@ -97,7 +96,7 @@ def printed(
         made: HostileClient = client()
         return made
 
-    monkeypatch.setattr("controlplane.client.blocking_client._make", make)
+    monkeypatch.setattr("controlplane.client.blocking._make", make)
     main.build()(command.split(), exit_on_error=False, result_action="return_value")
     said = capsys.readouterr()
     sys.stderr.write(said.err)
@@ -116,10 +115,10 @@ def test_json_is_one_document_and_jsonl_has_its_items_as_lines(
 
 
 def test_events_without_an_end_are_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_commands, "BlockingClient", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(jobs, "BlockingClient", lambda _: pytest.fail("asked"))
 
     with pytest.raises(BadFieldError, match="use -o jsonl"):
-        job_commands.events(follow=True, common=Common(output="json"))
+        jobs.events(follow=True, common=Common(output="json"))
 
 
 def test_a_line_is_printed_as_soon_as_its_item_is_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controlplane.cli.promised_ends import promise_in_words
-from controlplane.cli.show_and_explain import history_lines, print_decisions, print_job
+from controlplane.cli.job_list import promise_in_words
+from controlplane.cli.jobs import history_lines, print_decisions, print_job
 from schemas.ids import JobId
-from schemas.messages.client import Explanation, JobDetail, SearchInfo
+from schemas.wire.client import Explanation, JobDetail, SearchInfo
 from tests.support.schemas_examples import EXAMPLES
 from tests.support.summaries import summary
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.cli.simulation_progress import ended
+from controlplane.cli.sim import ended
 from controlplane.core.commands import AskForPlan
 from controlplane.sim.traces.recording_file import write_recording
 from tests.support.builders import N1, A, news

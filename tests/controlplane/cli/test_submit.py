@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.failure_report import failing_rank
 from controlplane.cli.output import byte_count
 from controlplane.cli.submission import Submission, library_note, prepared, snapshot_line
-from controlplane.client.jobfile import load_job
-from controlplane.client.workdir_archive import PackedFile, survey
+from controlplane.cli.submit import failing_rank
+from controlplane.client.archive import PackedFile, survey
+from controlplane.client.job_file import load_job
 from schemas.errors import BadFieldError, OnesError
 from schemas.ids import JobId, Seconds
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 from tests.support.builders import job_spec
 from tests.support.commands import ones
 from tests.support.file_trees import PROJECT, tree

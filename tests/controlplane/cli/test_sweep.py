@@ -10,20 +10,19 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from controlplane.cli.common_options import Common
-from controlplane.cli.sweep.changes import values_of
+from controlplane.cli.output import Common
+from controlplane.cli.sweep.commands import values_of
 from controlplane.cli.sweep.export import write_csv, write_scalars
-from controlplane.cli.sweep.list_and_show import _show_trial, _sweeps
-from controlplane.cli.sweep.manifest import replay_task
 from controlplane.cli.sweep.plot import draw
+from controlplane.cli.sweep.preview import replay_task
+from controlplane.cli.sweep.tables import _show_trial, _sweeps, summary_lines, time_left
 from controlplane.cli.sweep.top import AWAY, dashboard, follow
-from controlplane.cli.sweep.trial_columns import summary_lines, time_left
 from controlplane.client import Choice, Integer, LogUniform
+from controlplane.client.archive import digest_of, pack
 from controlplane.client.sweeps.manifest import manifest_of, write_manifest
-from controlplane.client.workdir_archive import digest_of, pack
 from schemas.errors import BadFieldError, RemoteError, UnreachableError
 from schemas.ids import JobId, Seconds, SlotId
-from schemas.messages.client import SweepDetail
+from schemas.wire.client import SweepDetail
 from tests.support.builders import A
 from tests.support.commands import ones
 from tests.support.summaries import summary

@@ -24,10 +24,10 @@ from controlplane.cli.terminal import (
     harmless_stream,
     terminal_console,
 )
-from controlplane.client.async_client import Client
-from controlplane.client.stream_pages import OutputLine
+from controlplane.client.client import Client
+from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError, OnesError
-from schemas.messages.client import SweepDetail
+from schemas.wire.client import SweepDetail
 from tests.support.schemas_examples import EXAMPLES
 from tests.support.sizes import examples
 
@@ -114,7 +114,7 @@ def sent_by(command: str, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setenv("TERM", "dumb")  # then what steers is nobody's but theirs
         patch.setenv("NO_COLOR", "1")
-        patch.setattr("controlplane.client.blocking_client._make", make)
+        patch.setattr("controlplane.client.blocking._make", make)
         patch.setattr(sys, "stdout", harmless_stream(screen))
         patch.setattr(sys, "stderr", harmless_stream(screen))
         try:

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli import timeline_png
-from controlplane.cli.timeline import shown_window, terminal
-from controlplane.cli.timeline_allocations import (
+from controlplane.cli import plots
+from controlplane.cli.allocations import (
     PALETTE,
     Allocation,
     JobPast,
@@ -25,10 +24,11 @@ from controlplane.cli.timeline_allocations import (
     job_colour,
     pasts_from,
 )
-from controlplane.cli.timeline_png import is_dark, png
+from controlplane.cli.plots import is_dark, png
+from controlplane.cli.timeline import shown_window, terminal
 from schemas.errors import SettingsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 from tests.support.builders import N1, S0, S1, T0, A, B, C, news
 
 
@@ -313,7 +313,7 @@ def test_a_png_has_a_panel_of_each_job_with_its_states_batch_and_rate(
 ) -> None:
     pytest.importorskip("matplotlib")
     figures: list[Any] = []
-    monkeypatch.setattr(timeline_png, "save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, _: figures.append(figure))
 
     png(
         allocations_from(LIFE, 14.0), (S0,), Path("unused.png"), "slots",

@@ -12,21 +12,23 @@ from rich.console import Console, RenderableType
 
 from controlplane.cli.top import (
     AWAY,
+    COLUMNS,
     ClusterStatus,
     StatusReader,
+    chosen,
     dashboard,
     fitted,
     follow,
     header,
+    job_table,
     owners_of,
     recoloured,
     slot_strip,
 )
-from controlplane.cli.top_table import COLUMNS, chosen, job_table
 from schemas.errors import UnknownJobError, UnreachableError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
-from schemas.messages.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
-from schemas.messages.feed import FeedEvent
+from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
+from schemas.wire.feed import FeedEvent
 from tests.support.builders import N1, N2, S0, S1, T0, A, B, C, news
 from tests.support.summaries import summary
 

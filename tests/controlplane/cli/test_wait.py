@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.cli.wait_and_cancel import said_to_go_on
+from controlplane.cli.submit import said_to_go_on
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.client import Client, cluster_connection
+from controlplane.client import Client, connection
 from schemas.errors import UnreachableError
-from schemas.link import write_keys
+from schemas.transport import write_keys
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def refusal(home: Path, timeout: float | None = None) -> str:  # noqa: ASY
 async def test_where_nobody_listens_the_answer_comes_long_before_the_time_limit(
     home: Path, port: socket.socket
 ) -> None:
-    async with asyncio.timeout(cluster_connection.TIMEOUT_S / 2):
+    async with asyncio.timeout(connection.TIMEOUT_S / 2):
         said = await refusal(home)
 
     assert said == (
@@ -61,8 +61,8 @@ async def test_the_cluster_of_a_folder_is_started_with_a_command_that_is_named(h
 async def test_one_that_listens_and_is_slow_has_its_whole_time(
     home: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_connection, "TIMEOUT_S", 0.6)
-    monkeypatch.setattr(cluster_connection, "ANSWER_S", 0.6)
+    monkeypatch.setattr(connection, "TIMEOUT_S", 0.6)
+    monkeypatch.setattr(connection, "ANSWER_S", 0.6)
     port.listen()
     loop = asyncio.get_running_loop()
 
@@ -75,7 +75,7 @@ async def test_one_that_listens_and_is_slow_has_its_whole_time(
 async def test_whoever_names_a_time_limit_waits_so_long_for_one_that_is_away(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_connection, "ANSWER_S", 0.6)
+    monkeypatch.setattr(connection, "ANSWER_S", 0.6)
     loop = asyncio.get_running_loop()
 
     began = loop.time()

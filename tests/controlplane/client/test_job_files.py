@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.client.job_files import (
+from controlplane.client.archive import survey
+from controlplane.client.files import (
     Fetch,
     Fetched,
     FileTransfers,
@@ -18,11 +19,10 @@ from controlplane.client.job_files import (
     newest,
     nodes_of,
 )
-from controlplane.client.workdir_archive import survey
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.ids import NodeId
-from schemas.messages.client import JobDetail, VersionInfo
-from schemas.messages.files import FileInfo, FileList, FilePiece, ListFiles, ReadFile
+from schemas.wire.client import JobDetail, VersionInfo
+from schemas.wire.files import FileInfo, FileList, FilePiece, ListFiles, ReadFile
 from tests.support.schemas_examples import EXAMPLES
 
 DETAIL = EXAMPLES["client.job_detail.3"]

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from controlplane.client.jobfile import checked, load_job
+from controlplane.client.job_file import checked, load_job
 from schemas.errors import BadFieldError, SettingsError
+from schemas.host.settings import convert, written
 from schemas.jobs import JobSpec, StopRule
-from schemas.toml_settings import convert, written
 from tests.support.builders import job_spec
 from tests.support.sweep_details import sweep
 

@@ -8,10 +8,10 @@ from io import StringIO
 import pytest
 
 from controlplane.cli.job_output import CLEAR, draw_lines, prefixed, timed, write_lines
-from controlplane.client.stream_pages import NOBODY, OutputLine, StreamPages
+from controlplane.client.streams import NOBODY, OutputLine, StreamPages
 from schemas.errors import BadFieldError
 from schemas.ids import Rank, Version
-from schemas.messages.logs import LogPiece
+from schemas.wire.feed import LogPiece
 
 R0, R1 = (1, 0), (1, 1)
 

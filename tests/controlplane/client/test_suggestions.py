@@ -10,9 +10,9 @@ import pytest
 
 from controlplane.cli import main
 from controlplane.client import Client
-from controlplane.client.cluster_connection import ClusterConnection
+from controlplane.client.connection import ClusterConnection
 from schemas.errors import UnknownJobError, suggestion
-from schemas.messages.client import Jobs, JobSummary, ListJobs
+from schemas.wire.client import Jobs, JobSummary, ListJobs
 from tests.support.schemas_examples import EXAMPLES
 
 A_JOB = next(one for one in EXAMPLES.values() if isinstance(one, JobSummary))

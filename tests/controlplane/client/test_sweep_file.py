@@ -21,7 +21,7 @@ from controlplane.client import (
     Sweep,
     Uniform,
 )
-from controlplane.client.jobfile import load_job
+from controlplane.client.job_file import load_job
 from controlplane.client.sweeps.sweep import sweep_of
 from schemas import sweeps
 from schemas.errors import BadFieldError, OnesError

@@ -8,22 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.client.job_files import JobFile
-from controlplane.client.sweeps.exported_states import chosen_state
+from controlplane.client.files import JobFile
 from controlplane.client.sweeps.manifest import Manifest, manifest_of, read_manifest, write_manifest
 from controlplane.client.sweeps.requests import SweepRequests
+from controlplane.client.sweeps.runs import chosen_state
 from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import NodeId
-from schemas.messages.client import (
-    ChangeSweep,
-    GetLedger,
-    GetSweep,
-    Ledger,
-    SweepChanged,
-    SweepDetail,
-)
-from schemas.messages.files import FileInfo
+from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepChanged, SweepDetail
+from schemas.wire.files import FileInfo
 from tests.support.sweep_details import PARTITIONS, detail, ledger, sweep, trial, unit
 
 PAGE = 2

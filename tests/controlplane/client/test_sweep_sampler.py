@@ -16,8 +16,8 @@ from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sampler import SamplerName, suggested
 from controlplane.sweeps.configurations import drawn
 from schemas.errors import SettingsError
-from schemas.messages.client import ChangeSweep, JobDetail, SweepChanged, SweepDetail
 from schemas.sweeps import Values
+from schemas.wire.client import ChangeSweep, JobDetail, SweepChanged, SweepDetail
 from tests.support.builders import A
 from tests.support.schemas_examples import EXAMPLES
 from tests.support.summaries import summary

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.client import workdir_archive
-from controlplane.client.workdir_archive import digest_of, pack, survey
+from controlplane.client import archive as workdir_archive
+from controlplane.client.archive import digest_of, pack, survey
 from schemas.errors import BadFieldError, TooLargeError
-from schemas.workdir_archives import ArchiveBounds
+from schemas.host.archives import ArchiveBounds
 from tests.support.file_trees import PROJECT, laid_out, tree
 
 

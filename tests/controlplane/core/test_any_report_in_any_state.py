@@ -15,7 +15,7 @@ import pytest
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.policy_view import ViewBuilder
 from schemas.ids import NodeId, SlotId, node_of
-from schemas.messages.agent import JobCleared
+from schemas.wire.agent import JobCleared
 from tests.controlplane.core.test_hostile_reports import KINDS, Hostile, expected
 from tests.support import builders
 from tests.support.builders import N2, S0, S1, T0, A

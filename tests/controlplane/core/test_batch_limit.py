@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.core.model.batch_limit import batch_limit, noise_limit
+from controlplane.core.model.job import batch_limit, noise_limit
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import Verdict, check
 from schemas.ids import Seconds

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core import policy_events
-from controlplane.core.model.believable_numbers import LARGEST, MOST, bounded
 from controlplane.core.model.job import LONGEST_FAMILY
+from controlplane.core.model.report_bounds import LARGEST, MOST, bounded
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
 from controlplane.service.planner.search_messages import TO_SEARCH, WholeView, frame
 from schemas.ids import JobId

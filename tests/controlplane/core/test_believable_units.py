@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.core.model.believable_units import believable_report
-from schemas.messages.agent import UnitBegun, UnitEnded, UnitFailed
+from controlplane.core.model.report_bounds import believable_report
 from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC, RandomSearch
+from schemas.wire.agent import UnitBegun, UnitEnded, UnitFailed
 from tests.controlplane.core.test_sweeps import busy, running, train
 from tests.support.builders import A, epoch_end
 

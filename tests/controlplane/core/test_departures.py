@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from controlplane.core.commands import Accept, AskForPlan, Command, SendDelta
-from controlplane.core.handlers import departures
-from controlplane.core.history_records import JobLeft
+from controlplane.core.handlers import lifecycle
+from controlplane.core.history import JobLeft
 from controlplane.core.inputs import ControllerStarted, Input
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.reactor import Reactor
-from controlplane.journal.record import input_from
+from controlplane.journal.database import input_from
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId
-from schemas.messages.agent import SETTLED
+from schemas.wire.agent import SETTLED
 from tests.support import builders
 from tests.support.builders import N1, S0, A, B, seen, send, stop
 from tests.support.controller import Controller, cluster_of, running
@@ -167,7 +167,7 @@ def test_a_job_whose_process_still_lives_stays_when_the_present_release_takes_ov
 
 
 def test_many_that_have_ended_leave_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "AT_ONCE", 2)
+    monkeypatch.setattr(lifecycle, "AT_ONCE", 2)
     controller = cluster_of(n1=1)
     for number in range(5):
         controller.submit("a")
@@ -183,8 +183,8 @@ def test_many_that_have_ended_leave_some_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "KEPT_LEFT", 2)
-    monkeypatch.setattr(departures, "KEPT_KEYS", 3)
+    monkeypatch.setattr(lifecycle, "KEPT_LEFT", 2)
+    monkeypatch.setattr(lifecycle, "KEPT_KEYS", 3)
     controller = where_jobs_leave(n1=1)
     for number in range(1, 7):
         job = JobId(f"a-{number}")

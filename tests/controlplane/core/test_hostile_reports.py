@@ -22,11 +22,11 @@ from controlplane.core.model.job_phases import Phase, Rescaling, Starting
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
-from controlplane.journal.record import input_from
+from controlplane.journal.database import input_from
 from controlplane.journal.replay import replay
 from schemas.codec import encode
 from schemas.ids import JobId, NodeId, Rank, SlotId, Version, node_of
-from schemas.messages.agent import (
+from schemas.wire.agent import (
     SUSPEND,
     AgentEvent,
     EpochReported,

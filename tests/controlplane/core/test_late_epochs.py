@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.core.commands import Command
 from controlplane.core.model.job_phases import Phase
 from schemas.ids import Version
-from schemas.messages.agent import EpochReported
+from schemas.wire.agent import EpochReported
 from tests.support.builders import (
     N1,
     N2,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from controlplane.core.commands import AskForPlan
 from controlplane.core.inputs import NodeSuspected
 from controlplane.core.model.job_phases import Phase
-from controlplane.service.client_api.replies import node_rows
+from controlplane.service.api.replies import node_rows
 from schemas.ids import SlotId
-from schemas.messages.agent import NodeHealth
+from schemas.wire.agent import NodeHealth
 from tests.support.builders import BATCH, N1, S0, S1, T0, A, greeting, news, refused, send, stop
 from tests.support.controller import Controller, cluster_of, running, starting
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.reactor import Reactor
-from controlplane.journal.record import input_from
+from controlplane.journal.database import input_from
 from tests.support.recorded_history import of_jobs, of_sweeps
 from tests.support.sizes import examples
 

@@ -17,8 +17,8 @@ from controlplane.core.plan_check import Verdict, check, difference
 from controlplane.policy.api import GainSeen, Plan, Reason, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import StopRule
-from schemas.messages.agent import JOIN, SUSPEND, GroupDelta
-from schemas.messages.client import Decision, Size
+from schemas.wire.agent import JOIN, SUSPEND, GroupDelta
+from schemas.wire.client import Decision, Size
 from tests.support.builders import (
     BATCH,
     N1,

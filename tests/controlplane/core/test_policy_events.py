@@ -12,7 +12,7 @@ from controlplane.core.model.job_phases import Phase
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.jobs import StopRule
-from schemas.messages.agent import StepsReported
+from schemas.wire.agent import StepsReported
 from tests.support import builders
 from tests.support.builders import BATCH, N1, S0, S1, T0, A, B
 from tests.support.controller import Controller, cluster_of, running, training

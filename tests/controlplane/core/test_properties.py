@@ -23,7 +23,6 @@ from hypothesis.stateful import (
 )
 
 from controlplane.core.commands import Command, SendDelta
-from controlplane.core.deadlines import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.core.inputs import (
     DrainRequested,
     Input,
@@ -39,9 +38,10 @@ from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.plan_check import check, difference
+from controlplane.core.state import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
 from controlplane.policy.baselines.fifo import Fifo
-from controlplane.service.client_api.resize_checks import check_resize
+from controlplane.service.api.changes import check_resize
 from schemas.errors import BadFieldError
 from schemas.ids import (
     JobId,
@@ -54,8 +54,8 @@ from schemas.ids import (
     slot_id,
     worker_id,
 )
-from schemas.messages.agent import GroupDelta
-from schemas.messages.client import ResizeJob
+from schemas.wire.agent import GroupDelta
+from schemas.wire.client import ResizeJob
 from tests.support.builders import (
     BATCH,
     N1,

@@ -7,10 +7,9 @@ from signal import SIGKILL, SIGSEGV, SIGTERM
 import pytest
 
 from controlplane.core.commands import Accept, Announce, AskForPlan
-from controlplane.core.deadlines import RETRY_FIRST_S, RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.core.desired_state import desired
-from controlplane.core.handlers.job_ends import MAX_LOSSES
-from controlplane.core.history_records import Process
+from controlplane.core.handlers.lifecycle import MAX_LOSSES
+from controlplane.core.history import Process
 from controlplane.core.inputs import (
     InputSkipped,
     NodeHeard,
@@ -21,15 +20,16 @@ from controlplane.core.inputs import (
 from controlplane.core.model.job_phases import Phase, Running, ScriptReports
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.worker import WorkerPhase
+from controlplane.core.state import RETRY_FIRST_S, RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.policy.api import Reason
-from controlplane.service.client_api.replies import job_summary
+from controlplane.service.api.replies import job_summary
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import UnknownJobError
 from schemas.ids import BootId, JobId, Seconds, SlotId, Version, WorkerId
 from schemas.jobs import StopRule
-from schemas.messages.agent import PREPARE, START, AgentEvent, GroupFormed, WorkerReady
-from schemas.messages.client import EpochInfo, JobSummary, VersionInfo
-from schemas.messages.worker import Report
+from schemas.wire.agent import PREPARE, START, AgentEvent, GroupFormed, WorkerReady
+from schemas.wire.client import EpochInfo, JobSummary, VersionInfo
+from schemas.wire.worker import Report
 from tests.support.builders import (
     BATCH,
     N1,

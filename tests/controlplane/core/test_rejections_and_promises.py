@@ -15,7 +15,7 @@ from controlplane.core.policy_events import history
 from controlplane.policy.api import JobEnded, Plan, Reason
 from schemas.ids import JobId, Seconds
 from schemas.jobs import Utility
-from schemas.messages.client import Decision, PromiseInfo, Size
+from schemas.wire.client import Decision, PromiseInfo, Size
 from tests.support.builders import (
     N1,
     S0,

@@ -9,25 +9,17 @@ from typing import Any
 import pytest
 
 from controlplane.core.commands import AskForPlan, Command
-from controlplane.core.deadlines import PREPARE_LIMIT_S, QUIESCE_LIMIT_S, SWITCH_LIMIT_S
 from controlplane.core.desired_state import desired
-from controlplane.core.handlers.group_recovery import MAX_RECOVERIES
+from controlplane.core.handlers.recovery import MAX_RECOVERIES
 from controlplane.core.inputs import OverrideDue, RescaleExpired, ResizeRequested
-from controlplane.core.model.believable_numbers import LARGEST
 from controlplane.core.model.job_phases import Phase
+from controlplane.core.model.report_bounds import LARGEST
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
-from schemas.groups import Member
+from controlplane.core.state import PREPARE_LIMIT_S, QUIESCE_LIMIT_S, SWITCH_LIMIT_S
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Version
-from schemas.messages.agent import (
-    JOIN,
-    PREPARE,
-    RECOVER,
-    SUSPEND,
-    GroupBroken,
-    GroupDelta,
-    JoinFailed,
-)
+from schemas.nodes import Member
+from schemas.wire.agent import JOIN, PREPARE, RECOVER, SUSPEND, GroupBroken, GroupDelta, JoinFailed
 from tests.support.builders import (
     BATCH,
     N1,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.handlers.swaps import PATIENCE_S
+from controlplane.core.handlers.plans import PATIENCE_S
 from controlplane.core.inputs import NodeHeard, NodeSuspected, PlanProposed
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import check

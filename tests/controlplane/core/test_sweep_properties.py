@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.model.job_phases import Phase
-from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.configurations import stream
 from schemas.ids import JobId
 from schemas.sweeps import (
     Asha,

@@ -10,9 +10,9 @@ from controlplane.core.desired_state import desired
 from controlplane.core.inputs import SweepChangeRequested
 from controlplane.core.model.job_phases import Phase
 from schemas.ids import JobId, NodeId
-from schemas.messages.agent import UnitEnded
-from schemas.messages.feed import FeedEvent
 from schemas.sweeps import Asha, Parameter, RandomSearch, choice
+from schemas.wire.agent import UnitEnded
+from schemas.wire.feed import FeedEvent
 from tests.support.builders import cancelled, paused, resumed
 from tests.support.simulated_hoppers import Hopper
 from tests.support.sweep_cluster import SweepCluster, sweep_job

@@ -12,8 +12,8 @@ from controlplane.core.plan_check import difference
 from controlplane.policy.api import Budget, PlanTaken, Policy
 from controlplane.policy.registry import make
 from schemas.ids import JobId, Rank, Seconds
-from schemas.messages.agent import StepsReported
 from schemas.sweeps import RandomSearch
+from schemas.wire.agent import StepsReported
 from tests.support.builders import cancelled
 from tests.support.sweep_cluster import SweepCluster, sweep_job
 

@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from controlplane.core.commands import Command, SendDelta, SendSweepDelta
-from controlplane.core.handlers import departures
-from controlplane.core.history_records import JobLeft, SweepLeft
+from controlplane.core.handlers import lifecycle
+from controlplane.core.history import JobLeft, SweepHistory, SweepLeft
 from controlplane.core.inputs import ControllerStarted, Input
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.reactor import Reactor
-from controlplane.core.sweep_read_model import SweepHistory
-from controlplane.journal.record import input_from
+from controlplane.journal.database import input_from
 from schemas.ids import JobId, NodeId, Seconds
 from schemas.sweeps import RandomSearch
 from tests.support import builders
@@ -100,7 +99,7 @@ def test_a_sweep_stays_until_the_last_job_that_was_its_trial_has_left() -> None:
 
 
 def test_sweeps_with_many_units_leave_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "UNITS_AT_ONCE", 1)
+    monkeypatch.setattr(lifecycle, "UNITS_AT_ONCE", 1)
     cluster = SweepCluster(n1=2)
     names = [ended(cluster), ended(cluster)]
     cluster.controller.start(ended_leave=True, sweeps_leave=True)
@@ -114,7 +113,7 @@ def test_sweeps_with_many_units_leave_one_at_a_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "KEPT_SWEEPS", 1)
+    monkeypatch.setattr(lifecycle, "KEPT_SWEEPS", 1)
     cluster = SweepCluster(n1=2)
     names = [ended(cluster), ended(cluster)]
     cluster.controller.start(ended_leave=True, sweeps_leave=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.core.errors import IllegalTransitionError
+from controlplane.core.commands import IllegalTransitionError
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.history_records import PhaseChanged
+from controlplane.core.history import PhaseChanged
 from controlplane.core.model import job, job_phases, node, rescale, worker
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import (
@@ -28,11 +28,10 @@ from controlplane.core.model.job_phases import (
 from controlplane.core.model.node import Node, NodePhase, NodeTrigger
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
-from controlplane.core.state import State
-from controlplane.core.totals import Totals
+from controlplane.core.state import State, Totals
 from schemas.ids import BootId, Seconds, Version
-from schemas.messages.agent import JOIN
-from schemas.messages.client import Change
+from schemas.wire.agent import JOIN
+from schemas.wire.client import Change
 from tests.support import tables
 from tests.support.builders import N1, S0, SNAPSHOT, A, group, job_spec, news, node_spec
 from tests.support.tables import worker_in

@@ -14,13 +14,12 @@ import msgspec
 import pytest
 
 from controlplane.cli.admin import admin
-from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import Exit
 from controlplane.core.inputs import CancelRequested
 from controlplane.journal import backup
-from controlplane.journal.backup import back_up, restore
-from controlplane.journal.check import problems
+from controlplane.journal.backup import back_up, problems, restore
+from controlplane.journal.database import JournalError, checksum
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import JournalError, checksum
 from controlplane.journal.replay import recover
 from controlplane.journal.take_snapshot import save_state, take_snapshot
 from controlplane.journal.writer import Writer

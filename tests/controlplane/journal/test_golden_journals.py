@@ -14,15 +14,14 @@ import pytest
 from msgspec import structs
 
 from controlplane.core.commands import Announce
-from controlplane.core.history_read_model import JobHistories
-from controlplane.core.history_records import JobLeft, Record, SweepLeft
+from controlplane.core.history import JobHistories, JobLeft, Record, SweepLeft
 from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
-from controlplane.journal.check import problems
+from controlplane.journal.backup import problems
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import recover, replay
-from controlplane.journal.state_image import FORMAT
-from schemas.messages.feed import FeedEvent
+from controlplane.journal.snapshots import FORMAT
+from schemas.wire.feed import FeedEvent
 from tests.support.recorded_history import GOLDEN, summary
 
 JOURNALS: Final = sorted(GOLDEN.glob("*.sqlite"))

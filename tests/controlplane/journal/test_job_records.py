@@ -11,15 +11,14 @@ from typing import Final
 
 import pytest
 
-from controlplane.core.history_read_model import JobHistories
-from controlplane.core.history_records import CHANGES, EPOCHS, GROUPS, PROMISES
-from controlplane.journal import complete_records as completing
-from controlplane.journal import job_records
-from controlplane.journal.complete_records import complete_records
+from controlplane.core.history import CHANGES, EPOCHS, GROUPS, PROMISES, JobHistories
+from controlplane.journal import records as job_records
+from controlplane.journal import take_snapshot as completing
 from controlplane.journal.database import open_for_writing
-from controlplane.journal.job_records import COMPLETE, JobRecords
 from controlplane.journal.reader import Reader
+from controlplane.journal.records import COMPLETE, JobRecords
 from controlplane.journal.replay import replay
+from controlplane.journal.take_snapshot import complete_records
 from schemas.ids import JobId
 from tests.support import builders
 from tests.support.builders import A

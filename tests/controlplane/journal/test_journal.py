@@ -21,12 +21,12 @@ from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import JobSubmitted
 from controlplane.core.reactor import Reactor
 from controlplane.journal import writer as writer_module
+from controlplane.journal.database import Entry, JournalError, checksum, input_from
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import Entry, JournalError, checksum, input_from
 from controlplane.journal.replay import replay
 from controlplane.journal.writer import Writer
 from schemas.ids import Seconds
-from schemas.messages.feed import FeedEvent
+from schemas.wire.feed import FeedEvent
 from tests.support.builders import submission
 from tests.support.controller import cluster_of, running
 
@@ -322,7 +322,7 @@ from threading import Semaphore
 from controlplane.core.commands import Announce, Command
 from controlplane.core.reactor import Reactor
 from controlplane.core.reactor import Reactor
-from controlplane.journal.record import Entry
+from controlplane.journal.database import Entry
 from controlplane.journal.writer import Writer
 from tests.support.builders import submission
 

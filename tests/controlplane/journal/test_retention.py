@@ -11,25 +11,19 @@ from typing import Final
 
 import pytest
 
-from controlplane.core.history_records import EPOCHS as EPOCHS_LIST
-from controlplane.core.history_records import PROMISES, EndPromised
+from controlplane.core.history import EPOCHS as EPOCHS_LIST
+from controlplane.core.history import PROMISES, EndPromised
 from controlplane.core.reactor import Reactor
 from controlplane.journal import retention
 from controlplane.journal.database import open_for_writing
-from controlplane.journal.ended_jobs import EndedRow
-from controlplane.journal.job_records import (
-    JobRecords,
-    RecordRow,
-    drop_oldest,
-    insert_rows,
-    rows_of,
-)
+from controlplane.journal.ended import EndedRow
 from controlplane.journal.reader import Reader
+from controlplane.journal.records import JobRecords, RecordRow, drop_oldest, insert_rows, rows_of
 from controlplane.journal.replay import recover
 from controlplane.journal.retention import Retention, forget, forget_records, used_bytes
 from controlplane.journal.take_snapshot import save_state
 from schemas.ids import JobId, Seconds
-from schemas.messages.client import PromiseInfo
+from schemas.wire.client import PromiseInfo
 from tests.bench.long_journal import AT, Size, history, write
 
 EPOCHS: Final = 200

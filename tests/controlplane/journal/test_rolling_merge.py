@@ -14,14 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.history_records import EPOCHS, PROMISES, EndPromised
-from controlplane.journal import rolling_merge
+from controlplane.core.history import EPOCHS, PROMISES, EndPromised
+from controlplane.journal import records as rolling_merge
 from controlplane.journal.database import open_for_writing
-from controlplane.journal.ended_jobs import forget_ended
-from controlplane.journal.job_records import JobRecords, append_rows, drop_oldest, rows_of
-from controlplane.journal.rolling_merge import IDLE, Pass, merge
+from controlplane.journal.ended import forget_ended
+from controlplane.journal.records import (
+    IDLE,
+    JobRecords,
+    Pass,
+    append_rows,
+    drop_oldest,
+    merge,
+    rows_of,
+)
 from schemas.ids import JobId, Seconds
-from schemas.messages.client import PromiseInfo
+from schemas.wire.client import PromiseInfo
 
 LEAST: Final = 12
 JOBS: Final = tuple(JobId(f"j-{number}") for number in range(1, 5))
@@ -203,13 +210,13 @@ def test_lists_of_other_jobs_are_not_settled_with_one() -> None:
 WRITES: Final = """
 import os, sys
 from pathlib import Path
-from controlplane.core.history_records import EndPromised
+from controlplane.core.history import EndPromised
 from controlplane.core.inputs import NodeHeard
 from controlplane.journal import rolling_merge
-from controlplane.journal.record import Entry
+from controlplane.journal.database import Entry
 from controlplane.journal.writer import Writer
 from schemas.ids import JobId, NodeId, Seconds
-from schemas.messages.client import PromiseInfo
+from schemas.wire.client import PromiseInfo
 
 rolling_merge.LEAST = 12
 writer = Writer(Path(sys.argv[1]), lambda count: os.write(1, b"%d\\n" % (writer.base + count)))

@@ -19,12 +19,24 @@ from hypothesis import strategies as st
 
 from controlplane.core.reactor import Reactor
 from controlplane.journal import take_snapshot as snapshot_process
-from controlplane.journal.database import migrate, open_for_reading, schema_of
+from controlplane.journal.database import (
+    SCHEMA_VERSION,
+    JournalError,
+    input_from,
+    migrate,
+    open_for_reading,
+    schema_of,
+)
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import SCHEMA_VERSION, JournalError, input_from
 from controlplane.journal.replay import Replayed, recover, replay
-from controlplane.journal.snapshots import PART_BYTES, write_snapshot
-from controlplane.journal.state_image import copy_of, gives_back, image_of, reactor_from
+from controlplane.journal.snapshots import (
+    PART_BYTES,
+    copy_of,
+    gives_back,
+    image_of,
+    reactor_from,
+    write_snapshot,
+)
 from controlplane.journal.take_snapshot import save_state, take_snapshot
 from controlplane.journal.writer import Writer
 from schemas.ids import Seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.policy.api import Reason
-from controlplane.policy.fallback import fallback_plan
+from controlplane.policy.min_slots import fallback_plan
 from schemas.ids import Seconds
 from schemas.jobs import Utility
 from tests.support.builders import S0, A, B, C, job_view

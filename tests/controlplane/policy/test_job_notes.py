@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from controlplane.policy.job_notes import job_notes
-from controlplane.policy.registry import POLICIES
+from controlplane.policy.registry import POLICIES, job_notes
 
 NO_UTILITY = (
     "no utility stated: oasis accepts it, promises it no end, and gives it what promised jobs leave; "

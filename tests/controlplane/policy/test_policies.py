@@ -14,13 +14,12 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, PolicyEvent
 from controlplane.policy.baselines.fifo import Fifo
-from controlplane.policy.fallback import fallback_plan
-from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.min_slots import RestoringPolicy, fallback_plan
 from controlplane.policy.ones.policy import Ones
-from controlplane.policy.planning.packing import split
-from controlplane.policy.planning.placers import PlacerName
+from controlplane.policy.options import OnesOptions
+from controlplane.policy.placement.placers import PlacerName
+from controlplane.policy.placement.slot_partition import split
 from controlplane.policy.registry import POLICIES, check_options, entry, make
-from controlplane.policy.restoring_policy import RestoringPolicy
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import job_view

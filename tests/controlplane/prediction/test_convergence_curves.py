@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction import FloatArray
 from controlplane.prediction.convergence_curves import (
     KEPT_REPORTS,
     Form,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from controlplane.prediction.core_sharing import stretch, stretch_alone
+from controlplane.prediction.slowdowns import stretch, stretch_alone
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.prediction.length_distribution import (
+from controlplane.prediction.lengths import (
     Evidence,
     LengthDistribution,
     of_relatives,

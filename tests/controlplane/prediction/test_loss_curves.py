@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.prediction.loss_curves import LossCurve, fit_loss
+from controlplane.prediction.lengths import LossCurve, fit_loss
 
 
 def test_a_curve_worked_out_by_hand() -> None:

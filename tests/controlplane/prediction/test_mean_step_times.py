@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.prediction.mean_step_times import FULL_WEIGHT, Size, StepTimes
+from controlplane.prediction.step_times import FULL_WEIGHT, Size, StepTimes
 
 ONE: Size = (1, 1, 64)
 TWO: Size = (1, 2, 32)

@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.prediction.reduction_fit import OVERLAPS, can_separate, separated
-from controlplane.prediction.throughput import Sample, SpeedModel, fit
-from controlplane.prediction.throughput_fit import refined
+from controlplane.prediction.throughput import (
+    OVERLAPS,
+    Sample,
+    SpeedModel,
+    can_separate,
+    fit,
+    refined,
+    separated,
+)
 from tests.support.sizes import examples
 
 COMPUTE, NEAR, FAR = (0.02, 0.001), (0.01, 0.002), (0.05, 0.004)

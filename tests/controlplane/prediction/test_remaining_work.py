@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.prediction.remaining_work import remaining_samples
-from controlplane.prediction.statistical_efficiency import statistical_efficiency
+from controlplane.prediction.lengths import remaining_samples
+from controlplane.prediction.speed_model import statistical_efficiency
 
 
 @pytest.mark.parametrize(

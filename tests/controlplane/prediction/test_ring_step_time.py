@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.prediction.ring_step_time import StepModel, StepSample, fit_steps
+from controlplane.prediction.step_times import StepModel, StepSample, fit_steps
 
 TRUE = StepModel((0.002, 0.05, 0.02, 0.003))
 SEEN = [(slots, batch) for slots in (1, 2, 3, 4, 8) for batch in (64, 256)]

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.prediction.throughput import Sample, SpeedModel, fit
-from controlplane.prediction.throughput_fit import _Fitted
+from controlplane.prediction.throughput import Sample, SpeedModel, _Fitted, fit
 from tests.support.sizes import examples
 
 ONE_NODE, TWO_NODES = 1, 2

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.prediction.usage_slowdowns import (
+from controlplane.prediction.slowdowns import (
     MOST,
     Form,
     believed_weights,

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.prediction.speed_model import SpeedModel
-from controlplane.prediction.worker_passes import PassLimits, SeenPasses
-from elastic.samples.local_batches import passes as dealt
+from controlplane.prediction.speed_model import PassLimits, SeenPasses, SpeedModel
+from elastic.batches import passes as dealt
 
 MODEL = SpeedModel(compute=(0.1, 0.01), near=(0.2, 0.0), known=True)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import structlog
 
-from schemas.logging_and_watchdog import configure_logging
-from schemas.messages.client import Cluster, Failed, GetCluster
+from schemas.host.logging import configure_logging
+from schemas.wire.client import Cluster, Failed, GetCluster
 from tests.support.controller_house import House, Person, served
 from tests.support.schemas_links import BOUND_S, connected
 

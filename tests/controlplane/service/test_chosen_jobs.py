@@ -9,14 +9,14 @@ import pytest
 
 from controlplane.core.model.job import Job
 from controlplane.journal.database import migrate
-from controlplane.journal.ended_jobs import EndedJobs
-from controlplane.journal.job_records import insert_rows, rows_of
-from controlplane.service.client_api.job_choice import job_rows
-from controlplane.service.client_api.replies import job_summary
+from controlplane.journal.ended import EndedJobs
+from controlplane.journal.records import insert_rows, rows_of
+from controlplane.service.api.reads import job_rows
+from controlplane.service.api.replies import job_summary
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
 from schemas.ids import Seconds
-from schemas.messages.client import JobSummary, ListJobs
+from schemas.wire.client import JobSummary, ListJobs
 from tests.support import builders
 from tests.support.builders import S0, A, B, C, cancelled
 from tests.support.controller import Controller, cluster_of

@@ -19,8 +19,8 @@ from controlplane.core.commands import Announce, Command
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.inputs import CancelRequested, Input, InputSkipped, JobSubmitted
 from controlplane.journal import writer as writer_module
+from controlplane.journal.database import JournalError
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import JournalError
 from controlplane.journal.replay import replay
 from controlplane.service import commit_loop
 from controlplane.service.commit_loop import CommitLoop

@@ -12,7 +12,7 @@ import pytest
 from controlplane.journal import writer as writer_module
 from controlplane.policy.api import EpochSeen
 from schemas.errors import BadFieldError, UnavailableError
-from schemas.messages.client import (
+from schemas.wire.client import (
     CancelJob,
     CheckJob,
     ExplainJob,

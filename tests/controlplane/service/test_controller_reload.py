@@ -11,18 +11,18 @@ import msgspec
 import pytest
 import zmq
 
-from controlplane.service.controller_process import MAX_REQUEST
-from controlplane.service.controller_settings import Store
+from controlplane.service.app import MAX_REQUEST
+from controlplane.service.settings import Store
 from schemas.codec import TO_AGENT, encode
+from schemas.host.archives import ArchiveBounds
 from schemas.ids import JobId
 from schemas.jobs import MAX_SPEC_BYTES, JobSpec
-from schemas.link.sockets import ENVELOPE
-from schemas.messages import Message
-from schemas.messages.agent import Hello, Refused, Welcome
-from schemas.messages.client import CheckJob, Cluster, EventsPage, GetCluster, ReadEvents
-from schemas.messages.files import AskFiles
-from schemas.messages.logs import ReadLog
-from schemas.workdir_archives import ArchiveBounds
+from schemas.transport.sockets import ENVELOPE
+from schemas.wire import Message
+from schemas.wire.agent import Hello, Refused, Welcome
+from schemas.wire.client import CheckJob, Cluster, EventsPage, GetCluster, ReadEvents
+from schemas.wire.feed import ReadLog
+from schemas.wire.files import AskFiles
 from tests.support import builders
 from tests.support.builders import N1
 from tests.support.controller_house import DENIED, House, Person, heard_by, served

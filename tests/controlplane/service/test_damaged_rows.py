@@ -14,11 +14,10 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from controlplane.journal.check import problems
-from controlplane.journal.database import open_for_writing
+from controlplane.journal.backup import problems
+from controlplane.journal.database import JournalError, open_for_writing
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import JournalError
-from schemas.messages.client import ExplainJob, GetJob, ListJobs
+from schemas.wire.client import ExplainJob, GetJob, ListJobs
 from tests.support import builders
 from tests.support.builders import A, B
 from tests.support.live_service import LIMIT_S, LiveService

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from controlplane.core.inputs import DrainRequested, UndrainRequested
-from controlplane.service.client_api.drain_requests import drain_input
-from controlplane.service.client_api.replies import node_info
+from controlplane.service.api.changes import drain_input
+from controlplane.service.api.replies import node_info
 from schemas.errors import BadFieldError, UnknownNodeError
 from schemas.ids import NodeId
-from schemas.link import Identity
-from schemas.messages.client import DrainNode, UndrainNode
+from schemas.transport import Identity
+from schemas.wire.client import DrainNode, UndrainNode
 from tests.support.builders import N1, S0
 from tests.support.controller import cluster_of, training
 

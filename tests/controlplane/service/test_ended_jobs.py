@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from controlplane.core import policy_events
-from controlplane.core.handlers import departures
+from controlplane.core.handlers import lifecycle
 from controlplane.journal.database import open_for_reading
-from controlplane.journal.ended_jobs import forget_ended
+from controlplane.journal.ended import forget_ended
 from controlplane.policy.api import JobEnded
 from schemas.errors import BadFieldError, DeniedError, UnknownJobError
 from schemas.ids import JobId
-from schemas.link import Identity
-from schemas.messages.client import (
+from schemas.transport import Identity
+from schemas.wire.client import (
     CancelJob,
     ExplainJob,
     GetJob,
@@ -127,7 +127,7 @@ def test_a_job_that_left_is_cancelled_in_vain_and_resized_never(tmp_path: Path) 
 def test_a_job_that_left_is_submitted_again_as_the_same(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "KEPT_KEYS", kept)
+    monkeypatch.setattr(lifecycle, "KEPT_KEYS", kept)
 
     async def work(service: LiveService) -> None:
         assert len(service.loop.reactor.state.left_keys) == kept

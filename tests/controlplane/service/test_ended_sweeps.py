@@ -11,15 +11,14 @@ from typing import Any, Final
 
 import pytest
 
-from controlplane.journal import ended_sweeps
-from controlplane.journal.check import problems
-from controlplane.journal.database import open_for_reading
-from controlplane.journal.ended_jobs import forget_ended
+from controlplane.journal import ended
+from controlplane.journal.backup import problems
+from controlplane.journal.database import JournalError, open_for_reading
+from controlplane.journal.ended import forget_ended
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import JournalError
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
-from schemas.messages.client import ChangeSweep, GetLedger, GetSweep, ListJobs
+from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, ListJobs
 from tests.support import builders
 from tests.support.live_service import LIMIT_S, LiveService
 from tests.support.recorded_history import write
@@ -31,7 +30,7 @@ UNITS: Final = 12
 
 @pytest.fixture(autouse=True)
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended_sweeps, "UNITS", 5)
+    monkeypatch.setattr(ended, "UNITS", 5)
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_of_a_damaged_trial_the_rest_is_told_and_a_ledger_with_a_hole_is_refused
 
         shown = await service.ask(GetSweep(job=A))
         assert shown.trials[:2] == whole.trials[:2]
-        assert (shown.trials[2].why, shown.trials[2].metrics) == (ended_sweeps.LEFT_OUT, ())
+        assert (shown.trials[2].why, shown.trials[2].metrics) == (ended.LEFT_OUT, ())
         with pytest.raises(JournalError, match="the journal's sweep a-1: its units cannot be read"):
             await service.ask(GetLedger(job=A))
         assert len((await service.ask(GetLedger(job=A, limit=5))).units) == 5

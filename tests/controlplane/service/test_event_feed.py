@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.service import event_feed
-from schemas.messages.client import Cluster, GetCluster
+from schemas.wire.client import Cluster, GetCluster
 from tests.support.controller_house import House, Person, heard_by, served
 from tests.support.schemas_links import connected
 

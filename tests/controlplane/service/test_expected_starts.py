@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controlplane.policy.api import Reason, StartForecast
-from controlplane.service.planner.expected_starts import with_start
+from controlplane.service.planner.plan_coordinator import with_start
 from schemas.ids import Seconds
 
 WAITS = Reason("waits", "waits for 1 slot", {"needs": 1.0})

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.service.archive_senders import beyond_share
-from controlplane.service.controller_settings import Store
 from controlplane.service.file_keeper import YOUNG_S, FileKeeper
-from controlplane.service.logs.log_store import LogStore
-from controlplane.service.workdir_snapshots import SnapshotStore
+from controlplane.service.log_store import LogStore
+from controlplane.service.settings import Store
+from controlplane.service.uploads import SnapshotStore, beyond_share
+from schemas.host.files import FileSeen, outdated
 from schemas.ids import JobId, Seconds
-from schemas.retention import FileSeen, outdated
 from tests.support.builders import S0, cancelled
 from tests.support.controller import Controller, cluster_of, starting
 

@@ -15,8 +15,8 @@ from schemas.errors import (
     UnknownNodeError,
 )
 from schemas.ids import NodeId
-from schemas.link import Identity
-from schemas.messages.files import (
+from schemas.transport import Identity
+from schemas.wire.files import (
     AskFiles,
     AskPiece,
     FileInfo,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from controlplane.service.client_api.job_quota import JobQuota
-from controlplane.service.controller_settings import Limits
+from controlplane.service.api.changes import JobQuota
+from controlplane.service.settings import Limits
 from schemas.errors import DeniedError
 from schemas.ids import JobId
-from schemas.messages.client import SubmitJob
+from schemas.wire.client import SubmitJob
 from tests.support.builders import SNAPSHOT, cancelled, job_spec
 from tests.support.controller import cluster_of
 from tests.support.live_service import LiveService

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controlplane.policy.api import Reason
-from controlplane.service.client_api.replies import job_summary, why_it_waits
+from controlplane.service.api.replies import job_summary, why_it_waits
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import Seconds
 from tests.support.builders import N1, A, exited, paused, resized, resumed

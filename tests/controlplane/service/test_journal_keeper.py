@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 
 from controlplane.journal import retention
 from controlplane.journal.reader import Reader
-from controlplane.service import journal_keeper
+from controlplane.service import file_keeper
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.controller_settings import JournalSettings
-from controlplane.service.journal_keeper import JournalKeeper
-from schemas.messages.client import GetJob
+from controlplane.service.file_keeper import JournalKeeper
+from controlplane.service.settings import JournalSettings
+from schemas.wire.client import GetJob
 from tests.support import builders
 from tests.support.builders import A, submission
 from tests.support.live_service import LiveService
@@ -33,8 +33,8 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_keeper, "TICK_S", 0.001)
-    monkeypatch.setattr(journal_keeper, "FORGET_S", 0.001)
+    monkeypatch.setattr(file_keeper, "TICK_S", 0.001)
+    monkeypatch.setattr(file_keeper, "FORGET_S", 0.001)
     monkeypatch.setattr(retention, "PIECE", 5)
 
 
@@ -70,7 +70,7 @@ def first_rows(path: Path) -> tuple[int, int]:
 def test_of_a_job_that_goes_on_too_many_records_are_dropped_and_show_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_keeper, "RECORDS_S", 0.001)
+    monkeypatch.setattr(file_keeper, "RECORDS_S", 0.001)
 
     async def work() -> None:
         service = LiveService(tmp_path)

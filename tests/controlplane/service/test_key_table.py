@@ -9,12 +9,11 @@ from typing import Any, Final
 import pytest
 import zmq
 
-from controlplane.service.key_file import KeyFile
-from controlplane.service.key_table import KeyTable
+from controlplane.service.keys import KeyFile, KeyTable
 from schemas.errors import BadFieldError, SettingsError, UnavailableError
 from schemas.ids import Seconds
-from schemas.link import Identity, load_authorised
-from schemas.messages.keys import AddKey, KeyInfo
+from schemas.transport import Identity, load_authorised
+from schemas.wire.client import AddKey, KeyInfo
 
 ROOT: Final = Identity("admin", "root")
 NOW: Final = 1_000_000.0
@@ -153,7 +152,7 @@ def test_a_full_disk_adds_nothing_and_revokes_all_the_same(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("controlplane.service.key_file.os.fsync", full)
+    monkeypatch.setattr("controlplane.service.keys.os.fsync", full)
     with pytest.raises(UnavailableError, match="nothing was changed"):
         table.add(asked(public()), "root")
     with pytest.raises(UnavailableError, match="holds until the controller restarts"):

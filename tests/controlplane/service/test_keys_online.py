@@ -13,10 +13,11 @@ import structlog.testing
 
 from controlplane.cli.main import build
 from controlplane.client import Client
-from controlplane.service import key_table, long_polls
+from controlplane.service import keys as key_table
+from controlplane.service.api import fair_queue
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnreachableError
-from schemas.messages.client import Cluster, EventsPage, GetCluster, ReadEvents
-from schemas.messages.logs import ReadLog
+from schemas.wire.client import Cluster, EventsPage, GetCluster, ReadEvents
+from schemas.wire.feed import ReadLog
 from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import connected
 
@@ -147,7 +148,7 @@ async def test_whose_key_is_revoked_hears_and_says_nothing_more(house: House) ->
 async def test_who_waits_for_something_hears_at_once_that_his_key_is_revoked(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_polls, "MAX_WAIT_S", 3600.0)
+    monkeypatch.setattr(fair_queue, "MAX_WAIT_S", 3600.0)
     ann, bob = (Person(house, house.keys[name]) for name in ("ann", "bob"))
     for person in (ann, bob):
         await connected(person.requests)

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from controlplane.service.logs import log_rates
-from controlplane.service.logs.log_rates import BURST_S, LEAST_CREDIT, MOST_CREDIT, LogRates, Of
+from controlplane.service import log_relay
+from controlplane.service.log_relay import BURST_S, LEAST_CREDIT, MOST_CREDIT, LogRates, Of
 from tests.support.loop_clock import Clock
 
 PER_S = float(4 << 20)
@@ -106,7 +106,7 @@ def test_a_job_that_was_silent_for_long_has_its_burst_again() -> None:
 def test_of_jobs_without_number_only_those_beyond_their_rate_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_rates, "REMEMBERED", 10)
+    monkeypatch.setattr(log_relay, "REMEMBERED", 10)
     shippers = Shippers()
     shippers.took(NOISY, 2 * int(BURST))
     for number in range(1000):

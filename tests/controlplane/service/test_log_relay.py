@@ -12,15 +12,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from controlplane.service.client_api.request_shares import POLLS, UNDER_WAY
-from controlplane.service.logs.log_relay import LogRelay
-from controlplane.service.logs.log_store import LogStore
+from controlplane.service.api.fair_queue import POLLS, UNDER_WAY
+from controlplane.service.log_relay import LogRelay
+from controlplane.service.log_store import LogStore
 from schemas.codec import encode
 from schemas.errors import MalformedMessageError
 from schemas.ids import Rank, Seconds
-from schemas.link import Identity, Incoming
-from schemas.messages.client import Failed
-from schemas.messages.logs import LOG, LogPage, ReadLog
+from schemas.transport import Identity, Incoming
+from schemas.wire.client import Failed
+from schemas.wire.feed import LOG, LogPage, ReadLog
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, T0, A
 from tests.support.controller import Controller, cluster_of

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.service.logs.log_records import LENGTH, Who
-from controlplane.service.logs.log_store import LogStore
+from controlplane.service.log_store import LENGTH, LogStore, Who
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank, Version
-from schemas.messages.logs import LOG, SAMPLES, LogPiece
+from schemas.wire.feed import LOG, SAMPLES, LogPiece
 from tests.support.builders import A, B
 from tests.support.sizes import examples
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.service.client_api.loop_time import LoopTime
-from schemas.messages.client import CheckJob, ListJobs
+from controlplane.service.api.server import LoopTime
+from schemas.wire.client import CheckJob, ListJobs
 from tests.support.builders import job_spec
 from tests.support.live_service import ANN, LiveService
 

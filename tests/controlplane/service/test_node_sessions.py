@@ -16,14 +16,15 @@ from controlplane.core.inputs import Input, NodeGreeted, NodeReported, NodeSuspe
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase
-from controlplane.service.hello_queue import UNDER_WAY
-from controlplane.service.node_sessions import NodeSessions
+from controlplane.service.node_sessions import UNDER_WAY, NodeSessions
 from schemas.codec import FROM_AGENT, MAX_BYTES, TO_AGENT, encode
+from schemas.host.logging import Audit
 from schemas.ids import BootId, NodeId, Seconds, Term
-from schemas.link import Identity, Incoming
-from schemas.logging_and_watchdog import Audit
-from schemas.messages import Message
-from schemas.messages.agent import (
+from schemas.session import SessionTimings
+from schemas.sweeps import MAX_EPOCH_METRICS
+from schemas.transport import Identity, Incoming
+from schemas.wire import Message
+from schemas.wire.agent import (
     EventsCommitted,
     Heartbeat,
     HeartbeatAck,
@@ -35,9 +36,7 @@ from schemas.messages.agent import (
     Welcome,
     WorkerSeen,
 )
-from schemas.messages.files import AskFiles
-from schemas.session import SessionTimings
-from schemas.sweeps import MAX_EPOCH_METRICS
+from schemas.wire.files import AskFiles
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, T0, A
 from tests.support.controller import Controller, cluster_of, running, training

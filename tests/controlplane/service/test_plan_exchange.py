@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from controlplane.service.planner.plan_exchange import OTHERS, PlanExchange
+from controlplane.service.planner.plan_coordinator import OTHERS, PlanExchange
 
 
 class Planner:

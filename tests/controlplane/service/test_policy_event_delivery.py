@@ -10,13 +10,13 @@ import pytest
 import structlog
 import structlog.testing
 
-from controlplane.core.history_records import Record
+from controlplane.core.history import Record
 from controlplane.policy.api import JobEnded, PolicyEvent, StepsSeen
-from controlplane.service.client_api.replies import job_summary
-from controlplane.service.planner.policy_event_delivery import PolicyObserver
+from controlplane.service.api.replies import job_summary
+from controlplane.service.planner.plan_coordinator import PolicyObserver
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId, Rank, Seconds, Version
-from schemas.messages.agent import StepsReported
+from schemas.wire.agent import StepsReported
 from tests.support import builders
 from tests.support.builders import N1, A
 from tests.support.controller import Controller, running

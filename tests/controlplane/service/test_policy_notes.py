@@ -7,7 +7,7 @@ import math
 import pytest
 
 from controlplane.core.inputs import DrainRequested
-from controlplane.service.client_api.policy_notes import PolicyNotes, size_notes
+from controlplane.service.api.replies import PolicyNotes, size_notes
 from tests.support.builders import N1, N2, A, epoch_end, exited, job_spec
 from tests.support.controller import cluster_of, running, starting
 

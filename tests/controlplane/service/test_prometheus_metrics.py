@@ -9,11 +9,11 @@ import msgspec
 from controlplane.core.inputs import PlanProposed
 from controlplane.policy.api import Plan, SearchStats
 from controlplane.policy.baselines.fifo import Fifo
-from controlplane.service.client_api import replies
-from controlplane.service.planner.inline_planner import InlinePlanner
-from controlplane.service.prometheus_metrics import Metrics
+from controlplane.service.api import replies
+from controlplane.service.metrics import Metrics
+from controlplane.service.planner.planner import InlinePlanner
 from schemas.ids import JobId, Seconds
-from schemas.messages.client import SearchInfo
+from schemas.wire.client import SearchInfo
 from tests.support.builders import N1, A, cancelled, exited
 from tests.support.controller import Controller, running
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from controlplane.service.refusals import MAX_SAID, failed
+from controlplane.service.api.fair_queue import MAX_SAID, failed
 from schemas.codec import encode
 from schemas.errors import BadFieldError, UnknownJobError
-from schemas.messages.client import Failed
+from schemas.wire.client import Failed
 
 
 def test_a_refusal_says_what_is_wrong_and_where() -> None:

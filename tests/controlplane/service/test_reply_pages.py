@@ -11,22 +11,15 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from controlplane.client.async_client import Client
-from controlplane.service.client_api import pages
-from controlplane.service.client_api.pages import page_of
-from controlplane.service.client_api.request_server import _fitting
+from controlplane.client.client import Client
+from controlplane.service.api import views
+from controlplane.service.api.server import _fitting
+from controlplane.service.api.views import page_of
 from schemas.codec import encode
 from schemas.errors import BadFieldError, TooLargeError
 from schemas.ids import NodeId
-from schemas.messages import Message
-from schemas.messages.client import (
-    ExplainJob,
-    GetJob,
-    ListJobs,
-    ListNodes,
-    ReadEvents,
-    WaitJob,
-)
+from schemas.wire import Message
+from schemas.wire.client import ExplainJob, GetJob, ListJobs, ListNodes, ReadEvents, WaitJob
 from tests.support import builders
 from tests.support.builders import A
 from tests.support.live_service import LIMIT_S, LiveService
@@ -50,7 +43,7 @@ class Connected(Client):
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_BYTES", ROOM)
+    monkeypatch.setattr(views, "PAGE_BYTES", ROOM)
 
 
 def run(folder: Path, work: Callable[[LiveService, Connected], Awaitable[None]]) -> None:
@@ -212,7 +205,7 @@ def test_a_cursor_that_is_none_of_the_list_is_refused(request_: Message, tmp_pat
 
 
 def test_a_row_that_is_larger_than_a_page_comes_alone() -> None:
-    rows = pages.numbered(["a", "b" * (ROOM + 1), "c"])
+    rows = views.numbered(["a", "b" * (ROOM + 1), "c"])
 
     first, cursor = page_of({"some": rows}, "")
     second, cursor_2 = page_of({"some": rows}, cursor)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.service.client_api import request_shares
-from controlplane.service.client_api.request_shares import (
+from controlplane.service.api import fair_queue
+from controlplane.service.api.fair_queue import (
     BURST_S,
     LOOP_PERCENT,
     POLLS,
@@ -187,7 +187,7 @@ def test_who_waits_keeps_no_request_from_beginning() -> None:
 def test_those_of_one_user_who_wait_are_bounded_and_others_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_shares, "POLLS", 2)
+    monkeypatch.setattr(fair_queue, "POLLS", 2)
     shares = Shares()
 
     with shares.waits("bob", 30.0), shares.waits("bob", 30.0):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.service.client_api.resize_checks import check_resize
+from controlplane.service.api.changes import check_resize
 from schemas.errors import BadFieldError
-from schemas.messages.client import ResizeJob
+from schemas.wire.client import ResizeJob
 from tests.support.builders import A
 from tests.support.controller import running
 

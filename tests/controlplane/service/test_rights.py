@@ -9,12 +9,12 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from controlplane.client.workdir_archive import digest_of, pack
-from controlplane.service.client_api.views import HIDDEN, SOMEBODY, hide_names
+from controlplane.client.archive import digest_of, pack
+from controlplane.service.api.views import HIDDEN, SOMEBODY, hide_names
 from schemas.errors import BadFieldError, UnknownJobError
 from schemas.ids import JobId
-from schemas.link import Identity
-from schemas.messages.client import (
+from schemas.transport import Identity
+from schemas.wire.client import (
     CancelJob,
     ExplainJob,
     GetJob,

@@ -10,20 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.model.job import JobOwner
-from controlplane.service.role_permissions import (
-    REQUESTS,
-    granted_topics,
-    permit,
-    sees_all,
-    topics_of,
-)
+from controlplane.service.rights import REQUESTS, granted_topics, permit, sees_all, topics_of
 from schemas.codec import READ_LOG, REQUEST
 from schemas.errors import DeniedError, UnknownJobError
-from schemas.link import Identity
-from schemas.messages import client
-from schemas.messages.files import ListFiles, ReadFile
-from schemas.messages.keys import AddKey, ListKeys, RevokeKey
-from schemas.messages.logs import ReadLog
+from schemas.transport import Identity
+from schemas.wire import client
+from schemas.wire.client import AddKey, ListKeys, RevokeKey
+from schemas.wire.feed import ReadLog
+from schemas.wire.files import ListFiles, ReadFile
 from tests.support.schemas_examples import EXAMPLES
 
 DONE, DENIED, UNKNOWN = "done", "denied", "unknown"

@@ -27,9 +27,10 @@ from controlplane.service.planner.search_messages import (
     ToSearch,
     ViewDelta,
     WholeView,
+    apply_delta,
     frame,
+    view_delta,
 )
-from controlplane.service.planner.view_delta import apply_delta, view_delta
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, cluster_view, job_view, slot_view
 from tests.support.sizes import examples

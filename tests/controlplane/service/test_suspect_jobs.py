@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.service.planner import search_planner, suspect_jobs
-from controlplane.service.planner.suspect_jobs import CHANCES, SuspectJobs
+from controlplane.service.planner import search_planner
+from controlplane.service.planner.search_planner import CHANCES, SuspectJobs
 from schemas.ids import JobId
 from tests.controlplane.service.test_search_planner import searching
 from tests.support.builders import A, B, job_view
@@ -87,7 +87,7 @@ async def test_a_process_that_dies_of_a_view_goes_on_without_the_job_and_the_oth
 ) -> None:
     monkeypatch.setattr(search_planner, "TRUST_S", 0.05)
     monkeypatch.setattr(search_planner, "RESTART_S", (0.0,))
-    monkeypatch.setattr(suspect_jobs, "CHANCES", 1)  # each life of a process takes its time
+    monkeypatch.setattr(search_planner, "CHANCES", 1)  # each life of a process takes its time
     async with searching(3, A) as board:
         board.plans.clear()
         poison = job_view(B, noise_epochs="many")  # it cannot read this

@@ -7,20 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.core.sweep_read_model import SweepHistory, TrialHistory
-from controlplane.service.client_api.replies import job_summary
-from controlplane.service.client_api.sweep_changes import changed, checked_change, known_change
-from controlplane.service.client_api.sweep_replies import (
-    MAX_ROW_BYTES,
-    ledger,
-    sweep_detail,
-    trial_info,
-)
+from controlplane.core.history import SweepHistory, TrialHistory
+from controlplane.service.api.changes import changed, checked_change, known_change
+from controlplane.service.api.replies import job_summary
+from controlplane.service.api.sweep_replies import MAX_ROW_BYTES, ledger, sweep_detail, trial_info
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import OnesError
 from schemas.ids import JobId, NodeId, Seconds
-from schemas.messages.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepDetail
 from schemas.sweeps import Parameter, RandomSearch, choice, integer
+from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepDetail
 from tests.support.sweep_cluster import SweepCluster, sweep_job
 
 SPACE = {

@@ -14,12 +14,12 @@ from typing import BinaryIO
 
 import pytest
 
-from controlplane.client.workdir_archive import digest_of, pack
-from controlplane.service import workdir_snapshots
+from controlplane.client.archive import digest_of, pack
+from controlplane.service import uploads
 from controlplane.service.file_keeper import seen_in
-from controlplane.service.workdir_snapshots import SnapshotStore
+from controlplane.service.uploads import SnapshotStore
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
-from schemas.workdir_archives import ArchiveBounds
+from schemas.host.archives import ArchiveBounds
 from tests.support.file_trees import PROJECT, names, tree
 
 DATA = bytes(range(256)) * 4
@@ -137,7 +137,7 @@ async def test_a_new_controller_drops_uploads_that_were_not_finished(tmp_path: P
 async def test_an_archive_is_handed_out_in_pieces(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workdir_snapshots, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(uploads, "PIECE_BYTES", 1000)
     await store.put(WHO, DIGEST, 0, DATA, len(DATA))
 
     assert store.piece(DIGEST, 0) == (DATA[:1000], len(DATA))
@@ -321,9 +321,9 @@ async def test_a_bomb_is_refused_as_it_is_submitted_and_a_good_archive_looked_at
     for archive in (good, bomb):
         await store.put(WHO, digest_of(archive), 0, archive, len(archive))
     looked = list[Path]()
-    real = workdir_snapshots._inspect
+    real = uploads._inspect
     monkeypatch.setattr(
-        workdir_snapshots, "_inspect", lambda path, *rest: (looked.append(path), real(path, *rest))
+        uploads, "_inspect", lambda path, *rest: (looked.append(path), real(path, *rest))
     )
 
     for _ in range(2):

@@ -11,16 +11,21 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
-from controlplane.sim.traces.arrivals import BY_HOUR, bursts, google, philly, poisson, uniform
-from controlplane.sim.traces.philly_quantiles import (
+from controlplane.sim.traces.arrivals import (
+    BY_HOUR,
     GAP_S,
     GPU_TIME_S,
     GPUS,
     SHARES,
+    bursts,
+    google,
     mean_gap_s,
+    philly,
+    poisson,
     sample,
     sample_gaps,
     sample_gpus,
+    uniform,
 )
 
 FloatArray = NDArray[np.float64]

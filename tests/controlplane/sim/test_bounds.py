@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.fluid_bound import fluid_srpt
+from controlplane.sim.analysis.bounds import fluid_srpt
 from tests.support.brute_force import brute_force
 from tests.support.sizes import examples
 

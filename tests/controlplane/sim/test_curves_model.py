@@ -11,31 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.lower_bound import lower_bound_s
-from controlplane.sim.analysis.min_cost import BETWEEN
-from controlplane.sim.models.curves.curves_model import CurvesModel
-from controlplane.sim.models.curves.loss_curves import (
+from controlplane.sim.analysis.bounds import BETWEEN, lower_bound_s
+from controlplane.sim.cluster import NodeGroup, TraceError
+from controlplane.sim.models.curves import (
+    CurvesModel,
     LossCurve,
     RecordedCurves,
     decode,
     encode,
     shipped_curves,
 )
-from controlplane.sim.models.curves.objectives import (
-    descend,
-    hinge,
-    least_squares,
-    minimise,
-    softmax,
-)
 from controlplane.sim.models.job_model import packed
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.models.recorded_curves import descend, hinge, least_squares, minimise, softmax
+from controlplane.sim.results import LossLeft, SizeChange, TraceJob
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import SLAQ, Scenario
 from controlplane.sim.scenario_loading import trace_of
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulation_result import LossLeft, SizeChange
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import problems
 from tests.support.simulated import FREE, ToyModel, job

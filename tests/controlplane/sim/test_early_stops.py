@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.sim.models.early_stops import EarlyStops
-from controlplane.sim.models.table2.table2_model import Table2Model
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.models.job_model import EarlyStops
+from controlplane.sim.models.table2 import Table2Model
+from controlplane.sim.results import TraceJob
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import model_of
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import TraceJob
 from schemas.ids import Seconds
 
 WHOLE = Table2Model()

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.sim.analysis.result_store import load
+from controlplane.sim.analysis.result_files import load
+from controlplane.sim.cluster import ResultsError
 from controlplane.sim.experiment import (
     Cell,
     CellsFailedError,
@@ -25,8 +26,7 @@ from controlplane.sim.experiment import (
     grid,
     run,
 )
-from controlplane.sim.simulation_result import SimulationResult
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.results import SimulationResult
 from schemas.errors import SettingsError
 from tests.support.sim_results import times
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.fairness import (
+from controlplane.sim.analysis.summary import (
     fairness_figures,
     finish_time_fairness,
     mean_contention,
 )
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.results import SimulationResult
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulation_result import SimulationResult
 from tests.support.sim_results import job_result, result
 
 UNKNOWN = {"ftf_mean": None, "ftf_worst": None, "ftf_unfair_share": None}

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from controlplane.core.inputs import NodeGreeted, NodeLost, NodeSuspected
 from controlplane.policy.registry import POLICIES
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.submissions import TraceJob
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.results import TraceJob
 from schemas.ids import NodeId
-from schemas.messages.agent import (
+from schemas.wire.agent import (
     EpochReported,
     GroupBroken,
     GroupFormed,

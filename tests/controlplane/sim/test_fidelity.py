@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 
 FOLDER = Path(os.environ.get("ONES_PROFILES") or "/nonexistent")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controlplane.sim.analysis.forecast_calibration import forecast_figures
-from controlplane.sim.simulation_result import JobResult, StartForecast
+from controlplane.sim.analysis.summary import forecast_figures
+from controlplane.sim.results import JobResult, StartForecast
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result
 

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from controlplane.sim.models.harmony.harmony_model import (
+from controlplane.sim.cluster import NodeGroup, TraceError
+from controlplane.sim.models.demands import DEMANDS
+from controlplane.sim.models.harmony import (
     BATCHES,
     COSTS,
     EPOCHS,
@@ -19,15 +21,12 @@ from controlplane.sim.models.harmony.harmony_model import (
     HarmonyModel,
     workload_of,
 )
-from controlplane.sim.models.interference.demands import DEMANDS
-from controlplane.sim.models.interference.resources import scale_for
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.models.interference import scale_for
+from controlplane.sim.results import Trace, TraceJob
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import HARMONY
 from controlplane.sim.scenario_loading import trace_of, usual_demands
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import Trace, TraceJob
-from controlplane.sim.traces.harmony_generator import generate_harmony
+from controlplane.sim.traces.generators import generate_harmony
 from schemas.ids import Seconds
 from schemas.jobs import problems
 from tests.support.sizes import examples

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import TraceJob
-from controlplane.sim.traces.importers import Layout, import_trace
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.results import TraceJob
+from controlplane.sim.traces.trace_csv import Layout, import_trace
 from schemas.ids import Seconds
 
 PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster

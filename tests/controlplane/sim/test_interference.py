@@ -12,22 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.models.interference.demands import DEMANDS, Demand, demand_of
-from controlplane.sim.models.interference.form import Form, parse_interference
-from controlplane.sim.models.interference.gavel_pairs import measured_name, read_pairs
-from controlplane.sim.models.interference.making import make_interference
-from controlplane.sim.models.interference.neighbours import (
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of, speed_shares
+from controlplane.sim.models.interference import (
     DistributedInterference,
+    Form,
     PairwiseInterference,
-)
-from controlplane.sim.models.interference.resources import (
     ResourceInterference,
+    make_interference,
+    measured_name,
     node_demand,
+    parse_interference,
+    read_pairs,
     scale_for,
     servers_on,
 )
-from controlplane.sim.models.interference.rule import Interference, speed_shares
-from controlplane.sim.simulator_errors import TraceError
 from schemas.ids import JobId, NodeId
 from tests.support.simulated import N0, N1, A, B, C
 from tests.support.sizes import examples

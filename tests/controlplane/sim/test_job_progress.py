@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.engine.job_progress import STOPPED, TrainingProgress
+from controlplane.sim.engine.jobs import STOPPED, TrainingProgress
 from controlplane.sim.models.job_model import Throughput
 from tests.support.simulated import ToyModel, job
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.figures import draw as draw_all
 from controlplane.sim.analysis.loss_plots import (
     normalised_loss,
     slots_by_loss,
@@ -25,14 +24,10 @@ from controlplane.sim.analysis.loss_series import (
     mean_time_to,
     time_to,
 )
-from controlplane.sim.analysis.results_by_policy import means
-from controlplane.sim.analysis.simulation_summary import summary
-from controlplane.sim.simulation_result import (
-    JobResult,
-    LossLeft,
-    SimulationResult,
-    SizeChange,
-)
+from controlplane.sim.analysis.plots import draw as draw_all
+from controlplane.sim.analysis.report_tables import means
+from controlplane.sim.analysis.summary import summary
+from controlplane.sim.results import JobResult, LossLeft, SimulationResult, SizeChange
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from controlplane.policy.api import EpochSeen, StepsSeen
-from controlplane.sim.engine.measured_figures import MeasuredFigures
-from controlplane.sim.engine.sim_options import SimOptions
+from controlplane.sim.engine.event_queue import SimOptions
+from controlplane.sim.engine.telemetry import MeasuredFigures
 from controlplane.sim.models.job_model import StepParts
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import costs_of
 from tests.support.simulated import (

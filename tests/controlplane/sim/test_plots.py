@@ -15,8 +15,8 @@ import pytest
 from controlplane.sim.analysis import plots
 from controlplane.sim.analysis.gantt import busy_share, gantt, utilisation
 from controlplane.sim.analysis.plot_style import POLICIES, grouped, styles, time_unit
-from controlplane.sim.simulation_result import SimulationResult, SlotAllocation
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.results import SimulationResult, SlotAllocation
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result, times
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from controlplane.policy.registry import POLICIES
+from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.models.job_model import ChangeCosts
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.submissions import TraceJob
+from controlplane.sim.results import TraceJob
 from schemas.ids import JobId
 from tests.support.simulated import SimulatedRun, ToyModel, job, simulated_run
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     JobModel,
@@ -19,10 +20,8 @@ from controlplane.sim.models.job_model import (
     Throughput,
     TrainingModel,
 )
-from controlplane.sim.models.profiles.profile_tables import smallest_rotation
-from controlplane.sim.models.profiles.profiles_model import ProfilesModel
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import TraceJob
+from controlplane.sim.models.profiles import ProfilesModel, smallest_rotation
+from controlplane.sim.results import TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import StopRule
 

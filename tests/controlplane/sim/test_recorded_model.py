@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.journal.record import Entry
+from controlplane.journal.database import Entry
 from controlplane.journal.writer import Writer
-from controlplane.sim.analysis.simulation_summary import summary
+from controlplane.sim.analysis.summary import summary
+from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
@@ -19,18 +20,11 @@ from controlplane.sim.models.job_model import (
     Throughput,
     TrainingModel,
 )
-from controlplane.sim.models.recorded.recorded_model import RecordedModel
-from controlplane.sim.models.recorded.recording import (
-    ChangeTimes,
-    Epoch,
-    EpochSpeed,
-    Recording,
-)
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.models.recorded import RecordedModel
+from controlplane.sim.models.recording import ChangeTimes, Epoch, EpochSpeed, Recording
+from controlplane.sim.results import SimulationResult
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulation_result import SimulationResult
-from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from schemas.jobs import StopRule
 from tests.support.recordings import ONE_SLOT, a_job, recording

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.inputs import ControllerStarted
-from controlplane.journal.record import Entry, input_from
+from controlplane.journal.database import Entry, input_from
 from controlplane.journal.writer import Writer
-from controlplane.sim.models.recorded.recording import (
+from controlplane.sim.cluster import NodeGroup, TraceError
+from controlplane.sim.models.recording import (
     ChangeTimes,
     Epoch,
     EpochSpeed,
@@ -24,9 +25,7 @@ from controlplane.sim.models.recorded.recording import (
     Recording,
     Submission,
 )
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import Trace, TraceJob
+from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from controlplane.sim.traces.recording_file import read_recording, write_recording
 from schemas.ids import Seconds, Term

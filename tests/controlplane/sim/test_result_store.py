@@ -10,10 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.sim.analysis.job_table import job_rows, read_parquet, write_parquet
-from controlplane.sim.analysis.result_store import append, load
-from controlplane.sim.simulation_result import SlotAllocation
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.analysis.result_files import (
+    append,
+    job_rows,
+    load,
+    read_parquet,
+    write_parquet,
+)
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.results import SlotAllocation
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result, times
 

@@ -13,12 +13,11 @@ import pytest
 
 from controlplane.core.inputs import JobSubmitted
 from controlplane.policy.registry import POLICIES, check_options
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.cluster import NodeGroup, TraceError, node_specs
+from controlplane.sim.results import Trace
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import options_of, trace_of
-from controlplane.sim.simulated_cluster import NodeGroup, node_specs
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import Trace
 from schemas.errors import SettingsError
 from tests.support.simulated import FREE, ToyModel, job, simulated_run
 
@@ -29,8 +28,8 @@ NAN, INF = float("nan"), float("inf")
 AGAIN: Final = """
 import sys
 import msgspec
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 
 scenario = Scenario(

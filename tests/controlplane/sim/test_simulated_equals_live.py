@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from controlplane.core.commands import AskForPlan, Command, SendDelta
-from controlplane.core.history_records import Record
+from controlplane.core.history import Record
 from controlplane.core.inputs import (
     CancelRequested,
     ControllerStarted,
@@ -29,22 +29,21 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
+from controlplane.journal.database import input_from
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import input_from
 from controlplane.journal.replay import replay
 from controlplane.policy.registry import make
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.planner.inline_planner import InlinePlanner
-from controlplane.service.planner.plan_exchange import PlanExchange
-from controlplane.service.planner.policy_event_delivery import PolicyObserver
+from controlplane.service.planner.plan_coordinator import PlanExchange, PolicyObserver
+from controlplane.service.planner.planner import InlinePlanner
 from controlplane.service.worker_telemetry import TelemetryTable
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.results import SimulationResult
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulation_result import SimulationResult
 from schemas.codec import encode
 from schemas.ids import NodeId, Seconds
-from schemas.messages.agent import Quiesced, ScriptFailed, StoreOpened, Suspended
+from schemas.wire.agent import Quiesced, ScriptFailed, StoreOpened, Suspended
 from tests.support import builders
 from tests.support.simulated_node import Node
 from tests.support.simulated_processes import World as Processes

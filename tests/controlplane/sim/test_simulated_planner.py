@@ -12,10 +12,9 @@ from controlplane.core.inputs import PlanProposed
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, ClusterView, Plan
 from controlplane.policy.api import StartForecast as PolicyForecast
-from controlplane.sim.engine.event_queue import AFTER, Kernel
-from controlplane.sim.engine.sim_options import PlannerOptions
-from controlplane.sim.engine.simulated_planner import MAX_AGAIN, SimulatedPlanner
-from controlplane.sim.simulation_result import StartForecast
+from controlplane.sim.engine.event_queue import AFTER, Kernel, PlannerOptions
+from controlplane.sim.engine.planner import MAX_AGAIN, SimulatedPlanner
+from controlplane.sim.results import StartForecast
 from schemas.ids import Seconds
 from tests.support.simulated import (
     FREE,

@@ -11,17 +11,13 @@ from hypothesis import strategies as st
 from controlplane.core.inputs import PlanProposed
 from controlplane.policy.api import EpochSeen, JobEnded, PlanTaken, StepsSeen
 from controlplane.policy.registry import POLICIES
-from controlplane.sim.engine.event_queue import Kernel
-from controlplane.sim.engine.sim_options import SimOptions
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.engine.event_queue import Kernel, SimOptions
 from controlplane.sim.engine.simulation import Simulation
-from controlplane.sim.models.interference.demands import DEMANDS
-from controlplane.sim.models.interference.neighbours import (
-    DistributedInterference,
-    PairwiseInterference,
-)
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.submissions import TraceJob
-from schemas.messages.agent import (
+from controlplane.sim.models.demands import DEMANDS
+from controlplane.sim.models.interference import DistributedInterference, PairwiseInterference
+from controlplane.sim.results import TraceJob
+from schemas.wire.agent import (
     EpochReported,
     GroupFormed,
     Suspended,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.analysis.paired_comparison import Interval, compare, mean_interval
-from controlplane.sim.analysis.simulation_summary import summary
-from controlplane.sim.simulation_result import StartForecast
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.analysis.summary import summary
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.results import StartForecast
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result, times
 

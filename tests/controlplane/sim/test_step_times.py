@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.sim.models.job_model import StepParts
-from controlplane.sim.models.recorded.recording import EpochSpeed, Family
-from controlplane.sim.models.recorded.step_times import OF_BATCH, OF_SLOTS, StepTime, StepTimes
-from controlplane.sim.traces.gavel_speeds import STEPS_PER_S
+from controlplane.sim.models.recording import (
+    OF_BATCH,
+    OF_SLOTS,
+    EpochSpeed,
+    Family,
+    StepTime,
+    StepTimes,
+)
+from controlplane.sim.traces.trace_csv import STEPS_PER_S
 
 
 def measured(nodes: int, slots: int, local: int, step_s: float) -> EpochSpeed:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.models import table2_constants
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     JobModel,
@@ -21,15 +23,11 @@ from controlplane.sim.models.job_model import (
     TrainingModel,
     packed,
 )
-from controlplane.sim.models.table2 import constants
-from controlplane.sim.models.table2.constants import ROWS, SOURCES, Row, source
-from controlplane.sim.models.table2.convergence import lost_epochs
-from controlplane.sim.models.table2.step_time import step_parts, step_s, sync_s
-from controlplane.sim.models.table2.table2_model import Table2Model
-from controlplane.sim.models.table2.workloads import WORKLOADS, closest, duration_s
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import TraceJob
-from controlplane.sim.traces.table2_generator import generate
+from controlplane.sim.models.table2 import WORKLOADS, Table2Model, closest, duration_s
+from controlplane.sim.models.table2_constants import ROWS, SOURCES, Row, source
+from controlplane.sim.models.table2_physics import lost_epochs, step_parts, step_s, sync_s
+from controlplane.sim.results import TraceJob
+from controlplane.sim.traces.generators import generate
 from schemas.ids import Seconds
 from schemas.jobs import StopRule, problems
 
@@ -96,7 +94,7 @@ def test_every_entry_of_the_table_says_where_it_comes_from(application: str) -> 
 
 
 def test_every_other_constant_says_where_it_comes_from_and_no_source_is_left_over() -> None:
-    names = {name for name in vars(constants) if name.isupper()} - {"ROWS", "SOURCES"}
+    names = {name for name in vars(table2_constants) if name.isupper()} - {"ROWS", "SOURCES"}
     columns = {field.name for field in fields(Row)}
     keys = {name for row in ROWS for part in (row, *row.split("-")) for name in [part]}
     about_rows = {f"{key}.{column}" for key in keys for column in columns} | columns

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from controlplane.sim.cluster import TraceError
 from controlplane.sim.csv_parsing import MOST_LINE_BYTES
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import Trace, TraceJob
+from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
 from schemas.jobs import Utility

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from controlplane.core.inputs import Input
-from controlplane.journal.record import input_from
+from controlplane.journal.database import input_from
 from controlplane.journal.replay import replay
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.cluster import NodeGroup, TraceError
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import trace_of
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.traces.table2_generator import generate
-from controlplane.sim.traces.utilities import with_utilities
+from controlplane.sim.traces.generators import generate, with_utilities
 from schemas.codec import encode
 from schemas.ids import Seconds
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sweeps.configurations import changed, drawn, grid
-from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.configurations import changed, drawn, grid, stream
 from schemas.sweeps import Parameter, Space, Value, choice, integer, log_uniform, uniform
 from tests.support.sizes import examples
 

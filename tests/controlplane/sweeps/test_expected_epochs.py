@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.sweeps.randomness import stream
-from controlplane.sweeps.searchers.expected_epochs import expected_epochs
+from controlplane.sweeps.configurations import stream
+from controlplane.sweeps.search import expected_epochs
 from schemas.sweeps import (
     Asha,
     Hyperband,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from controlplane.sweeps.configurations import stream
 from controlplane.sweeps.orders import Graduate, Order, RunUnit, StateName, UnitReport
-from controlplane.sweeps.randomness import stream
 from controlplane.sweeps.sweep import Sweep
 from schemas.ids import NodeId, WorkerId
 from schemas.sweeps import Asha, RandomSearch, Searcher, SuccessiveHalving

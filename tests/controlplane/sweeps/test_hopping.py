@@ -10,12 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from controlplane.sweeps.hopping.bounds import makespan_bound
-from controlplane.sweeps.hopping.problem import HopProblem, Model, Slot, Unit, Visit, partitions
-from controlplane.sweeps.hopping.progress import Progress
-from controlplane.sweeps.hopping.random_order import RandomOrder
-from controlplane.sweeps.hopping.rollouts import best_weights, makespan
-from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.configurations import stream
+from controlplane.sweeps.hopping import (
+    HopProblem,
+    Model,
+    Progress,
+    Slot,
+    Unit,
+    Visit,
+    makespan_bound,
+    partitions,
+)
+from controlplane.sweeps.visit_order import RandomOrder, best_weights, makespan
 from tests.support.sizes import examples
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sweeps.partition_holders import partition_holders
+from controlplane.sweeps.replicas import partition_holders
 from schemas.ids import NodeId
 from tests.support.sizes import examples
 

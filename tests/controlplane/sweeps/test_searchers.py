@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sweeps.randomness import stream
-from controlplane.sweeps.searchers.search import epochs_of_new, next_decisions
+from controlplane.sweeps.configurations import stream
+from controlplane.sweeps.search import epochs_of_new, next_decisions
 from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, failed, with_score
-from schemas.hyperband import brackets
 from schemas.sweeps import (
     Asha,
     Grid,
@@ -22,6 +21,7 @@ from schemas.sweeps import (
     RandomSearch,
     Searcher,
     SuccessiveHalving,
+    brackets,
     choice,
     integer,
     log_uniform,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sweeps.epoch_metrics import merged
+from controlplane.sweeps.configurations import stream
 from controlplane.sweeps.orders import (
     CopyState,
     DataRefused,
@@ -23,10 +23,9 @@ from controlplane.sweeps.orders import (
     TrialEnded,
     UnitReport,
 )
-from controlplane.sweeps.randomness import stream
 from controlplane.sweeps.sweep import Sweep
-from controlplane.sweeps.trials import Trial
-from controlplane.sweeps.unit_faults import READS
+from controlplane.sweeps.trial_changes import READS
+from controlplane.sweeps.trials import Trial, merged
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import (
     Asha,

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from elastic.samples.sample_stream import SampleStream
+from elastic.sample_stream import SampleStream
 from schemas.jobs import StopRule
-from schemas.messages.agent import ScriptFailed
+from schemas.wire.agent import ScriptFailed
 from tests.elastic import peers
 from tests.elastic.groups import SEED, SIZE, Crew, crew, script
 

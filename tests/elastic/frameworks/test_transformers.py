@@ -178,7 +178,7 @@ def test_nobody_imports_a_framework_but_its_adapter() -> None:
     ).stdout
 
     found = {name for name in ("accelerate", "lightning", "transformers") if f"'{name}" in names}
-    assert "'elastic.scaling_agent'" in names
+    assert "'elastic.agent'" in names
     assert found == set()
 
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import build_process_group
-from elastic.state.host_staging import HostStaging
-from elastic.step.device_batch import to_device
+from elastic.state.transfer import HostStaging
+from elastic.step.batch_loader import to_device
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.groups import LOOP, PLAIN, WIDE, Slots, crew, script
 from tests.elastic.peers import HERE, Meeting, Parent, peers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.messages.agent import UnitEnded
+from schemas.wire.agent import UnitEnded
 from tests.support.hopper_crew import FUNCTIONS, Hopper, HopperCrew
 from tests.support.simgpu.processes import require_library
 

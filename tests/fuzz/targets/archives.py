@@ -9,10 +9,10 @@ import os
 import tarfile
 from typing import Final
 
-from nodeagent.agent_errors import WorkspaceError
-from nodeagent.job_workspaces import lay_out, read_manifest
+from nodeagent.job_folders import lay_out, read_manifest
+from nodeagent.settings import WorkspaceError
 from schemas.errors import TooLargeError
-from schemas.workdir_archives import UNREADABLE, ArchiveBounds, inspect
+from schemas.host.archives import UNREADABLE, ArchiveBounds, inspect
 from tests.fuzz.choices import Choices
 from tests.fuzz.targets.folders import folder
 

@@ -20,14 +20,9 @@ from typing import Any, Final, cast
 
 import structlog
 
-from controlplane.journal.state_image import image_of
-from controlplane.service.controller_process import Controller
-from controlplane.service.controller_settings import (
-    ControllerSettings,
-    Keys,
-    Listen,
-    PolicyChoice,
-)
+from controlplane.journal.snapshots import image_of
+from controlplane.service.app import Controller
+from controlplane.service.settings import ControllerSettings, Keys, Listen, PolicyChoice
 from schemas.codec import (
     FROM_AGENT,
     FROM_SHIPPER,
@@ -40,9 +35,9 @@ from schemas.codec import (
     encode,
 )
 from schemas.ids import BootId, JobId, NodeId
-from schemas.link import Identity, Incoming, Socket, write_keys
-from schemas.messages import Message
-from schemas.messages.agent import Hello, Numbered
+from schemas.transport import Identity, Incoming, Socket, write_keys
+from schemas.wire import Message
+from schemas.wire.agent import Hello, Numbered
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
 from tests.support import builders

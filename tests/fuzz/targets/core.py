@@ -13,8 +13,8 @@ from controlplane.core.inputs import NodeReported
 from schemas.codec import PUBLISHED, encode, tag_of
 from schemas.errors import OnesError
 from schemas.ids import JobId
-from schemas.messages.agent import AgentEvent, Numbered
 from schemas.sweeps import Asha, Grid, PopulationBased, RandomSearch, choice
+from schemas.wire.agent import AgentEvent, Numbered
 from tests.controlplane.core.test_hostile_reports import KINDS, SLOTS, Hostile, written
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import TAGS, Known, hostile_map

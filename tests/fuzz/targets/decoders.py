@@ -6,7 +6,7 @@ import msgspec
 
 from schemas.codec import CODECS, encode
 from schemas.errors import MalformedMessageError
-from schemas.messages.client import Failed
+from schemas.wire.client import Failed
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import hostile_bytes
 

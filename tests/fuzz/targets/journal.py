@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
-from controlplane.core.errors import CoreError
+from controlplane.core.commands import CoreError
+from controlplane.journal.database import JournalError, feed_from, input_from
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import JournalError, feed_from, input_from
 from controlplane.journal.replay import recover
-from controlplane.journal.state_image import image_of, reactor_from
+from controlplane.journal.snapshots import image_of, reactor_from
 from schemas.codec import encode
 from tests.fuzz.choices import Choices
 from tests.fuzz.targets.folders import base

@@ -7,13 +7,12 @@ from typing import Any, Final
 
 import structlog
 
-from controlplane.service.client_api.pages import numbered, page_of
-from controlplane.service.logs.log_records import record
-from controlplane.service.logs.log_store import LogStore
+from controlplane.service.api.views import numbered, page_of
+from controlplane.service.log_store import LogStore, record
 from schemas.codec import LOG_REPLY, encode
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank
-from schemas.messages.logs import LogPage
+from schemas.wire.feed import LogPage
 from tests.fuzz.choices import Choices
 from tests.fuzz.targets.folders import folder
 

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 import structlog
 
-from nodeagent.agent_errors import StartError
-from nodeagent.job_files import answer
-from nodeagent.job_workspaces import is_laid_out
-from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
-from nodeagent.zygote_pool import ZygoteConnection
+from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
+from nodeagent.job_folders import answer, is_laid_out
+from nodeagent.settings import StartError
+from nodeagent.zygotes import ZygoteConnection
 from schemas.codec import (
     ASSIGNMENT,
     EXIT_STATUS,
@@ -24,8 +23,8 @@ from schemas.codec import (
     REPORT,
     encode,
 )
-from schemas.messages.files import AskFiles, AskPiece, FileList, FilePiece
-from schemas.state_files import StateFile
+from schemas.host.state_files import StateFile
+from schemas.wire.files import AskFiles, AskPiece, FileList, FilePiece
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
 from tests.fuzz.targets.folders import folder

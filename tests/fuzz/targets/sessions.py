@@ -7,11 +7,11 @@ from typing import Final
 from schemas.codec import FROM_AGENT, PUBLISHED, TO_AGENT, encode
 from schemas.errors import OnesError
 from schemas.ids import BootId, NodeId, Seconds, Term
-from schemas.messages import files
-from schemas.messages.agent import Hello, NodeHealth, Numbered, Telemetry
 from schemas.session import AgentSession, ControllerSession, Deliver, Publish, ToController, ToNode
 from schemas.session.agent_session import MAX_RESENT
 from schemas.session.controller_session import MAX_HELD
+from schemas.wire import files
+from schemas.wire.agent import Hello, NodeHealth, Numbered, Telemetry
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
 

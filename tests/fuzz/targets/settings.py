@@ -11,19 +11,19 @@ from typing import Any, Final
 
 import msgspec
 
-from controlplane.client.cluster_home import find_home
-from controlplane.client.jobfile import load_job
+from controlplane.client.connection import find_home
+from controlplane.client.job_file import load_job
 from controlplane.policy.registry import check_options
-from controlplane.service import controller_settings
-from controlplane.service.controller_settings import ControllerSettings
-from nodeagent import agent_settings
-from nodeagent.agent_settings import AgentSettings
+from controlplane.service import settings as controller_settings
+from controlplane.service.settings import ControllerSettings
+from nodeagent import settings as agent_settings
+from nodeagent.settings import AgentSettings
 from schemas.codec import REQUEST, encode
 from schemas.errors import OnesError, SettingsError
+from schemas.host.settings import every_problem, read_toml, reloaded, sound_part
 from schemas.jobs import MAX_SPEC_BYTES, problems
-from schemas.link import load_authorised, load_keys, load_public
-from schemas.messages.client import CheckJob
-from schemas.toml_settings import every_problem, read_toml, reloaded, sound_part
+from schemas.transport import load_authorised, load_keys, load_public
+from schemas.wire.client import CheckJob
 from tests.fuzz.choices import Choices
 from tests.fuzz.targets.folders import folder
 

@@ -11,11 +11,7 @@ import zmq
 
 from schemas.codec import FROM_STATES
 from schemas.errors import OnesError
-from schemas.link.state_client import _Request, _take
-from schemas.link.state_server import PIECE, _slices
-from schemas.link.state_targets import MemoryTarget
-from schemas.messages.states import AskState
-from schemas.state_files import (
+from schemas.host.state_files import (
     DamagedStateError,
     StateFile,
     digest_of,
@@ -24,6 +20,8 @@ from schemas.state_files import (
     read_frames,
     split_frames,
 )
+from schemas.transport.state_transfer import PIECE, MemoryTarget, _Request, _slices, _take
+from schemas.wire.files import AskState
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
 from tests.fuzz.targets.folders import folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from elastic.collectives.device_backends import register
+from elastic.collectives.backends import register
 from elastic.collectives.nccl import NcclBackend
 from tests.support.simgpu.device import NAME
 from tests.support.simgpu.nccl_double import ProcessGroupNCCL

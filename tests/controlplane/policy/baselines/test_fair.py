@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
-from controlplane.policy.planning.equal_shares import shares
-from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.placement.shares import shares
+from controlplane.policy.placement.slot_partition import partition_of
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, SlotId

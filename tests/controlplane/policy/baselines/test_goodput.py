@@ -12,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy, StepsSeen
-from controlplane.policy.baselines.goodput.size_table import (
-    Bounds,
-    best_sizes,
-    size_table,
-    utilities,
-)
+from controlplane.policy.baselines.goodput import Bounds, best_sizes, size_table, utilities
 from controlplane.policy.registry import make
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from schemas.errors import SettingsError

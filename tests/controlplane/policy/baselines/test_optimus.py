@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy
-from controlplane.policy.baselines.optimus.remaining_steps import Estimates
+from controlplane.policy.baselines.optimus import Estimates
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId

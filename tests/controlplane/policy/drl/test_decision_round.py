@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.drl.decision_round import DecisionRound, Moment
-from controlplane.policy.drl.inputs import CLUSTER_INPUTS, JOB_INPUTS, JobTable
+from controlplane.policy.learned.decision_round import (
+    CLUSTER_INPUTS,
+    JOB_INPUTS,
+    DecisionRound,
+    JobTable,
+    Moment,
+)
 from tests.support.sizes import examples
 
 MORE_A, FEWER_A, SAME_A, MORE_B, FEWER_B, SAME_B, END = range(7)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, Plan, StepsSeen
-from controlplane.policy.harmony.options import HarmonyOptions
 from controlplane.policy.harmony.policy import Harmony
+from controlplane.policy.options import HarmonyOptions
 from controlplane.policy.registry import check_options, make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of, slot_id

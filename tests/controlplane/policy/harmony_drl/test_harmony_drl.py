@@ -13,22 +13,19 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, StepsSeen
-from controlplane.policy.harmony_drl.gang_placement import STRUCTURE, Actor
-from controlplane.policy.harmony_drl.model import (
+from controlplane.policy.learned.gang_model import (
     CLASSES,
     FEATURES,
     POLICY,
     SHAPES,
+    STRUCTURE,
+    Actor,
     TrainedModel,
     load,
 )
-from controlplane.policy.harmony_drl.options import HarmonyDrlOptions
-from controlplane.policy.harmony_drl.policy import HarmonyDrl
-from controlplane.policy.harmony_drl.reward_model import RewardModel
-from controlplane.policy.harmony_drl.shared_nodes import SharedNodes
-from controlplane.policy.harmony_drl.situation import Classes
-from controlplane.policy.learned.dense_net import DenseNet
-from controlplane.policy.learned.model_file import ModelCard, encode_model
+from controlplane.policy.learned.harmony_drl import Classes, HarmonyDrl, HarmonyDrlOptions
+from controlplane.policy.learned.model_file import DenseNet, ModelCard, encode_model
+from controlplane.policy.learned.shared_nodes import RewardModel, SharedNodes
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId

@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from controlplane.policy.learned.dense_net import dense_net, dense_shapes
 from controlplane.policy.learned.model_file import (
     LearnedModel,
     ModelCard,
     decode_model,
+    dense_net,
+    dense_shapes,
     encode_model,
     read_model,
 )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.oasis.cheapest_schedules import IDLE, cheapest_schedules
+from controlplane.policy.oasis.job_plans import IDLE, cheapest_schedules
 from tests.support.sizes import examples
 
 INF = math.inf

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, EpochSeen, JobView, StepsSeen
-from controlplane.policy.oasis.options import OasisOptions
-from controlplane.policy.oasis.policy import Oasis
-from controlplane.policy.oasis.reservations import grid_of
-from controlplane.policy.oasis.sizes_now import Line, sizes_now
-from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.oasis.policy import Line, Oasis, sizes_now
+from controlplane.policy.oasis.prices import grid_of
+from controlplane.policy.options import OasisOptions
+from controlplane.policy.placement.slot_partition import partition_of
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds

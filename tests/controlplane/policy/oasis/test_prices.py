@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.oasis.prices import FIRST, PriceBounds, price
-from controlplane.policy.oasis.slot_costs import SlotPrices
+from controlplane.policy.oasis.prices import FIRST, PriceBounds, SlotPrices, price
 from tests.support.sizes import examples
 
 

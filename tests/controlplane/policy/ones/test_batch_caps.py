@@ -9,11 +9,10 @@ import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, JobView, Plan, StepsSeen
-from controlplane.policy.ones.batch_caps import GROWN, KEPT_S, BatchCaps
-from controlplane.policy.ones.growth_trials import GrowthTrial
+from controlplane.policy.ones.growth_trials import GROWN, KEPT_S, BatchCaps, GrowthTrial
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
+from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, job_view
 from tests.support.views import row_of, view_of

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, Plan, StepsSeen
-from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
-from controlplane.policy.planning.packing import split
+from controlplane.policy.options import OnesOptions
+from controlplane.policy.placement.slot_partition import split
 from controlplane.prediction.speed_model import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view

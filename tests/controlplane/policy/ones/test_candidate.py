@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.candidate import Candidate, laid_out, present, score
-from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.operators import Candidate, laid_out, present, score
 from controlplane.policy.ones.placement import PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
-from controlplane.prediction.array_types import IntArray
+from controlplane.policy.options import OnesOptions
+from controlplane.prediction import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, changed_job, job_view
 from tests.support.sizes import examples

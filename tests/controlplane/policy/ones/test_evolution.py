@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import EpochSeen, JobView
-from controlplane.policy.ones.candidate import Candidate, laid_out, present, score
 from controlplane.policy.ones.evolution import EvolutionarySearch
 from controlplane.policy.ones.greedy import baselines, exchanged, filled
-from controlplane.policy.ones.operators import refreshed
-from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.operators import Candidate, laid_out, present, refreshed, score
 from controlplane.policy.ones.problem import FREE, Problem
-from controlplane.prediction.array_types import IntArray
+from controlplane.policy.options import OnesOptions
+from controlplane.prediction import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, job_view
 from tests.support.sizes import examples

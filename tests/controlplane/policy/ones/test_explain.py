@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from controlplane.policy.api import EpochSeen, JobView, Reason
-from controlplane.policy.ones.candidate import Candidate, score
 from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
-from controlplane.policy.ones.interference import InterferenceModel
-from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.problem import FREE, Problem
+from controlplane.policy.ones.operators import Candidate, score
+from controlplane.policy.ones.problem import FREE, InterferenceModel, Problem
+from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.views import NOW, problem_of, row_of, view_of

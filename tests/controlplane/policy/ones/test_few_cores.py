@@ -10,7 +10,7 @@ import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobEnded, JobView, StepsSeen
-from controlplane.policy.ones.core_demand import CoreDemand
+from controlplane.policy.ones.slowdowns import CoreDemand
 from controlplane.policy.registry import make
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from controlplane.policy.api import EpochSeen, GainSeen, PolicyEvent
-from controlplane.policy.ones.gain_corrections import LEAST, MOST, GainCorrections
-from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.job_estimates import LEAST, MOST, Estimates, GainCorrections
 from controlplane.policy.ones.size_table import SizeTable, size_table
+from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds
 from tests.support.builders import A, B, job_view
 

@@ -14,7 +14,7 @@ from numpy.random import default_rng
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.greedy import baselines, exchanged, filled, repaired, used
 from controlplane.policy.ones.problem import Problem
-from controlplane.prediction.array_types import IntArray
+from controlplane.prediction import IntArray
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
 from tests.support.sizes import examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
+from controlplane.policy.ones.slowdowns import LearntSlowdowns
 from controlplane.policy.search.observed_families import FamilyHistories, FamilyHistory
 
 BATCH = 32

@@ -11,8 +11,8 @@ from numpy.random import default_rng
 from controlplane.policy.api import Budget, JobView, Plan, PlanTaken, PolicyEvent, StepsSeen
 from controlplane.policy.ones.growth_trials import GrowthTrial
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
+from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, job_view
 from tests.support.views import row_of, view_of

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
-from controlplane.policy.ones.interference import InterferenceModel
-from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.policy.ones.problem import InterferenceModel
+from controlplane.prediction import FloatArray, IntArray
 from tests.support.sizes import examples
 
 NODES, FAMILIES = 3, 2

@@ -13,7 +13,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, StepsSeen
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.observed_families import Colocation
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view

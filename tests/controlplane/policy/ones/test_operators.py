@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.candidate import laid_out, present
 from controlplane.policy.ones.greedy import filled, used
 from controlplane.policy.ones.operators import (
     crossed,
+    laid_out,
     moved,
     mutated,
     node_jitter,
+    present,
     refreshed,
     resized,
 )

@@ -15,7 +15,7 @@ from numpy.random import default_rng
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import CLOSED, Problem
-from controlplane.prediction.array_types import IntArray
+from controlplane.prediction import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, changed_job, job_view, slot_view
 from tests.support.sizes import examples

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from controlplane.policy.api import JobView, SlotView
-from controlplane.policy.ones.placement_index import PlacementIndex
+from controlplane.policy.ones.slowdowns import PlacementIndex
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.views import row_of, view_of

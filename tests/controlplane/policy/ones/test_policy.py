@@ -21,8 +21,8 @@ from controlplane.policy.api import (
     Reason,
     StepsSeen,
 )
-from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
+from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, Seconds, SlotId, node_of
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, changed_job, cluster_view, job_view
 from tests.support.sizes import examples

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent, StepsSeen
-from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import CLOSED, FREE, Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
+from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.cluster_index import ClusterIndex
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, changed_job, job_view, slot_view

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.size_table import SizeTable, size_table
-from controlplane.policy.ones.size_value import (
+from controlplane.policy.ones.size_values import (
     kept_share,
     left_after,
     remaining_s,
@@ -22,7 +21,8 @@ from controlplane.policy.ones.size_value import (
     values,
     weights,
 )
-from controlplane.prediction.array_types import FloatArray
+from controlplane.policy.options import OnesOptions
+from controlplane.prediction import FloatArray
 from schemas.ids import Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, job_view
 

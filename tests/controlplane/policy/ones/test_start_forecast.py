@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from controlplane.policy.api import ClusterView, JobView, StartForecast
-from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
+from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
 from tests.support.views import pace, row_of, view_of

@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
-from controlplane.policy.ones.candidate import score
-from controlplane.policy.ones.contention import Contention
-from controlplane.policy.ones.dues import Dues
+from controlplane.policy.ones.fairness import Contention
 from controlplane.policy.ones.greedy import filled, used
-from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.operators import score
 from controlplane.policy.ones.policy import Ones
-from controlplane.policy.ones.problem import FREE, Problem
+from controlplane.policy.ones.problem import FREE, Dues, Problem
+from controlplane.policy.options import OnesOptions
 from controlplane.policy.registry import make
-from controlplane.sim.simulated_cluster import NodeGroup
-from controlplane.sim.simulation_result import JobResult
+from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.results import JobResult
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, A, B, C, job_view

@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.candidate import Candidate, laid_out, present, score
-from controlplane.policy.ones.operators import traded
-from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.place_exchange import with_places_exchanged
+from controlplane.policy.ones.operators import (
+    Candidate,
+    laid_out,
+    present,
+    score,
+    traded,
+    with_places_exchanged,
+)
 from controlplane.policy.ones.placement import PlacementHints
-from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.trades import NO_TRADES, Trades, Way, trades_between
+from controlplane.policy.ones.problem import NO_TRADES, Problem, Trades, Way, trades_between
+from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, job_view
 from tests.support.sizes import examples

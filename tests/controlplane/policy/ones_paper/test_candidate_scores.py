@@ -14,8 +14,8 @@ from controlplane.policy.ones_paper.candidate_scores import (
     selected,
     work_left,
 )
-from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import Genes, Problem
+from controlplane.policy.options import OnesPaperOptions
 from tests.support.paper_problems import a_problem, genes
 
 NAN = float("nan")

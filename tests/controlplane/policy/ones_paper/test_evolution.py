@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from controlplane.policy.ones_paper.evolution import EvolutionarySearch
-from controlplane.policy.ones_paper.options import OnesPaperOptions
+from controlplane.policy.options import OnesPaperOptions
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
 from tests.support.paper_problems import SLOTS, genes, problem_of, seen, warm_job

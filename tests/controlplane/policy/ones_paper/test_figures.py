@@ -13,8 +13,8 @@ from controlplane.policy.ones_paper.candidate_scores import (
     selected,
     work_left,
 )
-from controlplane.policy.ones_paper.evolution import carried_over
-from controlplane.policy.ones_paper.operators import (
+from controlplane.policy.ones_paper.evolution import (
+    carried_over,
     filled,
     mutated,
     refreshed,
@@ -23,7 +23,7 @@ from controlplane.policy.ones_paper.operators import (
     with_new_jobs,
     within_limits,
 )
-from controlplane.policy.ones_paper.options import OnesPaperOptions
+from controlplane.policy.options import OnesPaperOptions
 from tests.support.paper_problems import a_problem, genes, shown
 
 EIGHT_8 = OnesPaperOptions(score="running", charge=False, reorder="flat")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.ones_paper.candidate_scores import all_within, counts_of, local_batches
-from controlplane.policy.ones_paper.operators import (
+from controlplane.policy.ones_paper.evolution import (
     crossed,
     fill_costs,
     filled,

@@ -7,8 +7,8 @@ import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, EpochSeen, JobEnded, JobView, StepsSeen
-from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.policy import OnesPaper
+from controlplane.policy.options import OnesPaperOptions
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B, job_view
 from tests.support.views import NOW, planned, row_of, view_of

@@ -9,8 +9,8 @@ import pytest
 
 from controlplane.policy.api import JobEnded, Plan, PlanTaken, StepsSeen
 from controlplane.policy.ones_paper.candidate_scores import mean_draw, work_left
-from controlplane.policy.ones_paper.operators import within_limits
-from controlplane.policy.ones_paper.options import LITERAL, OnesPaperOptions
+from controlplane.policy.ones_paper.evolution import within_limits
+from controlplane.policy.options import LITERAL, OnesPaperOptions
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.policy.api import JobView, StepsSeen
-from controlplane.policy.planning.placers import SlotPlacer, placer_of
-from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.placement.placers import SlotPlacer, placer_of
+from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, SlotId
 from tests.support.builders import A, B, C, job_view
 from tests.support.views import NOW, row_of, view_of

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from controlplane.policy.api import JobView, StepsSeen
-from controlplane.policy.planning.interference.worker_usages import (
-    UNKNOWN,
-    WorkerUsage,
-    WorkerUsages,
-)
-from controlplane.policy.planning.placers import PlacerName, SlotPlacer, placer_of
-from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.placement.placers import PlacerName, SlotPlacer, placer_of
+from controlplane.policy.placement.slot_partition import partition_of
+from controlplane.policy.placement.usage_placers import UNKNOWN, WorkerUsage, WorkerUsages
 from controlplane.policy.registry import hears_steps
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view

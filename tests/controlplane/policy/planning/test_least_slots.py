@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from controlplane.policy.api import ClusterView, JobView, Plan
-from controlplane.policy.fallback import fallback_plan
+from controlplane.policy.min_slots import fallback_plan
 from controlplane.policy.registry import make
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view

@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.planning.interference.best_layout import LayoutSearch
-from controlplane.policy.planning.interference.neighbour_costs import (
+from controlplane.policy.placement.harmony_placer import LayoutSearch
+from controlplane.policy.placement.occupancy import (
     NeighbourCosts,
+    Occupancy,
     Own,
+    all_shares,
     crowds_of,
+    gain_of,
 )
-from controlplane.policy.planning.interference.occupancy import Occupancy
-from controlplane.policy.planning.interference.speed_shares import all_shares, gain_of
 from schemas.ids import JobId, NodeId
-from schemas.messages.client import NodeCrowd
+from schemas.wire.client import NodeCrowd
 from tests.support.sizes import examples
 
 COST = {("a", "b"): 0.5, ("a", "c"): 0.1, ("b", "a"): 0.0, ("b", "c"): 0.3}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.policy.planning.scheduling_rounds import Rounds, fill_idle_slots
-from controlplane.policy.planning.slot_partition import Partition, partition_of
+from controlplane.policy.placement.rounds import Rounds, fill_idle_slots
+from controlplane.policy.placement.slot_partition import Partition, partition_of
 from schemas.ids import NodeId, Seconds, slot_id
 from tests.support.builders import A, B, C, cluster_view, job_view, slot_view
 

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
-from controlplane.policy.planning.node_rooms import Mode
-from controlplane.policy.planning.packing import consolidate
-from controlplane.policy.planning.placers import PlacerName, SlotPlacer, placer_of
-from controlplane.policy.planning.slot_partition import partition_of
-from controlplane.policy.planning.slot_placer import Placer, with_user_batches
+from controlplane.policy.placement.free_slots import Mode, Placer, with_user_batches
+from controlplane.policy.placement.placers import PlacerName, SlotPlacer, placer_of
+from controlplane.policy.placement.slot_partition import consolidate, partition_of
 from schemas.ids import JobId, SlotId, node_of
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.sizes import examples

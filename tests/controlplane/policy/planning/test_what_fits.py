@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from controlplane.policy.planning.placers import PlacerName, placer_of
-from controlplane.policy.planning.scheduling_rounds import fit_targets
-from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.rounds import fit_targets
+from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import NodeId, Seconds, slot_id
 from tests.support.builders import A, B, cluster_view, job_view, slot_view
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.slaq.allocation import allocate
+from controlplane.policy.slaq.policy import allocate
 from tests.support.sizes import examples
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.slaq.loss_reports import LossReports
+from controlplane.policy.slaq.observed_jobs import LossReports
 
 
 def stretches(reports: LossReports) -> list[tuple[float, float]]:

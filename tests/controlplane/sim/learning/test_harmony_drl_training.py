@@ -11,25 +11,33 @@ import torch
 from msgspec.structs import replace
 from numpy.random import default_rng
 
-from controlplane.policy.harmony_drl.gang_placement import Candidates, best, place_gang
-from controlplane.policy.harmony_drl.model import CLASSES, TrainedModel
-from controlplane.policy.harmony_drl.options import HarmonyDrlOptions
-from controlplane.policy.harmony_drl.policy import HarmonyDrl
-from controlplane.policy.harmony_drl.shared_nodes import SharedNodes
+from controlplane.policy.learned.gang_model import (
+    CLASSES,
+    Candidates,
+    TrainedModel,
+    best,
+    place_gang,
+)
+from controlplane.policy.learned.harmony_drl import HarmonyDrl, HarmonyDrlOptions
+from controlplane.policy.learned.shared_nodes import SharedNodes
 from controlplane.policy.registry import make
-from controlplane.sim.learning.harmony_drl.actor_critic import LAMBDA, ActorCritic
-from controlplane.sim.learning.harmony_drl.exploration import pattern
-from controlplane.sim.learning.harmony_drl.networks import Networks, arrays_of
-from controlplane.sim.learning.harmony_drl.rollouts import Placement, critic_width
-from controlplane.sim.learning.harmony_drl.testbed import TRAINED_FAMILIES, HarmonyTestbed
-from controlplane.sim.learning.harmony_drl.trainer import (
+from controlplane.sim.learning.harmony_actor_critic import (
+    LAMBDA,
+    ActorCritic,
+    Networks,
+    Placement,
+    arrays_of,
+    critic_width,
+)
+from controlplane.sim.learning.harmony_testbed import TRAINED_FAMILIES, HarmonyTestbed, pattern
+from controlplane.sim.learning.harmony_trainer import (
     HarmonyDrlTrainer,
     Schedule,
     mean_jct_s,
     placed_by,
 )
 from controlplane.sim.learning.training_run import InterruptedTrainingError, Order, train
-from controlplane.sim.run_scenario import simulate
+from controlplane.sim.run import simulate
 from controlplane.sim.scenario import HARMONY
 
 pytestmark = pytest.mark.slow

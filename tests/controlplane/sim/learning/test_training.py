@@ -9,16 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controlplane.policy.drl.actor import read_actor_model
-from controlplane.policy.learned.dense_net import softmax
+from controlplane.policy.learned.decision_round import read_actor_model
+from controlplane.policy.learned.model_file import softmax
 from controlplane.policy.registry import make
-from controlplane.sim.learning.drl.episodes import drawn, episode, past, training_scenario
-from controlplane.sim.learning.drl.networks import ActorNet, Batch
-from controlplane.sim.learning.drl.trainer import DrlTrainer, Recipe, advantages, model_of
-from controlplane.sim.learning.learning_curve import as_csv, draw_curve
-from controlplane.sim.learning.trainers import make_trainer
-from controlplane.sim.learning.training_run import InterruptedTrainingError, Order, train
-from controlplane.sim.simulator_errors import TrainingError
+from controlplane.sim.cluster import TrainingError
+from controlplane.sim.learning.drl_episodes import drawn, episode, past, training_scenario
+from controlplane.sim.learning.drl_trainer import (
+    ActorNet,
+    Batch,
+    DrlTrainer,
+    Recipe,
+    advantages,
+    model_of,
+)
+from controlplane.sim.learning.training_run import (
+    InterruptedTrainingError,
+    Order,
+    as_csv,
+    draw_curve,
+    make_trainer,
+    train,
+)
 from schemas.errors import SettingsError
 
 pytestmark = pytest.mark.slow

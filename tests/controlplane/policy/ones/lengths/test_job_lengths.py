@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
-from controlplane.policy.ones.lengths.job_lengths import JobLengths
-from controlplane.policy.ones.options import LengthModelName
+from controlplane.policy.ones.job_lengths import JobLengths
+from controlplane.policy.options import LengthModelName
 from schemas.ids import JobId
 from schemas.jobs import StopRule
 from tests.support.builders import A, B, job_view

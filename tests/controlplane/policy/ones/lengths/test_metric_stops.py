@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from controlplane.policy.ones.lengths.metric_stops import MetricLog
+from controlplane.policy.ones.length_evidence import MetricLog
 from schemas.jobs import StopRule
 
 TARGET = StopRule(metric="accuracy", at_least=0.9, consecutive=10)

@@ -1,0 +1,227 @@
+"""Who had which slot, and when, from the cluster's own events."""
+
+from __future__ import annotations
+
+import colorsys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from schemas.ids import (
+    JobId,
+    Rank,
+    Seconds,
+    SlotId,
+    Version,
+    WorkerId,
+    index_of,
+    node_of,
+    slot_id,
+    worker_id,
+)
+from schemas.jobs import ENDED
+from schemas.wire.feed import FeedEvent
+
+STATES: Final = {  # state of a job after each event; a rescaling job trains on
+    "submitted": "queued", "queued": "queued", "starting": "starting", "running": "running",
+    "rescaling": "running", "paused": "paused",
+}  # fmt: skip
+PALETTE: Final = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#edc948", "#b07aa1",
+    "#76b7b2", "#ff9da7", "#9c755f", "#8cd17d", "#17becf", "#6a5acd",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One worker's time as the owner of a slot."""
+
+    slot: SlotId
+    job: JobId
+    begin: Seconds  # since the epoch
+    end: Seconds
+
+
+class Span(NamedTuple):
+    """A job's state for a while."""
+
+    state: str  # queued, starting, running or paused
+    begin: float  # seconds since the epoch
+    end: float
+
+
+class JobPast(NamedTuple):
+    """A job over time."""
+
+    spans: tuple[Span, ...]  # one behind the other, from its submission to its end
+    batches: tuple[tuple[float, int], ...]  # (time, global batch), where it changed
+    rates: tuple[tuple[float, float], ...]  # (end of an epoch, samples/s in it)
+
+
+class Window(NamedTuple):
+    """The time that a timeline shows; its axis counts from `begin`."""
+
+    begin: float  # seconds since the epoch
+    end: float
+
+    @property
+    def length(self) -> float:
+        """Seconds; never nothing, so that an empty timeline has a scale too."""
+        return (self.end - self.begin) or 1.0
+
+
+def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocation, ...]:
+    """Who owned which slot through time `until`, in order of beginning.
+
+    A worker has its slot from `worker.started` to `worker.exited`; the first ones of a job from
+    the order to start. One that was prepared beside the slot's owner begins where the owner ends.
+    One whose exit nobody saw is counted until its job ended, and until `until` if that goes on.
+
+    Args:
+        events: of the cluster's feed, from the first on, in order.
+        until: seconds since the epoch; later events are not looked at.
+    """
+    places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
+    exits: dict[WorkerId, float] = {}
+    ends: dict[JobId, float] = {}
+    # Start orders whose workers have not reported yet.
+    ordered: dict[tuple[JobId, SlotId], float] = {}
+    for event in events:
+        if event.job is None or event.time > until:
+            continue
+        if event.event == "job.starting":
+            slots = str(event.detail.get("slots") or "").split(", ")
+            ordered |= {(event.job, SlotId(slot)): event.time for slot in slots if "/" in slot}
+        elif event.event == "worker.started":
+            slot = SlotId(str(event.detail["slot"]))
+            begin = ordered.pop((event.job, slot), event.time)
+            places.setdefault(_worker(event, event.job), (slot, event.job, begin))
+        elif event.event == "worker.exited":
+            exits.setdefault(_worker(event, event.job), event.time)
+        elif event.event.removeprefix("job.") in ENDED:
+            ends[event.job] = event.time
+    free_from: dict[SlotId, float] = {}
+    allocations = []
+    for worker, (slot, job, began) in sorted(places.items(), key=lambda item: item[1][2]):
+        begin = max(began, free_from.get(slot, began))
+        end = exits.get(worker, ends.get(job, until))
+        if end > begin:
+            allocations.append(Allocation(slot, job, Seconds(begin), Seconds(end)))
+            free_from[slot] = end
+    return tuple(
+        sorted(
+            allocations, key=lambda allocation: (allocation.begin, slot_sort_key(allocation.slot))
+        )
+    )
+
+
+def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast]:
+    """States, batches and rates of jobs through time `until`, in order of submission.
+
+    Args:
+        events: of the cluster's feed, from the first on, in order.
+        until: seconds since the epoch; later events are not looked at.
+    """
+    states: dict[JobId, list[tuple[float, str]]] = {}
+    batches: defaultdict[JobId, list[tuple[float, int]]] = defaultdict(list)
+    rates: defaultdict[JobId, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        if event.job is None or event.time > until:
+            continue
+        name, detail = event.event.removeprefix("job."), event.detail
+        if name == "submitted" or (event.job in states and name in {*STATES, *ENDED}):
+            states.setdefault(event.job, []).append((event.time, STATES.get(name, name)))
+        batch = detail.get("global_batch" if name == "epoch" else "batch")
+        if name in {"epoch", "running"} and batch:
+            begin: float = event.time
+            known = batches[event.job]
+            if name == "epoch" and not known:  # the first group's batch is told by its first epoch
+                begin = next((at for at, s in states.get(event.job, ()) if s == "running"), begin)
+            if not known or known[-1][1] != batch:
+                known.append((begin, int(batch)))
+        if name == "epoch" and detail.get("samples_per_s"):
+            rates[event.job].append((event.time, float(detail["samples_per_s"] or 0.0)))
+    return {
+        job: JobPast(_spans(found, until), tuple(batches[job]), tuple(rates[job]))
+        for job, found in states.items()
+    }
+
+
+def _spans(states: Sequence[tuple[float, str]], until: float) -> tuple[Span, ...]:
+    """The states between changes, those that are alike joined, up to the job's end."""
+    found: list[Span] = []
+    for (begin, state), (end, _) in zip(states, [*states[1:], (until, "")], strict=True):
+        if state in ENDED:
+            break
+        if found and found[-1].state == state:
+            found[-1] = found[-1]._replace(end=end)
+        else:
+            found.append(Span(state, begin, end))
+    return tuple(found)
+
+
+def all_slots(events: Iterable[FeedEvent]) -> tuple[SlotId, ...]:
+    """Every slot that joined or that a worker was on, in the order of nodes and indices."""
+    found: set[SlotId] = set()
+    for event in events:
+        if event.event == "node.joined" and event.node is not None:
+            count = int(event.detail["slots"] or 0)
+            found.update(slot_id(event.node, index) for index in range(count))
+        elif event.event == "worker.started":
+            found.add(SlotId(str(event.detail["slot"])))
+    return tuple(sorted(found, key=slot_sort_key))
+
+
+def slot_sort_key(slot: SlotId) -> tuple[list[tuple[int, str]], int]:
+    """A sort key under which node-2 comes before node-10."""
+    parts = groupby(node_of(slot), str.isdigit)
+    words = ((digits, "".join(letters)) for digits, letters in parts)
+    return [(int(word), "") if digits else (-1, word) for digits, word in words], index_of(slot)
+
+
+def clipped(allocations: Iterable[Allocation], window: Window) -> tuple[Allocation, ...]:
+    """What of `allocations` is in `window`, cut at its edges."""
+    cut = (
+        replace(
+            allocation,
+            begin=Seconds(max(allocation.begin, window.begin)),
+            end=Seconds(min(allocation.end, window.end)),
+        )
+        for allocation in allocations
+    )
+    return tuple(allocation for allocation in cut if allocation.end > allocation.begin)
+
+
+def _worker(event: FeedEvent, job: JobId) -> WorkerId:
+    version, rank = (int(event.detail[name] or 0) for name in ("version", "rank"))
+    return worker_id(job, Version(version), Rank(rank))
+
+
+def full_window(allocations: Sequence[Allocation]) -> Window:
+    """The time from the first beginning to the last end."""
+    begin = min((allocation.begin for allocation in allocations), default=Seconds(0.0))
+    return Window(begin, max((allocation.end for allocation in allocations), default=begin))
+
+
+def colour_indices(allocations: Iterable[Allocation]) -> dict[JobId, int]:
+    """Which colour and letter each job has: the first to be seen has the first."""
+    return {
+        job: index
+        for index, job in enumerate(dict.fromkeys(allocation.job for allocation in allocations))
+    }
+
+
+def job_colour(index: int) -> str:
+    """The colour of the job with this index; `PALETTE` first, then darker, then paler."""
+    value = PALETTE[index % len(PALETTE)].removeprefix("#")
+    rgb = (int(value[at : at + 2], 16) / 255 for at in (0, 2, 4))
+    hue, lightness, saturation = colorsys.rgb_to_hls(*rgb)
+    cycle = index // len(PALETTE) % 3
+    saturation *= (1.0, 0.8, 1.0)[cycle]
+    lightness = (lightness, lightness * 0.6, lightness * 0.6 + 0.4)[cycle]
+    red, green, blue = (
+        round(part * 255) for part in colorsys.hls_to_rgb(hue, lightness, saturation)
+    )
+    return f"#{red:02x}{green:02x}{blue:02x}"

@@ -1,0 +1,394 @@
+"""Commands about one job, from `show` to `events`.
+
+What `ones show` and `ones explain` print for people.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from controlplane.cli.job_list import promise_in_words
+from controlplane.cli.output import (
+    COMMON,
+    Common,
+    Exit,
+    JobName,
+    moment,
+    plain,
+    print_data,
+    print_json,
+    print_line,
+    print_table,
+    second,
+    span,
+)
+from controlplane.cli.terminal import width_of
+from controlplane.client import BlockingClient
+from schemas.errors import BadFieldError, UnreachableError
+from schemas.wire.client import Explanation, JobDetail, SearchInfo, Size
+from schemas.wire.feed import FeedEvent
+
+NO_METRICS: Final = "none; agent.report(accuracy=...) in the script gives some"
+LAST_GROUPS: Final = 20
+LAST_EPOCHS: Final = 10
+
+
+def print_job(detail: JobDetail) -> None:
+    """Everything about one job: what it asked for, its history, workers, groups and epochs."""
+    job, out = detail.summary, sys.stdout.write
+    out(f"{job.job}  {job.state}: {job.reason.removeprefix(f'{job.state}: ')}\n\n")
+    for name, value in _facts(detail).items():
+        out(f"  {name:10s} {value}\n")
+    for note in detail.notes:
+        out(f"  {'note':10s} {note}\n")
+    out("\nhistory\n")
+    for line in history_lines(detail, width_of(sys.stdout)):
+        out(f"{line}\n")
+    if len(detail.promises) > 1:
+        _section(["said", "done by"], [(second(p.time), second(p.end)) for p in detail.promises])
+    if detail.workers:
+        _section(["rank", "node", "slot", "pid", "group", "batch", "phase"], _workers(detail))
+    if len(detail.versions) > 1:
+        _section(["group", "ordered", "what", "slots", "batch", "outcome", "took"], _groups(detail))
+    if detail.epochs:
+        columns = ["epoch", "step", "batch", "lr", "samples/s", "loss", "metrics"]
+        _section(columns, _epochs(detail))
+        for epoch in detail.epochs[-LAST_EPOCHS:]:
+            if epoch.left_early:
+                of = f"{epoch.trained_samples} of {epoch.epoch_samples} samples"
+                out(f"epoch {epoch.epoch}: {of} (the script left its loop)\n")
+        last = detail.epochs[-1]
+        if last.train_loss is None and detail.spec.stated_sweep is None:
+            what = "no loss that is a finite number: nan, or no backward() was seen"
+            out(f"epoch {last.epoch}: {what}; `ones logs {job.job}` says which\n")
+
+
+def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
+    """Print every decision about a job and its reason, and how good the scheduler's numbers are.
+
+    Args:
+        numbers: whether those behind each decision are printed too.
+    """
+    rows = [
+        [
+            moment(d.time)[11:19],
+            _size(d.was),
+            _size(d.to),
+            d.by,
+            d.outcome or "under way",
+            d.why,
+            *([" ".join(f"{k}={v:.4g}" for k, v in d.numbers.items())] if numbers else []),
+        ]
+        for d in explanation.decisions
+    ]
+    sys.stdout.write(f"{explanation.job}  {explanation.state}\n")
+    for note in explanation.notes:
+        sys.stdout.write(f"  {'note':10s} {note}\n")
+    sys.stdout.write("\n")
+    columns = ["time", "from", "to", "by", "outcome", "why"]
+    print_table([*columns, "numbers"] if numbers else columns, rows)
+    if facts := search_facts(search):
+        sys.stdout.write("\nthe scheduler, over all jobs\n")
+        sys.stdout.writelines(f"  {name:12s} {fact}\n" for name, fact in facts.items())
+
+
+def search_facts(search: SearchInfo) -> dict[str, str]:
+    """Return the work of the scheduler so far and the errors of its predictions."""
+    found = {"changes": f"{search.rescales} of slots, {search.batch_changes} of the batch alone"}
+    if search.predicted_gain is not None and search.realised_gain is not None:
+        found["speed-up"] = (
+            f"{search.realised_gain:.2f} x, of {search.predicted_gain:.2f} x expected"
+        )
+        if search.gain_error is not None:
+            found["speed-up"] += f"; off by {search.gain_error:.2f} x each"
+    if search.length_error is not None and search.length_coverage_80 is not None:
+        found["work left"] = (
+            f"off by {search.length_error:.0%}; {search.length_coverage_80:.0%} within "
+            "the interval that is meant for 80%"
+        )
+    if search.generations:
+        found["search"] = (
+            f"{search.generations} generations, fitness {search.best_fitness:.3g} "
+            f"(mean {search.mean_fitness:.3g}), diversity {search.diversity:.2f}, "
+            f"{search.decision_ms:.1f} ms a decision"
+        )
+    return found
+
+
+def _size(size: Size) -> str:
+    if not size.slots:
+        return "waits"
+    many = len(size.slots)
+    return f"{many} slot{'s' * (many != 1)}, batch {size.batch}"
+
+
+def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
+    """Days, and below each its changes by the time of day.
+
+    Args:
+        width: columns, to which long lines are folded; None: they are not.
+    """
+    day = ""
+    for change in detail.history:
+        date, _, time = second(change.time).partition("T")
+        if date != day:
+            yield f"  {date}"
+            day = date
+        line = f"  {time}  {change.from_state} -> {change.to_state}: {change.why}"
+        yield from (
+            [line]
+            if width is None
+            else textwrap.wrap(
+                line, width, subsequent_indent=" " * (len(time) + 4), drop_whitespace=True
+            )
+        )
+
+
+def _section(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    print_table(columns, rows)
+
+
+def _facts(detail: JobDetail) -> dict[str, object]:
+    job = detail.summary
+    no_metrics = NO_METRICS if detail.spec.stated_sweep is None else "none yet"
+    return {
+        "user": job.user,
+        "submitted": moment(job.submitted_at),
+        **_training(detail),
+        "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
+        "samples": detail.samples_done,
+        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or no_metrics,
+        "waited": span(job.queued_s),
+        "ran": span(job.running_s),
+        **({"promised": promised} if (promised := promise_in_words(job)) else {}),
+        "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
+        "when lost": _when_lost(detail),
+        **({} if detail.exit_code is None else {"exit code": detail.exit_code}),
+    }
+
+
+def _when_lost(detail: JobDetail) -> str:
+    if detail.spec.stated_sweep is not None:
+        return "finished units are kept"
+    return "fails" if detail.spec.fails_when_lost else "starts again from its last epoch"
+
+
+def _training(detail: JobDetail) -> dict[str, object]:
+    """What trains: a script, or the configurations of a sweep."""
+    job, sweep = detail.summary, detail.spec.stated_sweep
+    if sweep is None:
+        return {
+            "script": " ".join((detail.spec.script, *detail.spec.args)),
+            "batch": _batch(detail),
+            "lr": "the script's" if job.lr is None else f"{job.lr:g}",
+            "epochs": job.epoch,
+        }
+    kind = type(sweep.search.searcher).__struct_config__.tag
+    return {
+        "sweep": f"{kind} over {', '.join(sweep.search.space)}: `ones sweep show {job.job}`",
+        "goal": f"{sweep.search.mode} of {sweep.search.metric}",
+        "functions": " ".join(filter(None, (sweep.model_fn, sweep.train_fn, sweep.eval_fn))),
+    }
+
+
+def _batch(detail: JobDetail) -> str:
+    """The batch of now, or to begin with, and how far it may grow."""
+    spec, now = detail.spec, detail.summary.global_batch
+    limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
+    said = f"{now or spec.batch_size}, at most {limit}"
+    return f"{said} for now (max_batch_size is auto)" if spec.batch_limit_is_left_open else said
+
+
+def _workers(detail: JobDetail) -> list[tuple[object, ...]]:
+    return [
+        (w.rank, w.node, w.slot, w.pid or "", f"v{w.version}", w.local_batch, w.phase)
+        for w in detail.workers
+    ]
+
+
+def _groups(detail: JobDetail) -> list[tuple[object, ...]]:
+    return [
+        (
+            f"v{v.version}",
+            second(v.time),
+            v.kind,
+            len(v.slots),
+            v.global_batch or "",
+            v.outcome or "under way",
+            f"{v.took_s:.2f} s" if v.outcome else "",
+        )
+        for v in detail.versions[-LAST_GROUPS:]
+    ]
+
+
+def _epochs(detail: JobDetail) -> list[tuple[object, ...]]:
+    return [
+        (
+            e.epoch,
+            e.step,
+            e.global_batch,
+            f"{e.lr:g}",
+            f"{e.samples_per_s:.0f}",
+            "" if e.train_loss is None else f"{e.train_loss:.4g}",
+            ", ".join(f"{k} {v:.4g}" for k, v in e.metrics.items()),
+        )
+        for e in detail.epochs[-LAST_EPOCHS:]
+    ]
+
+
+def show(job: JobName, *, common: Common = COMMON) -> int:
+    """Show everything about JOB: what it asked for, its workers, its history and its epochs."""
+    with BlockingClient(common.home) as client:
+        detail = client.job(job)
+    if common.output in {"json", "jsonl"}:
+        flat = plain(detail)
+        print_data({**flat.pop("summary"), **flat}, common.output)
+    else:
+        print_job(detail)
+    return Exit.OK
+
+
+def explain(
+    job: JobName,
+    *,
+    numbers: Annotated[bool, Parameter(help="those behind each decision, too")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Say why JOB has its slots and its batch: every decision and its reason."""
+    with BlockingClient(common.home) as client:
+        explanation = client.explain(job)
+        search = client.search()
+    if common.output == "json":
+        print_json({**plain(explanation), "search": search})
+    elif common.output == "jsonl":
+        for decision in explanation.decisions:
+            print_line(decision)
+    else:
+        print_decisions(explanation, search, numbers=numbers)
+    return Exit.OK
+
+
+def resize(
+    job: JobName,
+    *,
+    slots: Annotated[int | None, Parameter(help="how many; 0 pauses it")] = None,
+    batch: Annotated[int | None, Parameter(help="global, samples per step")] = None,
+    on: Annotated[list[str] | None, Parameter(help="exactly these slots, NODE/INDEX")] = None,
+    auto: Annotated[bool, Parameter(help="give it back to the policy instead")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Change the size of JOB while it trains; the policy leaves it alone until --auto."""
+    if auto and not (slots is None and batch is None and on is None):
+        what = "--auto gives the job back to the policy, which chooses its size"
+        raise BadFieldError(what, "leave out --slots, --batch and --on, or --auto", "auto")
+    with BlockingClient(common.home) as client:
+        if auto:
+            detail = client.resume(job, auto=True)
+        else:
+            detail = client.resize(job, slots, batch, on or ())
+        return _moved(client, detail, common)
+
+
+def pause(job: JobName, *, common: Common = COMMON) -> int:
+    """Take the slots of JOB away; it goes on from the same step when it is resumed."""
+    with BlockingClient(common.home) as client:
+        detail = client.pause(job)
+        return _moved(client, detail, common)
+
+
+def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
+    """End a pause of JOB; with --auto, give it back to the policy."""
+    with BlockingClient(common.home) as client:
+        detail = client.resume(job, auto=auto)
+        return _moved(client, detail, common)
+
+
+def samples(job: JobName, *, common: Common = COMMON) -> int:
+    """Print which samples each committed step of JOB took (needs record_samples in its file)."""
+    with BlockingClient(common.home) as client:
+        print_data(client.samples(job), "json" if common.output == "json" else "jsonl")
+    return Exit.OK
+
+
+def events(
+    *,
+    from_: Annotated[int, Parameter(name="--from", help="first sequence number")] = 1,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="for ever")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Print what happened in the cluster, from the journal, without gaps."""
+    if follow and common.output == "json":
+        what = "-o json is one document, and events that are followed have no end"
+        raise BadFieldError(what, "use -o jsonl: a document on each line", "output")
+    with BlockingClient(common.home) as client:
+        if follow:
+            say_if_absent(client)
+        found = told_of_gaps(client.events(from_, follow=follow), from_)
+        if common.output in {"json", "jsonl"}:
+            print_data(map(_event_row, found), common.output)
+            return Exit.OK
+        for event in found:
+            detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
+            who = event.job or event.node or "cluster"
+            sys.stdout.write(
+                f"{event.seq:6d} {moment(event.time)} {event.event:16s} {who} {detail}\n"
+            )
+            sys.stdout.flush()
+    return Exit.OK
+
+
+def _event_row(event: FeedEvent) -> dict[str, Any]:
+    return {
+        **event.detail,
+        "seq": event.seq,
+        "time": event.time,
+        "type": event.event,
+        "job": event.job,
+        "node": event.node,
+    }
+
+
+def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
+    """The same events, with a line on stderr wherever some are not kept any more.
+
+    Args:
+        events: in order.
+        first: number of the one that was asked for, 1-based.
+    """
+    expected = max(1, first)
+    for event in events:
+        if event.seq > expected:
+            sys.stderr.write(
+                f"ones: events {expected} to {event.seq - 1} are not kept any more "
+                "(keep_events_s, keep_bytes)\n"
+            )
+        expected = event.seq + 1
+        yield event
+
+
+def say_if_absent(client: BlockingClient) -> None:
+    """Say at once that no controller is there; those who wait and follow go on for a minute."""
+    try:
+        client.cluster()
+    except UnreachableError as error:
+        sys.stderr.write(f"ones: {error}; trying for a minute\n")
+
+
+def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
+    job = detail.summary
+    if common.output in {"json", "jsonl"}:
+        row = {"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots}
+        print_data(row, common.output)
+    elif common.output == "table":
+        sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
+        last = client.explain(job.job).decisions[-1:] if job.state == "rescaling" else ()
+        if last and last[0].outcome == "ordered":  # what was said above is from before
+            sys.stdout.write(f"{job.job}: {last[0].why}; it begins when that is done\n")
+    return Exit.OK

@@ -1,0 +1,141 @@
+"""key add, list and revoke: who may connect, kept by admins while the controller runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from controlplane.cli.output import COMMON, Common, Exit, print_data, print_table, second
+from controlplane.client import BlockingClient
+from controlplane.client.connection import FILE, Home, find_home
+from schemas.errors import BadFieldError, OnesError, SettingsError
+from schemas.transport import check_name, write_keys
+from schemas.wire.client import KeyInfo, Role
+
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+SERVER: Final = "server"
+WHEN: Final = "30d, 12h, or a date such as 2027-01-31 or 2027-01-31T12:00:00Z; default: never"
+
+key = App(name="key", help="Who may connect, and what they may do; for admins.")
+
+
+@key.command(name="add")
+def add(
+    name: str,
+    /,
+    *,
+    role: Role,
+    project: Annotated[
+        tuple[str, ...], Parameter(help="whose jobs it is for; may be repeated")
+    ] = (),
+    expires: Annotated[str | None, Parameter(help=WHEN)] = None,
+    out: Annotated[Path | None, Parameter(help="folder for NAME; default: ./NAME")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Make a key for NAME, and let its owner connect; the secret half stays in the folder."""
+    check_name(name, "name")
+    home, folder = find_home(common.home), (out or Path(name)).expanduser()
+    ends = None if expires is None else _time_of(expires)
+    files = _Files(folder, name, role)
+    public = files.write(home)
+    try:
+        with BlockingClient(home) as client:
+            added = client.add_key(public, name, role, project, ends)
+    except OnesError:
+        files.delete()
+        raise
+    if common.output in {"json", "jsonl"}:
+        print_data({"folder": str(folder), "key": added}, common.output)
+    else:
+        use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
+        sys.stdout.write(f"{name} may connect with {files.secret}{use}\n")
+    return Exit.OK
+
+
+@key.command(name="list")
+def list_(*, common: Common = COMMON) -> int:
+    """List all keys, also those that were revoked or are over."""
+    with BlockingClient(common.home) as client:
+        _show(client.keys(), common)
+    return Exit.OK
+
+
+@key.command(name="revoke")
+def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> int:
+    """Take keys away for ever: those of a name, or one public key; what is open with them ends."""
+    with BlockingClient(common.home) as client:
+        _show(client.revoke_key(key_), common)
+    return Exit.OK
+
+
+class _Files:
+    """A folder that its owner can use as ONES_HOME; a node's has keys only."""
+
+    def __init__(self, folder: Path, name: str, role: str) -> None:
+        if name == SERVER:
+            what = f"name: {name} is what the controller's own key is called in that folder"
+            raise BadFieldError(what, "choose another name", "name")
+        self._keys, self._name = folder / "keys", name
+        self._client = None if role == "node" else folder / FILE
+        self._public = self._keys / f"{name}.key"
+        self.secret = self._keys / f"{name}.key_secret"
+        for path in (self.secret, self._public):
+            if path.exists():
+                what = f"{path} is there already"
+                raise SettingsError(what, "choose another --out, or move it away", "out")
+
+    def write(self, home: Home) -> str:
+        """All of it; returns the public key."""
+        try:
+            pair = write_keys(self._keys, self._name)
+            server = self._keys / f"{SERVER}.key"
+            if not server.exists():
+                shutil.copyfile(home.server_key, server)
+            if self._client is not None and not self._client.exists():
+                secret = json.dumps(f"keys/{self._name}.key_secret", ensure_ascii=False)
+                said = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
+                self._client.write_text(said, encoding="utf-8")
+        except OSError as error:
+            what = f"{error.filename or self._keys}: {error.strerror}"
+            raise SettingsError(what, "choose another --out", "out") from None
+        return pair.public.decode()
+
+    def delete(self) -> None:
+        """The pair: nobody knows of it."""
+        self.secret.unlink(missing_ok=True)
+        self._public.unlink(missing_ok=True)
+
+
+def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
+    if common.output in {"json", "jsonl"}:
+        print_data(keys, common.output)
+    elif common.output == "quiet":
+        sys.stdout.writelines(f"{one.public}\n" for one in keys)
+    else:
+        rows = [
+            (one.name, one.role, ", ".join(one.projects), one.state,
+             "" if one.expires is None else second(one.expires), one.kept, one.by, one.public)
+            for one in keys
+        ]  # fmt: skip
+        columns = ["name", "role", "projects", "state", "expires", "kept", "by", "public"]
+        print_table(columns, rows)
+
+
+def _time_of(text: str) -> float:
+    """Seconds since the epoch of a span from now, or of a date."""
+    number, unit = text[:-1], text[-1:]
+    if unit in UNITS and number.replace(".", "", 1).isdecimal():
+        return time.time() + float(number) * UNITS[unit]
+    try:
+        said = dt.datetime.fromisoformat(text)
+    except ValueError:
+        what = f"expires: {text[:40]!r} is no span of time and no date"
+        raise BadFieldError(what, WHEN, "expires") from None
+    return (said if said.tzinfo else said.replace(tzinfo=dt.UTC)).timestamp()

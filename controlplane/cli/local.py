@@ -1,0 +1,356 @@
+"""`ones local`: a whole cluster in one folder of one host."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import getpass
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from controlplane.cli.output import COMMON, Common, Exit, print_data
+from controlplane.client import BlockingClient, find_home
+from controlplane.client.connection import home_folder
+from controlplane.policy.registry import entry
+from schemas.errors import OnesError, SettingsError, UnreachableError
+from schemas.host.files import pid_of
+from schemas.host.settings import read_toml
+from schemas.transport import write_keys
+from schemas.wire.client import NodeInfo
+
+PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
+ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
+DIR_HELP: Final = "folder of the cluster; default: $ONES_HOME, else ~/.ones"
+DEFAULT_POLICY: Final = "ones"
+ROOM_BYTES: Final = 128 << 20  # an agent takes no work with half of that
+NO_ROOM: Final = "free space there, or choose another --dir"
+READY_S: Final = 60.0
+STOP_S: Final = 15.0
+LOOK_S: Final = 0.05
+
+
+class OtherClusterError(OnesError):
+    """The cluster that is there was made with other settings than those that are asked for."""
+
+    code = "other_cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One process of the cluster."""
+
+    name: str
+    module: str
+    config: Path
+    pid_file: Path
+
+    @property
+    def log(self) -> Path:
+        return self.config.parent / "logs" / f"{self.name}.log"
+
+    def pid(self) -> int | None:
+        """Return its process; 0 if that is unknown, None if it does not run."""
+        if (pid := pid_of(self.pid_file)) is not None:
+            return pid
+        # Older releases did not lock the file.
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(self.pid_file.read_text(encoding="ascii"))
+            return pid if self.is_named_in(_command(pid)) else None
+        return None
+
+    def is_named_in(self, command: bytes) -> bool:
+        paths = (self.config, self.config.resolve())  # a daemon's title has the latter
+        return any(str(path).encode() in command for path in paths)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-P", "-m", self.module, "--config", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+            )
+
+
+def up(
+    *,
+    dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
+    slots: Annotated[
+        int | None, Parameter(help="CPU slots of each agent; default: its GPUs, else 4")
+    ] = None,
+    agents: Annotated[int, Parameter(help="agents, all on this host")] = 1,
+    policy: Annotated[str | None, Parameter(help="who decides; default: ones")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Start what is not running of the cluster in a folder; make the cluster if there is none."""
+    entry(policy or DEFAULT_POLICY)
+    for name, count in (("slots", slots), ("agents", agents)):
+        if count is not None and count < 1:
+            raise SettingsError(f"{name}: {count} is below 1", "give 1 or more", name)
+    home = home_folder(dir_ or common.home).resolve()
+    try:
+        pids = _bring_up(home, slots, agents, policy)
+    except OSError as error:
+        where = error.filename or home
+        what = f"{where}: {error.strerror}"
+        raise SettingsError(what, _remedy(error, home), "dir") from None
+    endpoint = find_home(home).endpoint
+    summary: dict[str, Any] = {
+        "dir": str(home),
+        "endpoint": endpoint,
+        "pids": {
+            "controller": pids["controller"],
+            "agents": [pid for name, pid in pids.items() if name != "controller"],
+        },
+    }
+    if common.output in {"json", "jsonl"}:
+        print_data(summary, common.output)
+    else:
+        sys.stdout.write(f"cluster in {home} is up at {endpoint}\n")
+        sys.stdout.write(f"export ONES_HOME={home}\n")
+    return Exit.OK
+
+
+def _bring_up(
+    home: Path, slots: int | None, agents: int, policy: str | None
+) -> dict[str, int | None]:
+    """Start what does not run; returns the pid of each part."""
+    parts = _parts(home)
+    if not (home / "client.toml").exists() or any(part.pid() is None for part in parts):
+        _require_room(home)
+    with _lock(home):
+        if not (home / "client.toml").exists():
+            _create(home, slots, agents, policy or DEFAULT_POLICY)
+        else:
+            _require_the_same(home, slots, agents, policy)
+        parts = _parts(home)
+        _refuse_shared_pid_files(parts)
+        started = {part.name: part.start() for part in parts if part.pid() is None}
+        _await_ready(home, parts, started)
+        return {part.name: part.pid() or None for part in parts}
+
+
+def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
+    owners: dict[Path, _Part] = {}
+    for part in parts:
+        owner = owners.setdefault(part.pid_file, part)
+        if owner is not part:
+            what = f"{part.config}: pid_file: {part.pid_file} is that of {owner.name}, too"
+            remedy = "give each its own; `ones node template NAME` prints settings of a new node"
+            raise SettingsError(what, remedy, "pid_file")
+
+
+def _require_room(home: Path) -> None:
+    """Refuse a full disk before half a cluster lies on it."""
+    folder = next(path for path in (home, *home.parents) if path.exists())
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    if free < ROOM_BYTES:
+        need = f"a cluster needs {ROOM_BYTES >> 20} MiB to begin"
+        what = f"{home}: {free >> 20} MiB are free on its disk, {need}"
+        raise SettingsError(what, NO_ROOM, "dir")
+
+
+def _remedy(error: OSError, home: Path) -> str:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return NO_ROOM
+    return f"choose another --dir, or give {home} to {getpass.getuser()}"
+
+
+def down(
+    *,
+    dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
+    common: Common = COMMON,
+) -> int:
+    """Stop the cluster in a folder with its workers; jobs resume when it is up again."""
+    home = home_folder(dir_ or common.home).resolve()
+    if not (home / "controller.toml").exists():
+        raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
+    with _lock(home):
+        parts = _parts(home)
+        left = [_stop(part) for part in parts] + [_end_workers(part) for part in parts[1:]]
+    if any(left):
+        what = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
+        raise SettingsError(what, "correct that, and run `ones local down` again")
+    if common.output in {"json", "jsonl"}:
+        print_data({"dir": str(home), "state": "down"}, common.output)
+    else:
+        sys.stdout.write(f"cluster in {home} is down\n")
+    return Exit.OK
+
+
+@contextlib.contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """One `up` or `down` at a time."""
+    for name in ("", "run", "state", "logs", "keys"):
+        (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (home / "run" / "local.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _parts(home: Path) -> list[_Part]:
+    agents = sorted(home.glob("agent-*.toml"), key=lambda path: (len(path.stem), path.stem))
+    modules = {home / "controller.toml": "controlplane.service"} | dict.fromkeys(
+        agents, "nodeagent"
+    )
+    return [_Part(path.stem, module, path, _pid_file(path)) for path, module in modules.items()]
+
+
+def _pid_file(config: Path) -> Path:
+    """Where a part keeps its process id; the usual place if its settings cannot be read."""
+    name = None
+    with contextlib.suppress(SettingsError):
+        name = read_toml(config).get("pid_file")
+    usual = f"run/{config.stem}.pid"
+    return config.parent / (name if name and isinstance(name, str) else usual)
+
+
+def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
+    keys = home / "keys"
+    authorised = ["# who may connect; read when the controller starts, and at a reload (SIGHUP)\n"]
+    names = [(f"node-{n}", "node") for n in range(1, agents + 1)]
+    write_keys(keys, "server")
+    for name, role in (("admin", "admin"), *names):
+        public = write_keys(keys, name).public.decode()
+        person = getpass.getuser() if role == "admin" else name
+        authorised.append(f'[[key]]\npublic = "{public}"\nname = "{person}"\nrole = "{role}"\n')
+    _write(keys / "authorised.toml", "\n".join(authorised))
+    ports = dict(zip(ROLES, _free_ports(len(ROLES)), strict=True))
+    listen = "\n".join(f"{role} = {port}" for role, port in ports.items())
+    _write(
+        home / "controller.toml",
+        f'state = "state"\npid_file = "run/controller.pid"\n\n'
+        f'[listen]\nhost = "127.0.0.1"\n{listen}\n\n[policy]\nname = "{policy}"\n',
+    )
+    devices = f'devices = "cpu"\nslots = {slots}\n' if slots is not None else 'devices = "auto"\n'
+    for number, (node, _) in enumerate(names, start=1):
+        _write(
+            home / f"agent-{number}.toml",
+            f'node = "{node}"\n{devices}run = "run/{node}"\nwork = "state/work/{node}"\n'
+            f'checkpoints = "state/checkpoints"\npid_file = "run/agent-{number}.pid"\n\n'
+            f'[controller]\nhost = "127.0.0.1"\nagents = {ports["agents"]}\n',
+        )
+    _write(home / "client.toml", f'endpoint = "tcp://127.0.0.1:{ports["clients"]}"\n')
+
+
+def _require_the_same(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
+    """Refuse what the cluster was not made with: it keeps its agents, slots and policy."""
+    made = sorted(home.glob("agent-*.toml"))
+    own_slots = read_toml(made[0]).get("slots", "auto") if made else "auto"
+    section = read_toml(home / "controller.toml").get("policy", {})
+    own_policy = section.get("name", DEFAULT_POLICY) if isinstance(section, dict) else policy
+    for name, asked, own, file in (
+        ("slots", slots, own_slots, "agent-N.toml"),
+        ("agents", None if agents == 1 else agents, len(made), "agent-N.toml"),
+        ("policy", policy, own_policy, "controller.toml"),
+    ):
+        if asked not in {None, own}:
+            what = f"the cluster in {home} has {name} = {own}, not {asked}"
+            raise OtherClusterError(what, f"edit {file} and restart, or give another --dir", name)
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    fresh.rename(path)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now and that no outgoing connection will take."""
+    found: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise SettingsError("no free ports on 127.0.0.1", "stop something else")
+
+
+def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> None:
+    deadline = time.monotonic() + READY_S
+    why = ""
+    while time.monotonic() < deadline:
+        for part in parts:
+            process = started.get(part.name)
+            if process is not None and process.poll() is not None:
+                said = part.log.read_text(encoding="utf-8", errors="replace").splitlines()
+                raise UnreachableError(f"{part.name} did not start: {said[-1] if said else ''}")
+        if all(part.pid() is not None for part in parts):
+            try:
+                with BlockingClient(home, timeout=2.0) as client:
+                    nodes = client.nodes()
+            except OnesError as error:
+                why = error.message
+            else:
+                up_now = sum(node.state in {"up", "unhealthy"} for node in nodes)
+                if up_now >= len(parts) - 1:
+                    _say_who_takes_no_work(nodes)
+                    return
+                why = f"{up_now} of {len(parts) - 1} agents have joined"
+        time.sleep(LOOK_S)
+    raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"look into {home / 'logs'}")
+
+
+def _say_who_takes_no_work(nodes: Sequence[NodeInfo]) -> None:
+    for node in nodes:
+        if node.state == "unhealthy":
+            sys.stderr.write(f"ones: {node.node} takes no work: {node.reason}\n")
+
+
+def _stop(part: _Part) -> str:
+    """Stop a part; returns why it could not be stopped, if so."""
+    pid, number, deadline = None, int(signal.SIGTERM), time.monotonic() + STOP_S
+    try:
+        while (pid := part.pid()) is not None:
+            command = _command(pid)  # empty while it ends
+            if pid <= 0:
+                return f"{part.pid_file} is locked by a process that cannot be identified"
+            if command and not part.is_named_in(command):
+                return f"{part.pid_file} is locked by process {pid}, which is not {part.name}"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number if command else 0)
+            number = signal.SIGKILL if time.monotonic() > deadline else 0
+            time.sleep(LOOK_S)
+    except PermissionError:
+        return f"{part.name}{f', process {pid},' if pid else ''} is another user's"
+    return ""
+
+
+def _command(pid: int) -> bytes:
+    """Return the command line of a process; empty if it has ended or is hidden."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _end_workers(agent: _Part) -> str:
+    """End the workers of an agent; returns why they may be left, if so."""
+    command = [sys.executable, "-P", "-m", agent.module, "--config", str(agent.config)]
+    done = subprocess.run(  # noqa: S603 - our own interpreter and module
+        [*command, "--end-workers"], capture_output=True, text=True, check=False, cwd="/"
+    )
+    said = done.stderr.strip().rpartition("\n")[2].removeprefix("ones-agent: ")
+    return f"workers of {agent.name} may be left ({said})" if done.returncode else ""

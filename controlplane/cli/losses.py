@@ -1,0 +1,324 @@
+"""A job's losses, the curve that is fitted to them, and where it goes: reckoned, and as text.
+
+A job's losses and their fit, drawn in a terminal and into a PNG file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from rich.text import Text
+
+from controlplane.cli.plots import new_figure, save
+from controlplane.prediction.convergence_curves import KEPT_REPORTS, Form, job_curve
+from schemas.errors import BadFieldError
+from schemas.ids import JobId
+from schemas.jobs import ENDED
+from schemas.wire.client import EpochInfo, JobDetail
+
+LEAST_AHEAD: Final = 10  # epochs
+FIT_POINTS: Final = 200
+FORMS: Final = {Form.SUBLINEAR: "sublinear", Form.EXPONENTIAL: "exponential"}
+SHAPES: Final = {  # the same in plain words
+    "sublinear": "falls ever more slowly",
+    "exponential": "falls by the same share in each epoch",
+}
+
+
+class LossPoint(msgspec.Struct, frozen=True):
+    """A loss somewhere in training."""
+
+    epoch: float  # finished epochs
+    loss: float
+
+
+class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """What one job reported, and what a fit makes of it."""
+
+    job: JobId
+    state: str
+    reported: tuple[LossPoint, ...]  # at the ends of epochs; those that are numbers
+    left_out: int  # losses that are none
+    running: LossPoint | None  # mean of the epoch that runs, in the middle of what is done of it
+    batches: tuple[tuple[int, int], ...] = ()  # epoch and global batch at its end
+    form: str = ""  # sublinear or exponential; empty: there is no curve
+    why: str = ""  # there is none
+    error: float | None = None  # root mean square of weighted residuals, a loss
+    limit: float | None = None  # that the curve never goes below
+    fitted: tuple[LossPoint, ...] = ()  # over the reports that it is made of
+    predicted: tuple[LossPoint, ...] = ()  # one for each epoch to come; empty once it has ended
+
+
+def loss_curve(detail: JobDetail) -> LossCurve:
+    """The losses of a job with their fit, whatever the policy.
+
+    The fit is that of policy `slaq` (SLAQ section 2), here over the epochs' losses alone.
+    """
+    known = {e.epoch: e.train_loss for e in detail.epochs if e.train_loss is not None}
+    reported = tuple(
+        LossPoint(float(epoch), loss)
+        for epoch, loss in sorted(known.items())
+        if math.isfinite(loss)
+    )
+    curve = LossCurve(
+        job=detail.summary.job,
+        state=detail.summary.state,
+        reported=reported,
+        left_out=len(known) - len(reported),
+        running=_running(detail),
+        batches=tuple((e.epoch, e.global_batch) for e in detail.epochs),
+    )
+    return msgspec.structs.replace(curve, **_fit(reported, _epochs_to_come(detail)))
+
+
+def in_words(curve: LossCurve) -> list[str]:
+    """The same for people: what was reported, the fit, what it foretells."""
+    lines = [f"{curve.job}  {curve.state}"]
+    if curve.reported:
+        last, lowest = curve.reported[-1], min(point.loss for point in curve.reported)
+        lines.append(
+            f"  loss       {last.loss:.4g} after epoch {last.epoch:.0f}, lowest {lowest:.4g}"
+        )
+    if curve.running is not None:
+        epoch = math.floor(curve.running.epoch) + 1
+        lines.append(f"  now        {curve.running.loss:.4g}, mean of epoch {epoch} so far")
+    if curve.left_out:
+        none = "1 loss that is no number"
+        many = none if curve.left_out == 1 else f"{curve.left_out} losses that are no numbers"
+        lines.append(f"  left out   {many}")
+    if not curve.form:
+        return [*lines, f"  curve      none: {curve.why}"]
+    used = min(len(curve.reported), KEPT_REPORTS)
+    lines.append(
+        f"  curve      {SHAPES[curve.form]}, never below {curve.limit:.4g}; fitted to the last "
+        f"{used} losses, off by {curve.error:.2g} (root mean square)"
+    )
+    if curve.predicted:
+        next_one, far = curve.predicted[0], curve.predicted[-1]
+        text = f"{next_one.loss:.4g} after epoch {next_one.epoch:.0f}"
+        if far is not next_one:
+            text += f", {far.loss:.4g} after epoch {far.epoch:.0f}"
+        lines.append(f"  predicted  {text}")
+    return lines
+
+
+def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
+    """The fields of a `LossCurve` that a fit gives, or why there is none."""
+    positions, losses = [p.epoch for p in reported], [p.loss for p in reported]
+    curves = job_curve(positions, losses)
+    form = Form(int(curves.forms[0]))
+    if form not in FORMS:
+        return {"why": _why_none(form, len(reported))}
+
+    def points(epochs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[LossPoint, ...]:
+        along = curves.at(epochs[None, :])[0]
+        return tuple(
+            LossPoint(float(at), float(loss)) for at, loss in zip(epochs, along, strict=True)
+        )
+
+    first, last = positions[-KEPT_REPORTS:][0], positions[-1]
+    return {
+        "form": FORMS[form],
+        "error": float(curves.error[0]),
+        "limit": float(curves.limit[0]),
+        "fitted": points(np.linspace(first, last, FIT_POINTS)),
+        "predicted": points(last + np.arange(1.0, ahead + 1.0)) if ahead else (),
+    }
+
+
+def _why_none(form: Form, count: int) -> str:
+    if form is Form.FLAT:
+        return "its losses do not fall"
+    return f"a curve needs 3 losses, it has reported {count or 'none'}"
+
+
+def _epochs_to_come(detail: JobDetail) -> int:
+    """As many epochs as were seen, 10 at least, no more than its stop leaves."""
+    if detail.summary.state in ENDED:
+        return 0
+    seen = detail.summary.epoch
+    ahead, stop = max(LEAST_AHEAD, len(detail.epochs)), detail.spec.stop
+    return ahead if stop is None or stop.epochs is None else max(0, min(ahead, stop.epochs - seen))
+
+
+def _running(detail: JobDetail) -> LossPoint | None:
+    """What telemetry says of the epoch that runs; None if that is older than its begin."""
+    loss = detail.summary.train_loss
+    last: EpochInfo | None = detail.epochs[-1] if detail.epochs else None
+    if loss is None or not math.isfinite(loss) or detail.summary.state in ENDED:
+        return None
+    if last is None:
+        return LossPoint(0.5, loss)
+    done = detail.samples_done - last.samples_done
+    if done <= 0 or not last.samples_done or not last.epoch_samples:
+        return None
+    return LossPoint(last.epoch + min(done / last.epoch_samples, 1.0) / 2, loss)
+
+
+ROWS: Final = 14
+LEAST_COLUMNS: Final = 20
+STEEP: Final = 100.0  # the largest loss over the smallest, from which on the scale is logarithmic
+MARKS: Final = (  # what is drawn later is above
+    ("predicted", "○", "cyan"),
+    ("fitted", "·", "yellow"),
+    ("reported", "●", "green"),
+    ("running", "◇", "green"),
+)
+LABELS: Final = {
+    "reported": "loss of each epoch",
+    "running": "the epoch that runs, so far",
+    "fitted": "curve through them",
+    "predicted": "where the curve goes",
+}
+BATCH: Final[dict[str, Any]] = {"color": "#8cab68", "linewidth": 1.4, "label": "batch size"}
+DOTS: Final[dict[str, Any]] = {"color": "#333333", "linestyle": "", "marker": "o", "markersize": 4}
+STYLES: Final[dict[str, dict[str, Any]]] = {
+    "predicted": {"color": "#4e79a7", "linestyle": "--"},
+    "fitted": {"color": "#f28e2b", "linewidth": 2.0},
+    "reported": DOTS,
+    "running": {**DOTS, "fillstyle": "none"},
+}
+
+
+def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
+    """Losses over epochs as a text, what is said of them above it; only that without any."""
+    text = Text("\n".join(in_words(curve)), no_wrap=True, overflow="ellipsis")
+    everything = _shown(curve)
+    if not everything:
+        return text
+    labels = [f"{loss:.4g}" for loss in _levels(everything, rows)]
+    indent = max(map(len, labels)) + 2
+    columns = max(width - indent - 1, LEAST_COLUMNS)
+    grid = _grid(curve, everything, columns, rows)
+    text.append("\n\n")
+    for row, line in enumerate(grid):
+        named = row % (rows - 1) == 0 or row == rows // 2
+        text.append((labels[row] if named else "").rjust(indent - 2) + " ┤", style="dim")
+        for glyph, style in line:
+            text.append(glyph, style=style)
+        text.append("\n")
+    text.append(f"{' ' * (indent - 1)}└{'─' * columns}\n", style="dim")
+    last = f"{max(point.epoch for point in everything):.0f}"
+    first = f"{' ' * indent}{min(point.epoch for point in everything):.0f}"
+    text.append(first + f"epochs {last}".rjust(indent + columns - len(first)) + "\n", style="dim")
+    text.append(_legend(curve))
+    return text
+
+
+def loss_png(curve: LossCurve, path: Path) -> None:
+    """Draw the same into a file.
+
+    Raises:
+        BadFieldError: if there is no loss to draw.
+        SettingsError: if matplotlib is not installed, or the file cannot be written.
+    """
+    everything = _shown(curve)
+    if not everything:
+        what = f"{curve.job} has reported no loss that could be drawn"
+        raise BadFieldError(what, "try again when it has finished an epoch", "loss")
+    figure = new_figure(9.0, 4.5)
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - it is there: the figure is
+
+    axes = figure.add_subplot()
+    points = _points(curve)
+    if curve.predicted:
+        points["predicted"] = (*curve.fitted[-1:], *curve.predicted)  # one line
+    for name, style in STYLES.items():
+        if drawn := points[name]:
+            label = LABELS[name]
+            axes.plot([p.epoch for p in drawn], [p.loss for p in drawn], label=label, **style)
+    if curve.limit is not None:
+        label = "the curve falls no lower"
+        axes.axhline(curve.limit, color="#999999", linewidth=0.8, linestyle=":", label=label)
+    axes.set_xlabel("epochs")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_ylabel("training loss")
+    if _steep(everything):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    title = f"training loss of {curve.job} ({curve.state})"
+    axes.spines[["top", "right"]].set_visible(False)
+    if curve.batches:  # none before the first epoch has ended
+        title += " and its batch size"
+        _draw_batches(axes, curve.batches)
+    axes.set_title(title, loc="left")
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
+    save(figure, path)
+
+
+def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
+    from matplotlib.ticker import FixedLocator  # noqa: PLC0415 - it is there: the axes are
+
+    batch = axes.twinx()
+    batch.set_ylim(0.0, 1.15 * max(size for _, size in batches))
+    batch.step(*zip(*batches, strict=True), where="pre", **BATCH)
+    batch.set_ylabel("global batch size", color=BATCH["color"])
+    sizes = sorted({size for _, size in batches})
+    batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # those that it had
+    batch.tick_params(axis="y", colors=BATCH["color"])
+    batch.spines[["top", "right"]].set_visible(False)
+    axes.set_zorder(batch.get_zorder() + 1)  # the losses are above
+    axes.patch.set_visible(False)
+
+
+# --- of the text
+
+
+def _points(curve: LossCurve) -> dict[str, tuple[LossPoint, ...]]:
+    running = (curve.running,) if curve.running is not None else ()
+    return {
+        "reported": curve.reported,
+        "running": running,
+        "fitted": curve.fitted,
+        "predicted": curve.predicted,
+    }
+
+
+def _shown(curve: LossCurve) -> tuple[LossPoint, ...]:
+    return tuple(point for points in _points(curve).values() for point in points)
+
+
+def _steep(points: Sequence[LossPoint]) -> bool:
+    least = min(point.loss for point in points)
+    return least > 0.0 and max(point.loss for point in points) > STEEP * least
+
+
+def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
+    """The loss of each row, from the top."""
+    low, high = min(point.loss for point in points), max(point.loss for point in points)
+    shares = [1.0 - row / (rows - 1) for row in range(rows)]
+    if _steep(points):
+        return [low * (high / low) ** share for share in shares]
+    return [low + (high - low) * share for share in shares]
+
+
+def _grid(
+    curve: LossCurve, everything: Sequence[LossPoint], columns: int, rows: int
+) -> list[list[tuple[str, str]]]:
+    steep = _steep(everything)
+
+    def height(loss: float) -> float:
+        return math.log(loss) if steep else loss
+
+    low, high = (height(pick(p.loss for p in everything)) for pick in (min, max))
+    first, last = (pick(p.epoch for p in everything) for pick in (min, max))
+    grid, points = [[(" ", "")] * columns for _ in range(rows)], _points(curve)
+    for name, glyph, style in MARKS:
+        for point in points[name]:
+            column = (point.epoch - first) / ((last - first) or 1.0) * (columns - 1)
+            row = (high - height(point.loss)) / ((high - low) or 1.0) * (rows - 1)
+            grid[round(row)][round(column)] = (glyph, style)
+    return grid
+
+
+def _legend(curve: LossCurve) -> Text:
+    legend, glyphs = Text(), {name: (glyph, style) for name, glyph, style in MARKS}
+    for name, points in _points(curve).items():
+        if points:
+            legend.append("   " if legend else "").append(*glyphs[name]).append(f" {LABELS[name]}")
+    return legend

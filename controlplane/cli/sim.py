@@ -1,0 +1,374 @@
+"""sim: policies on simulated clusters, one by one or side by side.
+
+Arguments of `ones sim` as values: seeds, sizes, policies and their options.
+
+How far one simulation is, on a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from cyclopts import App, Parameter
+
+from controlplane.cli.output import Exit, print_data, print_table
+from controlplane.cli.scenario_options import Setup
+from controlplane.cli.terminal import terminal_console
+from controlplane.core.commands import Announce, Command
+from controlplane.core.inputs import Input
+from controlplane.policy.registry import entry
+from controlplane.sim import experiment
+from controlplane.sim.analysis import plots as figures
+from controlplane.sim.analysis import report_tables
+from controlplane.sim.analysis.report_tables import comparison_json
+from controlplane.sim.analysis.summary import summary
+from controlplane.sim.cluster import ResultsError, TraceError
+from controlplane.sim.engine.simulation import Recorder
+from controlplane.sim.experiment import Cell
+from controlplane.sim.models.curves import encode
+from controlplane.sim.results import SimulationResult, Trace
+from controlplane.sim.run import simulate
+from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.traces.journal_recording import recording_from_journal
+from controlplane.sim.traces.recording_file import write_recording, write_whole
+from controlplane.sim.traces.trace_csv import Layout, import_trace, write_trace
+from schemas.errors import BadFieldError
+from schemas.ids import Seconds
+from schemas.jobs import ENDED
+
+MOST_NUMBERS: Final = 10_000
+MOST_DIGITS: Final = 15
+MOST_WORKERS: Final = 1024
+
+
+def check_run(
+    names: Sequence[str], ours: str, seeds: Sequence[int], workers: int, plots: Path | None
+) -> None:
+    """Refuse before anything is simulated what could not be shown afterwards.
+
+    Raises:
+        OnesError: naming the option.
+    """
+    if not names:
+        raise BadFieldError("no policies", "give names with commas between them", "policies")
+    for name in names:
+        entry(name)
+    if ours not in names:
+        what = f"{ours!r} is none of {', '.join(names)}"
+        raise BadFieldError(what, "give --ours NAME, one of these", "ours")
+    if min(seeds) < 0:
+        raise BadFieldError(f"seed {min(seeds)} is negative", "give 0 or more", "seed")
+    if not 1 <= workers <= MOST_WORKERS:
+        what = f"{workers} processes at a time"
+        raise BadFieldError(what, f"give 1 to {MOST_WORKERS}", "workers")
+    if plots is not None:
+        try:
+            plots.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadFieldError(f"{plots}: {error.strerror}", "give a folder", "plots") from None
+
+
+def numbers(text: str, field: str) -> list[int]:
+    """1,3,5-7 as numbers, each once.
+
+    Raises:
+        BadFieldError: if they make no sense; it names `field`.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise BadFieldError(f"{field} {text!r} make no sense", "as in 0-4 or 1,3,7", field)
+        numbers = range(int(low), int(high or low) + 1)
+        if not 1 <= len(numbers) <= MOST_NUMBERS or len(low) > MOST_DIGITS:
+            hint = f"as in 0-4, with at most {MOST_NUMBERS} numbers"
+            raise BadFieldError(f"{field} {text!r} make no sense", hint, field)
+        found += numbers
+    return list(dict.fromkeys(found))
+
+
+def policy_options(given: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE as settings; a value is JSON if it can be, else text.
+
+    Raises:
+        BadFieldError: if one has no value.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise BadFieldError(f"option {text!r} has no value", "give NAME=VALUE", "option")
+        try:
+            found[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            found[name] = value
+    return found
+
+
+def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """POLICY.NAME=VALUE as settings of each policy.
+
+    Raises:
+        BadFieldError: if one is of no policy among `names`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in policy_options(given).items():
+        policy, dot, option = name.partition(".")
+        if not dot or policy not in names:
+            what = f"option {name!r} is for none of {', '.join(names)}"
+            raise BadFieldError(what, "give POLICY.NAME=VALUE", "option")
+        found.setdefault(policy, {})[option] = value
+    return found
+
+
+ENDS: Final = frozenset(f"job.{state}" for state in ENDED)
+HOUR_S: Final = 3600.0
+
+
+@contextlib.contextmanager
+def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
+    """A bar on stderr of the jobs that have ended, for as long as the context lasts.
+
+    Yields:
+        What to give `simulate` as `record`; None where nobody looks.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich import progress  # noqa: PLC0415 - slow to import
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("jobs ended"),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.fields[at]}"),
+    )
+    with progress.Progress(
+        *columns, console=terminal_console(on_stderr=True), transient=True
+    ) as shown:
+        task = shown.add_task(f"simulating {policy}", total=jobs, at="")
+
+        def record(now: Seconds, _: Input, commands: Sequence[Command]) -> None:
+            if over := ended(commands):
+                shown.update(task, advance=over, at=f"hour {now / HOUR_S:.1f}")
+
+        yield record
+
+
+def ended(commands: Sequence[Command]) -> int:
+    """How many jobs ended with these commands of the core.
+
+    Args:
+        commands: that followed from one input.
+    """
+    return sum(isinstance(c, Announce) and c.event.event in ENDS for c in commands)
+
+
+sim = App(name="sim", help="Simulate policies before you use them.")
+sim.command(
+    "controlplane.cli.train:train",
+    name="train",
+    help="Train a learned policy in the simulator, and write its model.",
+)
+
+DEFAULT = Setup()
+Output = Annotated[Literal["table", "json", "jsonl"], Parameter(name=["--output", "-o"])]
+Option = Annotated[list[str] | None, Parameter(name="--option", negative=())]
+
+
+@sim.command
+def run(
+    *,
+    policy: str = "ones",
+    seed: int = 0,
+    option: Option = None,
+    output: Output = "table",
+    plots: Path | None = None,
+    setup: Setup = DEFAULT,
+) -> int:
+    """Simulate one policy.
+
+    Parameters
+    ----------
+    policy
+        Its name.
+    seed
+        Of the trace, the jobs and the search.
+    option
+        NAME=VALUE of the policy, as in its settings; again for more.
+    output
+        Table for people, or JSON.
+    plots
+        Folder to draw slots over time into.
+    setup
+        What is simulated.
+    """
+    check_run([policy], policy, [seed], 1, plots)
+    scenario = setup.scenario(record_allocations=plots is not None)
+    trace, options = trace_of(scenario, seed), policy_options(option or [])
+    with jobs_bar(policy, len(trace.jobs)) as record:
+        result = simulate(policy, scenario, seed, options, trace=trace, record=record)
+    if plots is not None:
+        figures.draw([result], plots)
+    if output in {"json", "jsonl"}:
+        print_data(summary(result), output)
+    else:
+        report_tables.print_result(result)
+    return Exit.OK
+
+
+@sim.command
+def compare(
+    *,
+    policies: str = "fifo,tiresias,ones",
+    seeds: str = "0-4",
+    gpus: str = "",
+    ours: str | None = None,
+    option: Option = None,
+    output: Output = "table",
+    plots: Path | None = None,
+    results: Path | None = None,
+    workers: int | None = None,
+    setup: Setup = DEFAULT,
+) -> int:
+    """Simulate several policies on the same traces, and compare them job by job.
+
+    Parameters
+    ----------
+    policies
+        Names, with commas between them.
+    seeds
+        One, a list or a range: 0-4 or 1,3,7.
+    gpus
+        Sizes of the cluster: 64 or 16,32,64.
+    ours
+        The policy that the others are compared with; default: ones, else the last.
+    option
+        POLICY.NAME=VALUE of a policy, as in its settings; again for more.
+    output
+        Table for people, or JSON.
+    plots
+        Folder to draw into.
+    results
+        File that keeps results, to go on after Ctrl-C; one JSON document on each line.
+    workers
+        Processes at a time; default: one for each core.
+    setup
+        What is simulated.
+    """
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
+    seed_numbers, processes = numbers(seeds, "seeds"), workers or os.cpu_count() or 1
+    mine = ours or ("ones" if "ones" in names else "".join(names[-1:]))
+    check_run(names, mine, seed_numbers, processes, plots)
+    sizes: list[int | None] = [*numbers(gpus, "gpus")] if gpus else [None]
+    scenarios = [setup.scenario(gpus=size) for size in sizes]
+    given = options_by_policy(option or [], names)
+    cells = experiment.grid(
+        [(name, given.get(name, {})) for name in names], scenarios, seed_numbers
+    )
+    with experiment.bar("simulating") as progress:
+        simulated = experiment.run(cells, simulate_cell, results, processes, progress)
+    if plots is not None:
+        figures.draw(simulated, plots, mine)
+    if output in {"json", "jsonl"}:
+        print_data(comparison_json(simulated, mine), output)
+    else:
+        report_tables.print_comparison(simulated, mine)
+    return Exit.OK
+
+
+@sim.command
+def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
+    """Write a generated trace of Table 2's workloads into a file.
+
+    Parameters
+    ----------
+    file
+        CSV to write.
+    seed
+        Of the draws.
+    setup
+        What is generated.
+    """
+    trace = trace_of(setup.scenario(), seed)
+    write_trace(trace, file)
+    print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
+    return Exit.OK
+
+
+@sim.command
+def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
+    """Train classical algorithms for real and write down their losses, for --physics curves.
+
+    Parameters
+    ----------
+    file
+        To write: JSON. The one that ships was made so.
+    seed
+        Of every training that draws.
+    families
+        Algorithms, with commas between them; default: all.
+    """
+    try:
+        from controlplane.sim.models.recorded_curves import record  # noqa: PLC0415 - not always there
+    except ImportError:
+        hint = "in a checkout of ONES: pip install '.[examples]'"
+        raise ResultsError("recording curves needs scikit-learn", hint) from None
+    wanted = [name.strip() for name in families.split(",") if name.strip()]
+    today = datetime.now(tz=UTC).date().isoformat()
+    recorded = record(seed, today, wanted, lambda name: sys.stderr.write(f"trained {name}\n"))
+    write_whole(file, encode(recorded), TraceError)
+    algorithms = {curve.family for curve in recorded.curves}
+    print_table(("file", "curves", "algorithms"), [(file, len(recorded.curves), len(algorithms))])
+    return Exit.OK
+
+
+@sim.command(name="import")
+def import_(
+    source: Path,
+    file: Path,
+    /,
+    *,
+    layout: Layout | Literal["journal"],
+    most_gpus: int | None = None,
+) -> int:
+    """Turn a foreign trace, or a cluster's own journal, into one that can be simulated.
+
+    Parameters
+    ----------
+    source
+        File of another simulator's trace, or a controller's journal.
+    file
+        To write: CSV, or a recording for --physics recorded.
+    layout
+        Whose columns it has.
+    most_gpus
+        Leave out jobs that want more.
+    """
+    if layout == "journal":
+        recording = recording_from_journal(source)
+        write_recording(recording, file)
+        trace = recording.as_trace()
+    else:
+        trace = import_trace(source, layout, most_slots=most_gpus)
+        write_trace(trace, file)
+    print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
+    return Exit.OK
+
+
+def simulate_cell(cell: Cell) -> SimulationResult:
+    """One simulation of an experiment, in a worker process."""
+    return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
+
+
+def _row(file: Path, trace: Trace) -> tuple[object, ...]:
+    return file, len(trace.jobs), f"{trace.jobs[-1].at:.0f} s"

@@ -1,0 +1,409 @@
+"""Trials as lines of a table, for `show` and `top`.
+
+Trials of a sweep as a table of a terminal, for `show` and `top`.
+
+ls, show and best: what sweeps there are, and how one stands.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from controlplane.cli.job_list import cut, one_line
+from controlplane.cli.output import (
+    COMMON,
+    Common,
+    Exit,
+    JobName,
+    byte_count,
+    even,
+    plain,
+    print_data,
+    print_json,
+    print_table,
+    span,
+)
+from controlplane.cli.terminal import terminal_console, width_of
+from controlplane.client import BlockingClient
+from controlplane.client.sweeps.sweep import short
+from controlplane.client.sweeps.tables import best_epoch, best_of, epoch_rows, ranked, trial_row
+from schemas.errors import BadFieldError, RemoteError
+from schemas.wire.client import SweepDetail, TrialInfo
+
+BLOCKS: Final = "▁▂▃▄▅▆▇█"
+CURVE: Final = 12  # columns of a learning curve
+ALWAYS: Final = ("trial", "state", "epoch")
+TRAINING: Final = "training"
+
+Cells = dict[str, str]
+
+
+def trial_cells(detail: SweepDetail, trials: Sequence[TrialInfo]) -> list[Cells]:
+    """A row for each trial; columns that nobody fills are left out.
+
+    Args:
+        trials: in the order of the table.
+    """
+    scale = _scale(detail)
+    rows = [
+        {name: one_line(cell) for name, cell in _cells(detail, trial, scale).items()}
+        for trial in trials
+    ]
+    filled = {name for row in rows for name, cell in row.items() if cell or name in ALWAYS}
+    return [{name: cell for name, cell in row.items() if name in filled} for row in rows]
+
+
+def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str]) -> Cells:
+    metric, partitions = detail.spec.search.metric, detail.spec.partitions
+    found = best_epoch(trial)
+    last = trial.metrics[-1].get(metric) if trial.metrics else None
+    curve = [value for one in trial.metrics if (value := one.get(metric)) is not None]
+    where = "" if trial.partition is None else f"{trial.partition}"
+    through = partitions - trial.left if trial.left else 0
+    part = f" +{through}/{partitions}" if through else ""
+    return {
+        "trial": f"{trial.number}" if trial.parent is None else f"{trial.number} of {trial.parent}",
+        **{name: short(trial.values[name]) if name in trial.values else ""
+           for name in detail.spec.search.space},
+        "state": trial.state,
+        "epoch": f"{trial.epochs}/{trial.granted}{part}",
+        "partition": where,
+        "slot": trial.slot or "",
+        metric: "" if last is None else f"{last:.4g}",
+        "best": "" if found is None else f"{found.score:.4g} @{found.epoch}",
+        "curve": "".join(map(scale, curve[-CURVE:])),
+        "why": trial.why,
+    }  # fmt: skip
+
+
+def _scale(detail: SweepDetail) -> Callable[[float], str]:
+    """Blocks between the worst and the best score of the sweep."""
+    metric = detail.spec.search.metric
+    scores = [
+        value
+        for trial in detail.trials
+        for one in trial.metrics
+        if (value := one.get(metric)) is not None and math.isfinite(value)
+    ]
+    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    if detail.spec.search.mode == "min":  # what is good is high
+        low, high = high, low
+
+    def block(value: float) -> str:
+        if not math.isfinite(value):
+            return "!"
+        share = (value - low) / (high - low) if high != low else 1.0
+        return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
+
+    return block
+
+
+def summary_lines(detail: SweepDetail, now: float) -> list[str]:
+    """How a sweep stands, in a few lines.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    job, search = detail.summary, detail.spec.search
+    best = best_of(detail)
+    kind = type(search.searcher).__struct_config__.tag
+    slots = f"{job.slots} slot{'s' * (job.slots != 1)}"
+    parts = f"{detail.spec.partitions} partitions, {slots}"
+    lines = [f"{job.job}  {job.state}  {kind}, {counted(detail)}, {parts}"]
+    if job.reason and not (best is not None and job.reason.startswith("best: ")):
+        lines.append(job.reason)
+    if best is not None:
+        values = ", ".join(f"{name} {short(value)}" for name, value in best.trial.values.items())
+        after = f"after {best.epoch} epoch{'s' * (best.epoch != 1)}"
+        lines.append(
+            f"best: trial {best.trial.number}, {search.metric} {best.score:.4g} {after} ({values})"
+        )
+    lines.append(units_line(detail, now))
+    return [one_line(line) for line in lines]
+
+
+def counted(detail: SweepDetail) -> str:
+    """How many trials there are in each state."""
+    states: dict[str, int] = {}
+    for trial in detail.trials:
+        states[trial.state] = states.get(trial.state, 0) + 1
+    parts = ", ".join(f"{many} {state}" for state, many in states.items())
+    return f"{detail.trials_in_all} trials ({parts})" if parts else "no trials yet"
+
+
+def units_line(detail: SweepDetail, now: float) -> str:
+    """What is done and left, and how long that takes.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    said = [f"units: {detail.units_done} done, {detail.units_left} left"]
+    if detail.units_again:
+        said.append(f"{detail.units_again} done again")
+    if detail.unit_s is not None:
+        said.append(f"{detail.unit_s:.3g} s each")
+    left = time_left(detail, now)
+    if left is not None:
+        said.append(f"about {span(left)} left")
+    return ", ".join(said)
+
+
+def time_left(detail: SweepDetail, now: float) -> float | None:
+    """Seconds that it needs with the slots that it has; None: nobody knows.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    if not detail.units_left:
+        return None
+    if detail.expected_end is not None:
+        return max(0.0, detail.expected_end - now)
+    if detail.unit_s is None or not detail.summary.slots:
+        return None
+    return detail.units_left * detail.unit_s / detail.summary.slots
+
+
+GAP: Final = 2
+WHY: Final = "why"
+WHY_LEAST: Final = 20  # columns that say something
+SPARED: Final = (WHY, "partition", "curve", "slot", "best")  # in order
+RIGHT: Final = frozenset({"trial", "epoch", "partition"})
+TRIAL_STYLES: Final = {
+    "training": "green",
+    "done": "bold green",
+    "graduated": "bold blue",
+    "failed": "bold red",
+    "paused": "yellow",
+    "stopped": "dim",
+    "deleted": "dim",
+    "waiting": "cyan",
+    "granted": "cyan",
+}
+
+
+def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> Table:
+    """Trials, one a line.
+
+    Args:
+        shown: in their order.
+        width: columns; what has no room is left out.
+    """
+    rows = trial_cells(detail, shown)
+    columns, why = _fitting(rows, width)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for name in columns:
+        right = name in RIGHT or name in detail.spec.search.space
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
+        )
+    best = best_of(detail)
+    for trial, cells in zip(shown, rows, strict=True):
+        style = "bold" if best is not None and trial.number == best.trial.number else ""
+        drawn = {**cells, WHY: cut(cells.get(WHY, ""), why)}
+        table.add_row(*(_styled(name, drawn[name]) for name in columns), style=style)
+    return table
+
+
+def _styled(name: str, cell: str) -> Text:
+    style = TRIAL_STYLES.get(cell, "") if name == "state" else "cyan" if name == "curve" else ""
+    return Text(cell, style=style)
+
+
+def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], int]:
+    """The columns that there is room for, and how wide the reason may be."""
+    if not rows:
+        return [], 0
+    kept = list(rows[0])
+    wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in kept}
+    longest = wide.get(WHY, 0)
+    wide[WHY] = min(longest, WHY_LEAST)
+    for name in SPARED:
+        if sum(wide[one] + GAP for one in kept) - GAP <= width:
+            break
+        kept = [one for one in kept if one != name]
+    left = width - sum(wide[one] + GAP for one in kept if one != WHY)
+    return kept, min(longest, max(left, 1))
+
+
+DAMAGED = "journal"  # code of the error
+OVER = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
+PLAIN_WIDTH = 200  # where no terminal says how wide it is
+ORDER_HELP = "best first, or in the order in which they were added"
+
+
+def ls(
+    *,
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended ones too")] = False,
+    common: Common = COMMON,
+) -> int:
+    """List sweeps, oldest first, one line each."""
+    with BlockingClient(common.home) as client:
+        found = list(_sweeps(client, ended=all_))
+    rows = [_line_of(detail) for detail in found]
+    if common.output in {"json", "jsonl"}:
+        print_data(rows, common.output)
+    elif common.output == "quiet":
+        sys.stdout.writelines(f"{row['job']}\n" for row in rows)
+    elif rows:
+        columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
+        print_table(columns, [[_shown(row[name]) for name in columns] for row in rows])
+    if not rows:
+        which = "no sweep yet" if all_ else "no sweep waits or runs; -a lists ended ones"
+        sys.stderr.write(f"ones: {which}\n")
+    return Exit.OK
+
+
+def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
+    """Each sweep; those that the controller cannot read are named on standard error."""
+    for job in client.jobs(ended=ended):
+        try:
+            yield client.sweep(job.job)
+        except BadFieldError:  # an ordinary job
+            continue
+        except RemoteError as error:
+            if error.remote_code != DAMAGED:
+                raise
+            sys.stderr.write(f"ones: {job.job} is left out: {error.message}\n")
+
+
+def show(
+    job: JobName,
+    *,
+    by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
+    trial: Annotated[int | None, Parameter(help="only this one, with all its epochs")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Show the trials of sweep JOB: values, state, epoch, partition, metric, slot."""
+    with BlockingClient(common.home) as client:
+        detail = client.sweep(job)
+    if trial is not None:
+        return _show_trial(detail, trial, common)
+    if common.output == "json":
+        flat = plain(detail)
+        best = best_of(detail)
+        place = None if best is None else best.epoch
+        print_json({**flat.pop("summary"), "best_epoch": place, **flat})
+        return Exit.OK
+    trials = ranked(detail) if by == "best" else list(detail.trials)
+    if common.output == "jsonl":
+        print_data(even([trial_row(one) for one in trials]), common.output)
+    elif common.output == "quiet":
+        sys.stdout.writelines(f"{one.number}\n" for one in trials)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in summary_lines(detail, time.time()))
+        if detail.units_done:
+            sys.stdout.write(f"{_hops(detail)}\n")
+        if trials:
+            _print_trials(detail, trials)
+    return Exit.OK
+
+
+def best(job: JobName, *, common: Common = COMMON) -> int:
+    """Say which trial of sweep JOB is best, with which values and which metrics."""
+    with BlockingClient(common.home) as client:
+        detail = client.sweep(job)
+    found = best_of(detail)
+    if found is None:
+        what = f"no trial of {job} has a score yet"
+        raise BadFieldError(what, "wait for the end of the first epoch", "job")
+    at = found.epoch - found.trial.first_epoch
+    shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # of very many the latest are known
+    metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
+    if common.output in {"json", "jsonl"}:
+        row = {
+            "job": job,
+            "trial": found.trial.number,
+            "metric": detail.spec.search.metric,
+            "score": found.score,
+            "epoch": found.epoch,
+            "values": found.trial.values,
+            "metrics": metrics,
+        }
+        print_data(row, common.output)
+    elif common.output == "quiet":
+        sys.stdout.write(f"{found.trial.number}\n")
+    else:
+        line = f"{detail.spec.search.metric} {found.score:.6g} after epoch {found.epoch}"
+        sys.stdout.write(f"trial {found.trial.number}: {line}\n")
+        for name, value in found.trial.values.items():
+            sys.stdout.write(f"  {name:15s} {one_line(str(value))}\n")
+        others = {
+            name: value for name, value in metrics.items() if name != detail.spec.search.metric
+        }
+        for name, number in others.items():
+            sys.stdout.write(f"  {name:15s} {number:.6g}\n")
+    return Exit.OK
+
+
+def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
+
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
+    console.print(trial_table(detail, trials, console.width))
+
+
+def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
+    job = detail.summary.job
+    if not 0 <= number < len(detail.trials):
+        hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are none yet"
+        raise BadFieldError(f"{job} has no trial {number}", hint, "trial")
+    trial = detail.trials[number]
+    if common.output in {"json", "jsonl"}:
+        print_data(trial, common.output)
+        return Exit.OK
+    values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
+    why = one_line(trial.why and f" ({trial.why})")
+    sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
+    if trial.parent is not None:
+        sys.stdout.write(f"  goes on from trial {trial.parent} after {trial.began_at} epochs\n")
+    rows = epoch_rows(detail, (number,))
+    names = list(dict.fromkeys(name for metrics in trial.metrics for name in metrics))
+    if rows:
+        sys.stdout.flush()
+        print_table(
+            ("epoch", *names),
+            [[row["epoch"], *(_shown(row.get(n)) for n in names)] for row in rows],
+        )
+    return Exit.OK
+
+
+def _line_of(detail: SweepDetail) -> dict[str, Any]:
+    job = detail.summary
+    return {
+        "job": job.job,
+        "name": job.name,
+        "user": job.user,
+        "state": job.state,
+        "reason": job.reason,
+        "slots": job.slots,
+        "trials": detail.trials_in_all,
+        "ended": sum(one.state in OVER for one in detail.trials),
+        "units": detail.units_done,
+        "left": detail.units_left,
+        "metric": detail.spec.search.metric,
+        "best": detail.best_score,
+        "best_trial": detail.best,
+    }
+
+
+def _hops(detail: SweepDetail) -> str:
+    share = detail.waited_s / (detail.waited_s + detail.trained_s) if detail.trained_s else 0.0
+    trained = f"{span(detail.trained_s)} of training"
+    return f"hops: {byte_count(detail.hopped_bytes)}, {share:.1%} of the time; {trained}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

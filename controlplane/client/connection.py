@@ -1,0 +1,274 @@
+"""One cluster's sockets: a request goes out, and its reply comes back or its error is raised.
+
+Requests over one socket: matched with their replies, sent again while nobody answers.
+
+Where a cluster is and who we are there: the folder that ONES_HOME names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+
+from schemas.codec import LOG_REPLY, REPLY, Codec, encode
+from schemas.errors import OnesError, SettingsError, UnreachableError, raised
+from schemas.host import settings
+from schemas.transport import Link, Socket, load_keys, load_public
+from schemas.wire import Message
+from schemas.wire.client import Cluster, Failed, GetCluster, PutSnapshot, SnapshotStored
+from schemas.wire.feed import LogPage, ReadLog
+
+
+class RequestChannel:
+    """Requests and replies over one DEALER, matched by id, sent again while nobody answers.
+
+    Args:
+        socket: connected to the port that answers.
+        codec: decodes the replies.
+    """
+
+    def __init__(self, socket: Socket, codec: Codec[Any]) -> None:
+        self._socket = socket
+        self._codec = codec
+        self._waiting: dict[bytes, asyncio.Future[Any]] = {}
+        self._task = asyncio.create_task(self._receive())
+
+    async def call(self, request: Message, answer_s: float, limit_s: float) -> Any:
+        """The reply to `request`, which may be done twice if an answer is lost.
+
+        Args:
+            request: to send.
+            answer_s: how long an answer may take before the request is sent again, seconds.
+            limit_s: how long to try, seconds.
+
+        Raises:
+            UnreachableError: if nothing answers within `limit_s`.
+            OnesError: what the controller answered, if it refused.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        data = encode(request)
+        while True:
+            key = uuid.uuid4().bytes
+            answer = self._waiting[key] = loop.create_future()
+            try:
+                while not self._socket.send(key, data):
+                    if loop.time() > deadline:
+                        raise UnreachableError("no controller answers", "is the cluster up?")
+                    await asyncio.sleep(0.02)
+                reply = await asyncio.wait_for(answer, answer_s)
+            except TimeoutError:
+                if loop.time() > deadline:
+                    raise UnreachableError("no controller answers", "is the cluster up?") from None
+                continue
+            finally:
+                del self._waiting[key]
+            if isinstance(reply, Failed):
+                raise raised(reply.code, reply.message, reply.hint, reply.field)
+            return reply
+
+    async def _receive(self) -> None:
+        async for incoming in self._socket:
+            if len(incoming.frames) != 2:  # noqa: PLR2004 - id and message
+                continue
+            answer = self._waiting.get(incoming.frames[0])
+            if answer is not None and not answer.done():
+                with contextlib.suppress(OnesError):
+                    answer.set_result(self._codec.decode(incoming.frames[1]))
+
+    def close(self) -> None:
+        """Stop listening; the socket is its context's to close."""
+        self._task.cancel()
+
+
+DEFAULT = ".ones"
+FILE = "client.toml"
+CONTROLLER = "controller.toml"  # in the folder of `ones local up`
+
+
+class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
+    endpoint: str  # tcp://HOST:PORT of the client port
+    server_key: str = "keys/server.key"
+    key: str = "keys/admin.key_secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """How to reach one cluster."""
+
+    folder: Path
+    endpoint: str
+    server_key: Path
+    key: Path
+
+    @property
+    def host(self) -> str:
+        """The controller's address."""
+        return self.endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do when nobody answers there."""
+        if (self.folder / CONTROLLER).is_file():
+            return f"`ones local up --dir {self.folder}` starts it"
+        return "is the controller up, and its port open from here?"
+
+
+def home_folder(folder: Path | str | None = None) -> Path:
+    """Return `folder`, else $ONES_HOME, else ~/.ones, whether or not a cluster is there."""
+    return Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
+
+
+def find_home(folder: Path | str | None = None) -> Home:
+    """The cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
+
+    Args:
+        folder: may begin with `~`; None: $ONES_HOME decides.
+
+    Raises:
+        SettingsError: if there is none.
+    """
+    chosen = home_folder(folder)
+    path = chosen / FILE
+    if not path.is_file():
+        hint = f"set ONES_HOME or --home, or start one with `ones local up --dir {chosen}`"
+        raise SettingsError(f"no cluster in {chosen}", hint, "ONES_HOME")
+    loaded = settings.load(_ClientFile, path)
+    return Home(chosen, loaded.endpoint, chosen / loaded.server_key, chosen / loaded.key)
+
+
+PIECE: Final = 1 << 20
+PATIENCE_S: Final = 60.0  # how long those who wait and follow bear an absent controller
+ANSWER_S: Final = 3.0  # beyond a long poll's own wait
+TIMEOUT: Final = "ONES_TIMEOUT_S"
+TIMEOUT_S: Final = 10.0  # where nobody says how long a controller that is there may take
+ABSENT_S: Final = 0.2  # without an answer, before we look whether anybody listens
+CONNECT_S: Final = 0.5  # for that look
+R = TypeVar("R", bound=Message)
+
+
+class ClusterConnection:
+    """A connection to one cluster; an async context manager.
+
+    Args:
+        home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
+        timeout: seconds; default: $ONES_TIMEOUT_S, else 10, and 2 at most where nobody listens.
+
+    Raises:
+        SettingsError: if there is no cluster in that folder, or its keys cannot be used.
+    """
+
+    def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
+        self._home = home if isinstance(home, Home) else find_home(home)
+        asked = os.environ.get(TIMEOUT) if timeout is None else timeout
+        self._timeout = TIMEOUT_S if asked is None else float(asked)
+        self._looks = asked is None  # whether an absent controller is told from a slow one
+        self._link = Link(load_keys(self._home.key))
+        self._server_key = load_public(self._home.server_key)
+        self._calls: RequestChannel | None = None
+        self._logs: RequestChannel | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the socket; the first call finds out whether anybody is there."""
+        self._calls = self._open_channel(self._home.endpoint, REPLY)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close all sockets."""
+        for channel in (self._calls, self._logs):
+            if channel is not None:
+                channel.close()
+        await asyncio.sleep(0)
+        self._link.close()
+
+    async def cluster(self) -> Cluster:
+        """Who answers, and as whom you are known."""
+        return await self._call(GetCluster(), Cluster)
+
+    async def _put(
+        self, digest: str, archive: bytes, on_sent: Callable[[int, int], None] | None = None
+    ) -> None:
+        offset = 0
+        while offset < len(archive) or offset == 0:
+            piece = archive[offset : offset + PIECE]
+            request = PutSnapshot(digest=digest, offset=offset, data=piece, total=len(archive))
+            stored = await self._call(request, SnapshotStored)
+            offset = stored.size
+            if on_sent is not None:
+                on_sent(offset, len(archive))
+            if offset == len(archive):
+                return
+
+    async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:
+        if self._calls is None:
+            raise UnreachableError("the client is not open", "use `async with Client() as client`")
+        return _expected(await self._ask(self._calls, request, wait_s), kind)
+
+    async def _ask(self, channel: RequestChannel, request: Message, wait_s: float) -> Any:
+        answer_s = wait_s + ANSWER_S
+        if wait_s:
+            return await channel.call(request, answer_s, PATIENCE_S)
+        reply = channel.call(request, answer_s, self._timeout)
+        return await (self._unless_absent(reply) if self._looks else reply)
+
+    async def _unless_absent(self, reply: Coroutine[Any, Any, Any]) -> Any:
+        """The reply; its error is early where nobody listens at all."""
+        answer = asyncio.ensure_future(reply)
+        try:
+            await asyncio.wait([answer], timeout=ABSENT_S)
+            if not answer.done() and not await _listens(self._home.endpoint):
+                what = f"no controller answers at {self._home.endpoint}"
+                raise UnreachableError(what, self._home.remedy)
+            return await answer
+        finally:
+            answer.cancel()
+
+    async def _page(self, request: ReadLog) -> LogPage:
+        return await self._bulk_call(request, LogPage, request.wait_s)
+
+    async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
+        """A request on the port of output and files, which is opened with the first of them."""
+        if self._logs is None:
+            cluster = await self.cluster()
+            endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
+            self._logs = self._open_channel(endpoint, LOG_REPLY)
+        return _expected(await self._ask(self._logs, request, wait_s), kind)
+
+    def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
+        return RequestChannel(self._link.connect("DEALER", endpoint, self._server_key), codec)
+
+
+async def _listens(endpoint: str) -> bool:
+    """Whether anybody takes connections at tcp://HOST:PORT."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        opening = asyncio.open_connection(host.strip("[]"), int(port))
+        _, writer = await asyncio.wait_for(opening, CONNECT_S)
+    except (OSError, ValueError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+def _expected(reply: Any, kind: type[R]) -> R:
+    if not isinstance(reply, kind):
+        raise UnreachableError(
+            f"the controller answered {type(reply).__name__}", "compare releases"
+        )
+    return reply

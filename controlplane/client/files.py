@@ -1,0 +1,419 @@
+"""What a job made, brought here: its files, its checkpoints, piece by piece and checked.
+
+What admins do with keys: list, add and revoke them.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import fnmatch
+import hashlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from controlplane.client.archive import FETCHED
+from controlplane.client.streams import StreamPages
+from schemas.errors import BadFieldError, TooLargeError, UnavailableError
+from schemas.ids import JobId, NodeId, Seconds, node_of
+from schemas.wire.client import AddKey, JobDetail, KeyInfo, Keys, ListKeys, RevokeKey
+from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListFiles, ReadFile
+
+ASK_S: Final = 10.0  # that an agent may take
+TRIES: Final = 3  # of a file that changes on its way
+R = TypeVar("R", FileList, FilePiece)
+MOST_BYTES: Final = 10**10  # of one fetch, unless its caller says otherwise
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """A file that a job made or changed, on one node."""
+
+    name: str  # work/NODE/PATH, or checkpoints/NAME: where a fetch puts it
+    node: NodeId
+    info: FileInfo
+
+    @property
+    def size(self) -> int:
+        """Bytes, when it was listed."""
+        return self.info.size
+
+
+class JobFiles(NamedTuple):
+    """What there is of a job, and what cannot be had."""
+
+    files: tuple[JobFile, ...]
+    refused: tuple[str, ...] = ()  # links that lead elsewhere, and what is no file; with the node
+    missing: tuple[str, ...] = ()  # nodes that are away, files beyond a list's bound; in words
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """A file that is here now."""
+
+    path: Path
+    size: int  # bytes
+    sha256: str  # hexadecimal
+
+
+class Fetch(NamedTuple):
+    """What came of a fetch."""
+
+    files: tuple[Fetched, ...]
+    refused: tuple[str, ...] = ()  # as in `JobFiles`
+    missing: tuple[str, ...] = ()  # also files that could not be had; in words
+
+
+class FileTransfers(StreamPages):
+    """Lists and fetches files of jobs."""
+
+    async def files(self, job: str, pattern: str = "*") -> JobFiles:
+        """What a job made or changed on every node where it ran, and its checkpoints.
+
+        Args:
+            pattern: of names, such as `*.png` or `checkpoints/*`; against a file's own name too.
+
+        Returns:
+            By name; a checkpoint that several nodes share is listed once.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            DeniedError: if it is somebody else's.
+        """
+        detail = await self.job(job)
+        found: dict[str, JobFile] = {}
+        refused: list[str] = []
+        missing: list[str] = []
+        for node in nodes_of(detail):
+            request = ListFiles(job=JobId(job), node=node)
+            try:
+                listed = await self._ask_node(request, FileList)
+            except UnavailableError as error:
+                missing.append(error.message)
+                continue
+            refused += [f"{node}: {name}" for name in listed.refused]
+            if listed.left_out:
+                missing.append(f"{node}: {listed.left_out} more files than a list has room for")
+            for info in listed.files:
+                name = _name(info, node)
+                if name and matches(name, pattern):
+                    found.setdefault(name, JobFile(name, node, info))
+        files = tuple(found[name] for name in sorted(found))
+        return JobFiles(files, tuple(refused), tuple(missing))
+
+    async def file_pieces(self, job: str, file: JobFile) -> AsyncIterator[bytes]:
+        """The content of one file, in pieces of 1 MiB at most.
+
+        Args:
+            file: of the list that `files` gave.
+
+        Raises:
+            UnavailableError: if it changed on its way, or its node is away.
+            BadFieldError: if it is not there any more.
+        """
+        offset, stamp = 0, ""
+        while True:
+            request = ReadFile(
+                job=JobId(job),
+                node=file.node,
+                area=file.info.area,
+                path=file.info.path,
+                offset=offset,
+            )
+            piece = await self._ask_node(request, FilePiece)
+            stamp = stamp or piece.stamp
+            whole = hashlib.sha256(piece.data).hexdigest() == piece.digest
+            if piece.stamp != stamp or piece.offset != offset or not whole:
+                raise UnavailableError(f"{file.name} changed on its way", "fetch it again")
+            offset += len(piece.data)
+            if piece.data:
+                yield piece.data
+            if offset >= piece.size or not piece.data:
+                return
+
+    async def fetch_file(
+        self,
+        job: str,
+        file: JobFile,
+        target: Path,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> Fetched:
+        """Bring one file here, whole or not at all.
+
+        Args:
+            file: of the list that `files` gave.
+            target: the file to write; one that is there is replaced.
+            on_bytes: called in the client's loop with the size of each piece.
+
+        Raises:
+            UnavailableError: if it keeps changing, or its node is away.
+            BadFieldError: if it is not there any more, or `target` cannot be written.
+        """
+        fresh = target.with_name(f".{target.name}.part")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for left in reversed(range(TRIES)):
+                try:
+                    fetched = await self._store(job, file, fresh, on_bytes)
+                    break
+                except UnavailableError:
+                    if not left:
+                        raise
+            fresh.replace(target)
+        except OSError as error:
+            raise BadFieldError(
+                f"{target}: {error.strerror}", "choose another --to", "to"
+            ) from None
+        finally:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+        return Fetched(target, fetched.size, fetched.sha256)
+
+    async def _store(
+        self, job: str, file: JobFile, target: Path, on_bytes: Callable[[int], None] | None
+    ) -> Fetched:
+        digest, size = hashlib.sha256(), 0
+        with target.open("wb") as out:
+            async for data in self.file_pieces(job, file):
+                out.write(data)
+                digest.update(data)
+                size += len(data)
+                if on_bytes is not None:
+                    on_bytes(len(data))
+        return Fetched(target, size, digest.hexdigest())
+
+    async def fetch(
+        self,
+        job: str,
+        to: Path,
+        pattern: str = "*",
+        *,
+        most_bytes: int = MOST_BYTES,
+        on_bytes: Callable[[int, int], None] | None = None,
+    ) -> Fetch:
+        """Bring what a job made here: `to`/work/NODE/PATH and `to`/checkpoints/NAME.
+
+        Args:
+            to: a folder, made if there is none.
+            pattern: of names, such as `*.png` or `checkpoints/*`.
+            most_bytes: bound of all files together.
+            on_bytes: called in the client's loop with the bytes that came, and all of them.
+
+        Returns:
+            The files, and what could not be had.
+
+        Raises:
+            TooLargeError: if the files are larger than that; nothing was fetched.
+            BadFieldError: if `to` cannot be made.
+            UnknownJobError: if there is no such job.
+            DeniedError: if it is somebody else's.
+        """
+        there = await self.files(job, pattern)
+        total = sum(file.size for file in there.files)
+        if total > most_bytes:
+            what = f"{len(there.files)} files of {total} bytes, the bound is {most_bytes}"
+            raise TooLargeError(what, "name fewer with a pattern, or raise the bound", "most")
+        if there.files:
+            _make(to, job)
+        came = 0
+
+        def count(size: int) -> None:
+            nonlocal came
+            came += size
+            if on_bytes is not None:
+                on_bytes(came, max(total, came))
+
+        fetched, missing = [], list(there.missing)
+        for file in there.files:
+            try:
+                fetched.append(await self.fetch_file(job, file, to / file.name, count))
+            except (UnavailableError, BadFieldError) as error:
+                missing.append(f"{file.name}: {error.message}")
+        return Fetch(tuple(fetched), there.refused, tuple(missing))
+
+    async def last_checkpoint(self, job: str) -> JobFile:
+        """The checkpoint with which a job would go on, or ended.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if it has none that can be had.
+        """
+        detail = await self.job(job)
+        there = await self.files(job, f"{CHECKPOINTS}/*.pt")
+        chosen = newest([file.name for file in there.files], detail.summary.epoch)
+        for file in there.files:
+            if file.name == chosen:
+                return file
+        why = "; ".join(there.missing) or f"it finished {detail.summary.epoch} epochs"
+        hint = "one is written at the end of each epoch"
+        raise BadFieldError(f"{job} has no checkpoint here ({why})", hint, "job")
+
+    async def _ask_node(self, request: ListFiles | ReadFile, kind: type[R]) -> R:
+        return await self._bulk_call(request, kind, ASK_S)
+
+
+def _make(to: Path, job: str) -> None:
+    """Make a folder for results; a new one is marked, so that it travels with no later job."""
+    fresh = not to.exists()
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            (to / FETCHED).write_text(f"{job}\n", encoding="utf-8")
+    except OSError as error:
+        raise BadFieldError(f"{to}: {error.strerror}", "choose another --to", "to") from None
+
+
+def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
+    """Every node that a job had a slot on."""
+    slots = [slot for version in detail.versions for slot in version.slots]
+    return tuple(dict.fromkeys(node_of(slot) for slot in slots))
+
+
+def newest(names: list[str], epoch: int) -> str:
+    """The checkpoint of the last finished epoch, of the last group that wrote one.
+
+    A group that was lost may have written epochs that the job did again.
+
+    Args:
+        names: `checkpoints/epoch-EPOCH.vVERSION.pt`, in any order.
+        epoch: the last one that the job finished.
+
+    Returns:
+        One of them; empty if there is none.
+    """
+    known = []
+    for name in names:
+        number, _, version = PurePosixPath(name).stem.removeprefix("epoch-").partition(".v")
+        if number.isdigit() and version.isdigit() and int(number) <= epoch:
+            known.append((int(version), int(number), name))
+    return max(known, default=(0, 0, ""))[2]
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a file is meant.
+
+    Args:
+        name: with its folders.
+        pattern: against all of it, its path on the node, or its last part.
+    """
+    path = PurePosixPath(name)
+    inside = "/".join(path.parts[2:])
+    return any(fnmatch.fnmatchcase(text, pattern) for text in (name, inside, path.name))
+
+
+def _name(info: FileInfo, node: NodeId) -> str:
+    """Where a file goes here; empty for a path that would lead anywhere else."""
+    parts = PurePosixPath(info.path).parts
+    if not parts or info.path.startswith("/") or not {"..", "\0"}.isdisjoint(parts):
+        return ""
+    if any("\0" in part or "/" in part for part in (*parts, node)) or node in {"", ".", ".."}:
+        return ""
+    folder = (CHECKPOINTS,) if info.area == CHECKPOINTS else (info.area, node)
+    return "/".join((*folder, *parts))
+
+
+T = TypeVar("T")
+
+
+class KeyRequests(FileTransfers):
+    """Keeps the cluster's list of keys; for admins."""
+
+    async def keys(self) -> tuple[KeyInfo, ...]:
+        """All keys, also those that are not valid any more.
+
+        Raises:
+            DeniedError: if the key is no admin's.
+        """
+        found, cursor = list[KeyInfo](), ""
+        while True:
+            page = await self._call(ListKeys(cursor=cursor), Keys)
+            found += page.keys
+            cursor = page.next
+            if not cursor:
+                return tuple(found)
+
+    async def add_key(
+        self,
+        public: str,
+        name: str,
+        role: str,
+        projects: Sequence[str] = (),
+        expires: float | None = None,
+    ) -> KeyInfo:
+        """Let the owner of a key connect.
+
+        Args:
+            public: his public key, Z85; the secret one stays with him.
+            name: his, or the node's.
+            role: admin, operator, user, viewer or node.
+            projects: whose jobs it is for; the first one's are those that he submits.
+            expires: when it ends, seconds since the epoch; None: never.
+
+        Raises:
+            DeniedError: if this client's key is no admin's.
+            BadFieldError: if a field is wrong, or the key is somebody else's or was revoked.
+        """
+        asked = {
+            "public": public, "name": name, "role": role, "projects": tuple(projects),
+            "expires": None if expires is None else Seconds(expires),
+        }  # fmt: skip
+        try:
+            request = msgspec.convert({"type": "keys.add.1", **asked}, AddKey)
+        except msgspec.ValidationError as error:
+            raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
+        return (await self._call(request, Keys)).keys[0]
+
+    async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
+        """Take keys away for ever; what is open with them ends.
+
+        Args:
+            key: a public key, or a name: all keys of that name.
+
+        Raises:
+            DeniedError: if this client's key is no admin's.
+            BadFieldError: if there is no such key, or it is the last admin's.
+        """
+        return (await self._call(RevokeKey(key=key), Keys)).keys
+
+
+class BlockingKeyRequests:
+    """The same for scripts without an event loop."""
+
+    @property
+    @abc.abstractmethod
+    def _sweeps(self) -> KeyRequests:
+        """The client whose loop runs in a thread."""
+
+    @abc.abstractmethod
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let the client's loop do it."""
+
+    def keys(self) -> tuple[KeyInfo, ...]:
+        """See `Client.keys`."""
+        return self._run(self._sweeps.keys())
+
+    def add_key(
+        self,
+        public: str,
+        name: str,
+        role: str,
+        projects: Sequence[str] = (),
+        expires: float | None = None,
+    ) -> KeyInfo:
+        """See `Client.add_key`.
+
+        Args:
+            public: Z85.
+            role: admin, operator, user, viewer or node.
+            expires: seconds since the epoch; None: never.
+        """
+        return self._run(self._sweeps.add_key(public, name, role, projects, expires))
+
+    def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
+        """See `Client.revoke_key`.
+
+        Args:
+            key: a public key, or a name.
+        """
+        return self._run(self._sweeps.revoke_key(key))

@@ -1,0 +1,357 @@
+"""What a job writes and what happens in a cluster, followed a page at a time.
+
+Replies that come in pages, joined: whoever asks sees one reply.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from controlplane.client.connection import PIECE, ClusterConnection
+from schemas.errors import BadFieldError, UnreachableError
+from schemas.ids import JobId, Rank, Version
+from schemas.jobs import ENDED
+from schemas.wire import Message
+from schemas.wire.client import (
+    EventsPage,
+    ExplainJob,
+    Explanation,
+    GetJob,
+    JobDetail,
+    Jobs,
+    JobState,
+    ListJobs,
+    ListNodes,
+    Nodes,
+    ReadEvents,
+    WaitJob,
+)
+from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
+
+Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes)
+OF_A_JOB: Final = ("workers", "history", "epochs", "versions", "promises")
+
+
+class JoinedPages(ClusterConnection):
+    """Lists and details of any length."""
+
+    async def some_job_names(self) -> list[str]:
+        """Return names of jobs, oldest first: all, or of many the oldest and the live ones.
+
+        Never asks for more than two pages.
+        """
+        page = await self._call(ListJobs(ended=True), Jobs)
+        live = (await self._call(ListJobs(), Jobs)).jobs if page.next else ()
+        return [job.job for job in (*page.jobs, *live)]
+
+    async def job(self, job: str) -> JobDetail:
+        """Everything about one job.
+
+        Args:
+            job: its name, as `submit` returned it.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+        """
+        return await self._detail(GetJob(job=JobId(job)), JobId(job))
+
+    async def state(self, job: str, wait_s: float = 0.0) -> JobState:
+        """Only where a job stands.
+
+        Args:
+            job: its name, as `submit` returned it.
+            wait_s: the answer is held back so long, at most 30 s, while the job has not ended.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+        """
+        return await self._call(WaitJob(job=JobId(job), wait_s=wait_s), JobState, wait_s)
+
+    async def _detail(self, request: Message, job: JobId) -> JobDetail:
+        """The answer to a request that has a job's detail, with the pages that follow."""
+        first = await self._call(request, JobDetail)
+        return await self._joined(first, lambda cursor: GetJob(job=job, cursor=cursor), *OF_A_JOB)
+
+    async def _explanation(self, job: JobId) -> Explanation:
+        first = await self._call(ExplainJob(job=job), Explanation)
+        return await self._joined(
+            first, lambda cursor: ExplainJob(job=job, cursor=cursor), "decisions"
+        )
+
+    async def _job_list(self, request: ListJobs) -> Jobs:
+        first = await self._call(request, Jobs)
+        return await self._joined(
+            first, lambda cursor: msgspec.structs.replace(request, cursor=cursor), "jobs"
+        )
+
+    async def _node_list(self) -> Nodes:
+        first = await self._call(ListNodes(), Nodes)
+        return await self._joined(first, lambda cursor: ListNodes(cursor=cursor), "nodes")
+
+    async def _joined(self, first: Page, ask: Callable[[str], Message], *lists: str) -> Page:
+        page, rows = first, {name: list(getattr(first, name)) for name in lists}
+        while cursor := page.next:
+            page = await self._call(ask(cursor), type(first))
+            if page.next == cursor:
+                what = f"the controller gives the page at {cursor} again and again"
+                raise UnreachableError(what, "compare releases")
+            for name in lists:
+                rows[name] += getattr(page, name)
+        return msgspec.structs.replace(page, **{name: tuple(rows[name]) for name in lists})
+
+
+POLL_S: Final = 3.0  # of one long poll; an answer that a crash took is asked for again after it
+LOOK_S: Final = 0.001  # of a poll for what is there now
+Who = tuple[Version, Rank]
+RAW_END: Final = re.compile(rb"(?<=[\r\n])")
+NOBODY: Final = (Version(0), Rank(0))  # no worker is of this version: a remark of our own
+
+
+class OutputLine(NamedTuple):
+    """A line that a worker wrote."""
+
+    rank: int | None  # None: a remark of the client's own
+    text: str  # without its terminator; for a progress bar, its last state
+    time: float | None = None  # when the controller got its end, seconds since the epoch
+    node: str | None = None
+    end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
+
+
+class WorkerLine(NamedTuple):
+    """A line as its worker wrote it, or the part of it that is there."""
+
+    data: bytes  # without its newline
+    piece: LogPiece  # the one that it ends in
+    whole: bool = True
+
+
+class StreamPages(JoinedPages):
+    """Feed events, output and sample records as they come, many in one page."""
+
+    async def event_pages(
+        self, from_seq: int, *, follow: bool
+    ) -> AsyncIterator[tuple[FeedEvent, ...]]:
+        """Feed events as they come from the controller.
+
+        Args:
+            from_seq: number of the first one, 1-based.
+            follow: go on for ever; else end behind the last one there is.
+
+        Yields:
+            Events in order, without gaps; no page is empty.
+        """
+        while True:
+            wait_s = POLL_S if follow else 0.0
+            request = ReadEvents(from_seq=from_seq, wait_s=wait_s)
+            page = await self._call(request, EventsPage, wait_s)
+            if page.events:
+                yield page.events
+            elif not follow and page.next_seq <= from_seq:  # else it passed over others' events
+                return
+            from_seq = max(from_seq, page.next_seq)
+
+    async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
+        """Sample records as they come from the controller.
+
+        Yields:
+            Records as `samples` gives them; a page may be empty.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if its job file does not ask for `record_samples`.
+        """
+        detail = await self.job(job)
+        if not detail.spec.record_samples:
+            hint = "put `record_samples = true` into its job file, and submit it again"
+            raise BadFieldError(f"{job} does not record its samples", hint, "record_samples")
+        restarts = [(v.version, v.resumed_step) for v in detail.versions if v.kind == "start"]
+        seen: set[tuple[int, int, int]] = set()
+        async for page in self.line_pages(job, SAMPLES, None, follow=False):
+            fresh = []
+            for line, piece, _ in page:
+                if line[-1:] != b"}":
+                    continue
+                record = json.loads(line)
+                born = piece.version
+                taken_back = any(v > born and record["step"] > step for v, step in restarts)
+                key = (record["epoch"], record["step"], record["rank"])
+                if not taken_back and key not in seen:
+                    seen.add(key)
+                    fresh.append(record)
+            yield fresh
+
+    async def output_pages(
+        self,
+        job: str,
+        rank: int | None = None,
+        *,
+        follow: bool,
+        since: float = 0.0,
+        last: int | None = None,
+        matching: str = "",
+        unfinished: bool = False,
+        raw: bool = False,
+    ) -> AsyncIterator[list[OutputLine]]:
+        """Lines of a job's output, as they come.
+
+        Args:
+            rank: only of this worker; None: of all.
+            follow: until the job has ended.
+            since: only what reached the controller then or later, seconds since the epoch.
+            last: of what there is now, only so many lines; None: all.
+            matching: a regular expression that a line has to have a match of.
+            unfinished: lines that go on, too, as far as they are there at the end of a page.
+            raw: every state of a progress bar, as a line that ends in a carriage return.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if `matching` is no regular expression.
+        """
+        found = line_pattern(matching)
+        held = None if last is None else deque[OutputLine](maxlen=last)
+        source = self.line_pages(
+            job, LOG, rank, follow=follow, since=since, unfinished=unfinished, raw=raw
+        )
+        async for page in source:
+            lines = [_output_line(*line, raw=raw) for line in page]
+            lines = [line for line in lines if found.search(line.text)]
+            if held is None:
+                yield lines
+                continue
+            held.extend(line for line in lines if raw or line.end == "\n")
+            if follow and not page:  # that is all there is so far
+                yield list(held)
+                held = None
+        if held:
+            yield list(held)
+
+    async def line_pages(
+        self,
+        job: str,
+        stream: Stream,
+        rank: int | None,
+        *,
+        follow: bool,
+        since: float = 0.0,
+        unfinished: bool = False,
+        raw: bool = False,
+    ) -> AsyncIterator[list[WorkerLine]]:
+        """Whole lines of workers, as they come from the log relay.
+
+        Args:
+            stream: log or samples.
+            rank: only of this worker; None: of all.
+            follow: until the job has ended.
+            since: only what was stored then or later, seconds since the epoch.
+            unfinished: also yield unfinished lines, after the finished ones.
+            raw: carriage returns end lines, too, and stay where they are.
+
+        Yields:
+            An empty page, too: at the end of what there is so far.
+        """
+        rest: dict[Who, WorkerLine] = {}
+        async for pieces in self.piece_pages(job, stream, rank, follow=follow, since=since):
+            page: list[WorkerLine] = []
+            began: dict[Who, WorkerLine] = {}
+            for piece in pieces:
+                who = (piece.version, piece.rank)
+                data = (rest[who].data if who in rest else b"") + piece.data
+                *lines, last = _split_raw(data) if raw else data.split(b"\n")
+                page += [WorkerLine(line, piece) for line in lines]
+                rest[who] = began[who] = WorkerLine(
+                    last if raw else _shown(last), piece, whole=False
+                )
+            if unfinished and not raw:
+                page += [line for line in began.values() if line.data]
+            if page or not pieces:
+                yield page
+        if left := [WorkerLine(line.data, line.piece) for line in rest.values() if line.data]:
+            yield left
+
+    async def piece_pages(
+        self, job: str, stream: Stream, rank: int | None, *, follow: bool, since: float = 0.0
+    ) -> AsyncIterator[tuple[LogPiece, ...]]:
+        """Raw pieces of a stream in the order in which they were stored.
+
+        Args:
+            stream: log or samples.
+            rank: only of workers of this rank; None: of all.
+            follow: until the job has ended; else end behind the last piece there is.
+            since: only what was stored then or later, seconds since the epoch.
+
+        Yields:
+            Pieces of the stream, which may break lines; none at the end of what there is so far;
+            behind a log, one line for each of these workers whose output did not all arrive.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+        """
+        cursor, wait_s = 0, LOOK_S
+        while True:
+            state = "" if follow else (await self.state(job)).state
+            asked = ReadLog(
+                job=JobId(job),
+                stream=stream,
+                rank=None if rank is None else Rank(rank),
+                cursor=cursor,
+                max_bytes=PIECE,
+                wait_s=wait_s if follow else POLL_S if state in ENDED else 0.0,
+                since=since,
+            )
+            page = await self._page(asked)
+            if page.pieces or not page.ended:
+                yield page.pieces
+            cursor, wait_s = page.cursor, LOOK_S if page.pieces else POLL_S
+            if page.ended or (not page.pieces and not follow):
+                if page.missing and stream == LOG:
+                    yield tuple(map(_note, page.missing))
+                return
+
+
+def _note(worker: str) -> LogPiece:
+    said = f"[ones] output of {worker} ends early: not all of it arrived\n"
+    return LogPiece(version=NOBODY[0], rank=NOBODY[1], offset=0, data=said.encode())
+
+
+def _split_raw(data: bytes) -> list[bytes]:
+    """Split behind each newline, which is dropped, and each carriage return, which stays."""
+    *lines, last = RAW_END.split(data)
+    return [*(line.removesuffix(b"\n") for line in lines), last]
+
+
+def _shown(line: bytes) -> bytes:
+    """Drop the text that a later carriage return overwrote."""
+    return line[max(0, line.rstrip(b"\r").rfind(b"\r")) :] if b"\r" in line else line
+
+
+def _output_line(data: bytes, piece: LogPiece, whole: bool, *, raw: bool) -> OutputLine:
+    bar = b"\r" in (data[-1:] if raw else data)
+    end = "\r" if bar and (raw or not whole) else "\n" if whole else ""
+    text = data.removesuffix(b"\r") if raw else _shown(data).strip(b"\r") if bar else data
+    remark = (piece.version, piece.rank) == NOBODY
+    return OutputLine(
+        None if remark else piece.rank,
+        text.decode("utf-8", "replace"),
+        piece.time or None,
+        piece.node or None,
+        end,
+    )
+
+
+def line_pattern(text: str) -> re.Pattern[str]:
+    """Compile a regular expression for lines.
+
+    Raises:
+        BadFieldError: if it is none.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        hint = "put a backslash before a sign that stands for itself"
+        raise BadFieldError(f"{text!r} is no regular expression: {error}", hint, "grep") from None

@@ -1,0 +1,347 @@
+"""A job loses its group: it starts again from its checkpoint, is tried again, or ends.
+
+Jobs that have ended leave the state, so that it holds what lives and nothing else.
+
+A sweep leaves when its last word went to its nodes and no trial of it goes on as a job. What nodes
+that come back have to hear of it, which states they keep, stays for the latest.
+
+A job comes into being: a user submitted it, or it is a trial that left its sweep.
+
+A node that cannot start workers is offered none, until its agent says that it can again.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from controlplane.core.commands import SendDelta, SendSweepDelta
+from controlplane.core.desired_state import desired_sweep
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.history import JobLeft, SweepHistory, SweepLeft
+from controlplane.core.inputs import ControllerStarted, OrderTooLarge
+from controlplane.core.model.job import Accounting, Job, lower_local_limit
+from controlplane.core.model.job_phases import (
+    NEXT,
+    Ended,
+    JobTrigger,
+    Paused,
+    Phase,
+    Starting,
+    WithGroup,
+)
+from controlplane.core.model.node import Node
+from controlplane.core.model.sweep import JobSweep, LeftSweep
+from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
+from controlplane.core.state import State, pause_before
+from schemas.ids import JobId, NodeId, Seconds, Version, node_of
+from schemas.jobs import JobSpec
+from schemas.wire.agent import SETTLED, GroupDelta
+from schemas.wire.feed import Detail
+from schemas.wire.sweeps import SweepDelta
+
+AT_ONCE: Final = 200  # of one input: a journal of a former release has many
+UNITS_AT_ONCE: Final = 20_000  # of sweeps, whose past is written down then
+KEPT_LEFT: Final = 10_000  # of which nodes may still have processes
+KEPT_SWEEPS: Final = 200  # of which nodes may still have states
+KEPT_KEYS: Final = 10_000  # of submissions of jobs that left; older ones are in their records
+
+
+def begin(ctx: HandlerContext, event: ControllerStarted) -> None:
+    """From now on jobs leave; those that have ended already do so with the next inputs.
+
+    Args:
+        event: whether they do, and whether sweeps do; who left stays away.
+    """
+    ctx.state.ended_leave = ctx.state.ended_leave or event.ended_leave
+    ctx.state.sweeps_leave = ctx.state.sweeps_leave or event.sweeps_leave
+    for job in ctx.state.jobs.values():
+        may_leave(ctx, job)
+
+
+def may_leave(ctx: HandlerContext, job: Job) -> None:
+    """Have a job leave with the next input, if nothing of it lives.
+
+    Args:
+        ctx: of this input: whoever looks at the job behind it still finds it.
+    """
+    if ctx.state.ended_leave and job.ended and not job.workers and _is_through(ctx.state, job):
+        ctx.state.leaving[job.job] = None
+
+
+def _is_through(state: State, job: Job) -> bool:
+    """Whether nothing follows of a sweep any more, neither orders nor epochs of its trials."""
+    if job.sweep is None:
+        return True
+    if not (state.sweeps_leave and job.sweep.closed) or job.job in state.sweeps:
+        return False
+    trials = (one.spec.stated_trial for one in state.jobs.values())
+    return not any(trial is not None and trial.sweep == job.job for trial in trials)
+
+
+def leave(ctx: HandlerContext) -> None:
+    """Take those who wait to leave out of the state, some at a time.
+
+    Args:
+        ctx: of this input, before it is handled.
+    """
+    state, units = ctx.state, 0
+    for name in list(islice(state.leaving, AT_ONCE)):
+        if units >= UNITS_AT_ONCE:
+            break
+        del state.leaving[name]
+        job = state.jobs.pop(name)
+        if job.nodes:
+            state.left[name] = job.version
+        if job.key:
+            del state.keys[job.key]
+            state.left_keys[job.key] = name
+        ctx.records.append(JobLeft(job=name, last=job))
+        if job.sweep is not None:
+            history = _leave_sweep(ctx, job, job.sweep)
+            units += len(history.units)
+        elif (trial := job.spec.stated_trial) is not None and trial.sweep in state.jobs:
+            may_leave(ctx, state.jobs[trial.sweep])
+    while len(state.left) > KEPT_LEFT:
+        del state.left[next(iter(state.left))]
+    while len(state.left_keys) > KEPT_KEYS:
+        del state.left_keys[next(iter(state.left_keys))]
+
+
+def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory:
+    """The past of a sweep, which leaves with it."""
+    state = ctx.state
+    state.ended_sweeps.pop(job.job, None)
+    last = {node: desired_sweep(state, job, sweep, node) for node in sweep.told}
+    state.left_sweeps[job.job] = LeftSweep(
+        revision=sweep.revision,
+        attempts=sweep.engine.state.attempts,
+        wanted={node: delta.wanted for node, delta in last.items()},
+    )
+    while len(state.left_sweeps) > KEPT_SWEEPS:
+        del state.left_sweeps[next(iter(state.left_sweeps))]
+    history = ctx.totals.sweeps.pop(job.job, SweepHistory())
+    ctx.records.append(SweepLeft(job=job.job, history=history))
+    return history
+
+
+def keep_again(ctx: HandlerContext, node: NodeId) -> None:
+    """Tell a node that comes back which states it keeps of sweeps that left, before all else."""
+    deltas = []
+    for name, left in ctx.state.left_sweeps.items():
+        if node in left.wanted:
+            left.revision += 1
+            delta = SweepDelta(
+                job=name, term=ctx.state.term, revision=left.revision,
+                attempts=left.attempts, units=(), wanted=left.wanted[node],
+            )  # fmt: skip
+            deltas.append(SendSweepDelta(node, delta))
+    ctx.out[:] = [*deltas, *ctx.out]
+
+
+def stop_again(ctx: HandlerContext, name: JobId, version: Version, node: NodeId) -> None:
+    """Order a node that comes back to stop what it runs of a job that left."""
+    delta = GroupDelta(
+        job=name, term=ctx.state.term, version=version, stage=SETTLED,
+        group=None, spec=None, forget=True,
+    )  # fmt: skip
+    ctx.out.append(SendDelta(node, delta))
+
+
+MAX_LOSSES: Final = 8  # groups lost in a row without a finished epoch between
+_ENDS: Final = {
+    JobTrigger.FINISHED: Phase.SUCCEEDED,
+    JobTrigger.GAVE_UP: Phase.FAILED,
+    JobTrigger.CANCELLED: Phase.CANCELLED,
+    JobTrigger.REJECTED: Phase.REJECTED,
+}
+
+
+def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
+    """Nobody has the state any more: start again from the last checkpoint.
+
+    Args:
+        job: that lost its group. It fails for good at `MAX_LOSSES` losses without an epoch between,
+            and at the first if its user wants that and its script has begun.
+        why: in words, for users; what follows is added to it.
+    """
+    job.attempts.losses += 1
+    if job.spec.fails_when_lost and any(w.pid is not None for w in job.group_workers()):
+        end(ctx, job, JobTrigger.GAVE_UP, f"{why}; on_loss = fail")
+        return
+    if job.attempts.losses >= MAX_LOSSES:
+        why = f"{why}, for the {MAX_LOSSES}th time without an epoch"
+        end(ctx, job, JobTrigger.GAVE_UP, why)
+        return
+    epoch = job.progress.epoch
+    again = f"resumes after epoch {epoch}" if job.progress.checkpoint else "starts again"
+    if job.sweep is not None:
+        again = "finished units are kept"
+    withdraw(ctx, job, "lost", JobTrigger.GROUP_LOST, f"{why}; {again}")
+
+
+def fail(ctx: HandlerContext, job: Job, why: str) -> None:
+    """The script failed: try again while retries are left.
+
+    A share that did not fit its slot is no failure of the script: it is tried again with less.
+
+    Args:
+        job: whose script failed. It ends if no retry is left; else it is tried again after a pause.
+        why: in words, for users; what follows is added to it.
+    """
+    if lower_local_limit(job, why):
+        why = f"{why}; tried again with at most {job.progress.fits} samples on a slot"
+        withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
+        return
+    attempts = job.attempts
+    attempts.failures += 1
+    if isinstance(job.status, WithGroup) and job.status.script.refused:
+        again = "; not tried again: it would be refused again" if job.spec.retries else ""
+        end(ctx, job, JobTrigger.GAVE_UP, why + again)
+        return
+    if job.failing_is_final:
+        tried = f" (try {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
+        end(ctx, job, JobTrigger.GAVE_UP, why + tried)
+        return
+    pause_s = pause_before(attempts.failures)
+    attempts.start_at = Seconds(ctx.now + pause_s)
+    left = job.spec.retries - attempts.failures + 1
+    why = f"{why}; tried again in {pause_s:.0f} s, {left} left"
+    withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
+
+
+def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, why: str) -> None:
+    """Take the job's group away, and notify its nodes; it waits for another.
+
+    Args:
+        outcome: of the group, for its history.
+    """
+    resumes = isinstance(job.status, Starting) and job.status.resumes
+    nodes = _dismiss(ctx, job, outcome)
+    ctx.move(job, trigger, Paused(suspended=resumes), why)
+    ctx.send_to(job, nodes)
+    ctx.announce_phase(job)
+    ctx.ask = True
+
+
+def end(
+    ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str, more: Detail | None = None
+) -> None:
+    """The job is over: nothing of it may run anywhere.
+
+    Args:
+        job: that has not ended.
+        trigger: finished, gave up, cancelled or rejected.
+        more: numbers for programs, beside its exit code and epoch.
+    """
+    ended: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
+    detail: Detail = {**ended, **(more or {})}
+    nodes = dict.fromkeys([*_dismiss(ctx, job, trigger.value), *job.nodes])
+    ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), why, detail)
+    ctx.totals.job_ended(job, ctx.now)
+    del ctx.state.active[job.job]
+    ctx.state.overrides.pop(job.job, None)
+    job.override, job.override_waits = None, ""
+    ctx.send_to(job, nodes)
+    _let_go_of_sweep(ctx, job)
+    forget_exited(ctx, job)
+    ctx.ask = True
+
+
+def _let_go_of_sweep(ctx: HandlerContext, job: Job) -> None:
+    """Nodes may forget a sweep that has ended when the last job that was its trial has ended."""
+    trial = job.spec.stated_trial
+    former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
+    if former is not None and former.ended and former.sweep is not None:
+        ctx.send_to(former, dict.fromkeys([*former.nodes, *former.sweep.told]))
+
+
+def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
+    """A node cannot be told what to run of a job: the job fails, and nobody else notices.
+
+    Args:
+        event: the job, and how large it was. Nothing happens to a job that holds no slots by now.
+    """
+    job = ctx.state.jobs.get(event.job)
+    if job is None or (job.phase, JobTrigger.GAVE_UP) not in NEXT:
+        return
+    why = f"its orders to {event.node} take {event.size} bytes, a message at most {event.most}"
+    remedy = "put large args, env and choices into files of the working directory"
+    end(ctx, job, JobTrigger.GAVE_UP, f"{why}: {remedy}")
+
+
+def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
+    """Order every worker to stop; returns the nodes to notify."""
+    ctx.conclude(job, outcome)
+    job.version = Version(job.version + 1)
+    if job.group is not None:
+        job.progress.last_batch = job.group.global_batch
+    ctx.state.deadlines.clear(job.job)
+    for worker in job.workers.values():
+        if worker.phase not in {WorkerPhase.LEAVING, WorkerPhase.EXITED}:
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
+    return list(dict.fromkeys(node_of(worker.slot) for worker in job.workers.values()))
+
+
+def forget_exited(ctx: HandlerContext, job: Job) -> None:
+    """Forget processes that have exited, but for those that a group still counts on.
+
+    Args:
+        job: it is changed in place; without a process left, it is off the list of those that have
+            any.
+    """
+    counted = {member.worker for member in job.members()}
+    job.workers = {
+        name: worker
+        for name, worker in job.workers.items()
+        if worker.phase is not WorkerPhase.EXITED or name in counted
+    }
+    if not job.workers:
+        ctx.state.jobs_with_processes.pop(job.job, None)
+        may_leave(ctx, job)
+
+
+def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project: str) -> Job:
+    """Take in a job, which waits for its turn.
+
+    Args:
+        snapshot: digest of its working directory's archive, which is stored.
+        project: whose members see it; empty: only its user.
+    """
+    state = ctx.state
+    state.jobs_accepted += 1
+    name = JobId(f"{spec.name}-{state.jobs_accepted}")
+    job = Job(
+        job=name,
+        spec=spec,
+        snapshot=snapshot,
+        user=user,
+        project=project,
+        submitted_at=ctx.now,
+        accounting=Accounting(since=ctx.now),
+    )
+    state.living_counts.came(job)
+    state.jobs[name] = job
+    state.active[name] = None
+    ctx.changed_jobs[name] = None
+    ctx.announce("job.submitted", job, {"name": spec.name, "user": user})
+    ctx.ask = True
+    return job
+
+
+def note_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) -> None:
+    """A node's agent says what keeps it from starting workers; those that train go on.
+
+    Args:
+        problems: in words, with what helps; none: it is well.
+    """
+    if problems == node.problems:
+        return
+    if bool(problems) is not bool(node.problems):
+        ctx.state.slot_index.touch_node(node.node)
+        ctx.ask = True
+    node.problems = problems
+    if problems:
+        ctx.announce("node.unhealthy", node=node, detail={"reason": "; ".join(problems)})
+    else:
+        ctx.announce("node.healthy", node=node)

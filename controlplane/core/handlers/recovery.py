@@ -1,0 +1,333 @@
+"""Something was lost: a change is abandoned, or the others go on from the furthest step.
+
+A recovery is a change without newcomers: the survivors quiesce and report where they are, build
+a group, and take the furthest state.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core import desired_state
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.lifecycle import fail, forget_exited, restart_from_checkpoint
+from controlplane.core.handlers.start import CLUSTER, make_group, note_order, share_batch, trains_on
+from controlplane.core.inputs import RescaleExpired
+from controlplane.core.model import rescale as rescales
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
+from controlplane.core.model.rescale import QuiescePoint, Rescale, RescalePhase, RescaleTrigger
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
+from controlplane.core.state import pause_before
+from controlplane.policy.api import Reason
+from schemas.ids import NodeId, Seconds, SlotId, Version, node_of
+from schemas.nodes import Group
+from schemas.wire.agent import RECOVER, GroupBroken, JoinFailed, Quiesced
+
+MAX_RECOVERIES: Final = 5  # in a row, without a group between
+STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
+
+
+# --- a change is abandoned
+
+
+def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) -> None:
+    """Give a change up; the group that trains goes on as if nothing had been asked.
+
+    Args:
+        job: nothing happens if it does not re-scale.
+    """
+    status = job.status
+    if not isinstance(status, Rescaling):
+        return
+    change, group = status.change, status.group
+    rescales.advance(job.job, change, trigger)
+    for member in change.group.members:
+        worker = job.workers[member.worker]
+        if group.member(member.worker) is None and worker.phase not in STOPPING:
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
+    status.script.error, status.script.refused = "", False
+    ctx.state.deadlines.clear(job.job)
+    ctx.conclude(job, "abandoned")
+    if trigger is not RescaleTrigger.SUPERSEDED:
+        _back_off(ctx, job)
+    running = Running(group=group, script=status.script)
+    ctx.advance(job, JobTrigger.RESCALE_ABANDONED, running, f"{trains_on(group)}: {why}")
+    ctx.send_to(job, change.notified_nodes)
+    forget_exited(ctx, job)
+    _release_reservations(ctx, group)
+    ctx.ask = True
+    version = change.group.version
+    if any(worker.formed == version > group.version for worker in job.group_workers()):
+        recover(ctx, job, f"a worker went on to the abandoned version {version}")
+
+
+def _release_reservations(ctx: HandlerContext, group: Group) -> None:
+    """Those who reserved slots that are kept after all stop waiting for them."""
+    kept = {member.slot for member in group.members}
+    waiting = [
+        job for slot, (job, _) in ctx.state.slot_index.reservations().items() if slot in kept
+    ]
+    for job in {job.job: job for job in waiting}.values():
+        if job.change is not None and job.change.phase is RescalePhase.PREPARING:
+            abandon(ctx, job, RescaleTrigger.EXPIRED, "the slots that it reserved are kept")
+
+
+def _back_off(ctx: HandlerContext, job: Job) -> None:
+    """Nothing is tried again at once: it may be what does the harm."""
+    job.attempts.changes += 1
+    job.attempts.change_at = Seconds(ctx.now + pause_before(job.attempts.changes))
+
+
+# --- a member is lost
+
+
+def recover(ctx: HandlerContext, job: Job, why: str) -> None:
+    """A member is lost: the others quiesce, agree on the furthest step and go on.
+
+    Args:
+        job: nothing happens if it has no group.
+    """
+    status = job.status
+    if not isinstance(status, Running | Rescaling | Starting):
+        return
+    change, attempts = status.change, job.attempts
+    if change is not None:
+        rescales.advance(job.job, change, RescaleTrigger.MEMBER_LOST)
+        ctx.conclude(job, "broken")
+    survivors = _survivors(job, status.group, change)
+    attempts.recoveries += 1
+    if attempts.changes:  # the first loss since an epoch is no reason to wait
+        _back_off(ctx, job)
+    else:
+        attempts.changes = 1
+    never_trained = isinstance(status, Starting)
+    if attempts.recoveries > MAX_RECOVERIES or not survivors or never_trained:
+        restart_from_checkpoint(ctx, job, why)
+        return
+    for worker in job.workers.values():
+        going = worker.phase in STOPPING or worker.phase is WorkerPhase.RETIRING
+        if worker not in survivors and not going:
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
+    recovery = _quiesce(ctx, job, status.group, survivors, why)
+    many = len(survivors) != 1
+    why = f"{why}; {len(survivors)} {'workers go' if many else 'worker goes'} on"
+    rescaling = Rescaling(group=status.group, change=recovery, script=status.script)
+    ctx.advance(job, JobTrigger.MEMBER_LOST, rescaling, why)
+    ctx.send_to(job, recovery.notified_nodes)
+    _release_reservations(ctx, recovery.group)
+
+
+def _quiesce(
+    ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], why: str
+) -> Rescale:
+    """Order that the survivors quiesce, to be the next group."""
+    before, version = job.version, Version(job.version + 1)
+    recovery = Rescale(
+        group=make_group(job, version, share_batch(survivors, group.global_batch)),
+        kind=RECOVER,
+        before=before,
+        phase=RescalePhase.QUIESCING,
+        why=why,
+        began=ctx.now,
+        notified_nodes=dict.fromkeys(
+            node_of(worker.slot)
+            for worker in job.workers.values()
+            if worker.phase is not WorkerPhase.EXITED
+        ),
+    )
+    note_order(ctx, job, recovery.group, RECOVER, Reason("lost", why), by=CLUSTER)
+    ctx.state.deadlines.expect_rescale(job.job, version, recovery.phase, ctx.now)
+    return recovery
+
+
+def _survivors(job: Job, group: Group, change: Rescale | None) -> list[Worker]:
+    """Those that may have the whole state, in rank order; newcomers last."""
+    switching = change is not None and change.phase is not RescalePhase.PREPARING
+    phases = {WorkerPhase.MEMBER, WorkerPhase.READY} if switching else {WorkerPhase.MEMBER}
+    found = [job.workers[member.worker] for member in job.members()]
+    found = [worker for worker in found if worker.phase in phases]
+    has_state = any(worker.phase is WorkerPhase.MEMBER for worker in found)
+    return found if has_state and group.members else []
+
+
+def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) -> None:
+    """A survivor stands still.
+
+    Args:
+        job: nothing happens unless its recovery waits for such words.
+        event: the step and epoch that it reached, and whether it has the whole state. One of
+            another group is late, and changes nothing.
+    """
+    change = job.change
+    if change is None or change.phase is not RescalePhase.QUIESCING:
+        return
+    if event.group != change.group.version or change.group.member(worker.worker) is None:
+        return
+    change.points[worker.worker] = QuiescePoint(
+        step=event.step, epoch=event.epoch, full=event.full, port=event.port
+    )
+    rejoin_when_quiesced(ctx, job, change)
+
+
+def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None:
+    """Go on with those that have the whole state, once every survivor has said so.
+
+    Args:
+        change: its recovery, in phase QUIESCING.
+    """
+    survivors = [
+        job.workers[member.worker]
+        for member in change.group.members
+        if job.workers[member.worker].phase not in STOPPING
+    ]
+    if any(worker.worker not in change.points for worker in survivors):
+        return
+    full = [worker for worker in survivors if change.points[worker.worker].full]
+    if not full:
+        rescales.advance(job.job, change, RescaleTrigger.NOBODY_FULL)
+        restart_from_checkpoint(ctx, job, f"{change.why}, and nobody else had the whole state")
+        return
+    for worker in survivors:
+        if worker not in full:
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
+    rescales.advance(job.job, change, RescaleTrigger.QUIESCED)
+    points = [change.points[worker.worker] for worker in full]
+    places = [(point.step, point.epoch) for point in points]
+    change.source = None if len(set(places)) == 1 else places.index(max(places))
+    version = change.group.version
+    change.group = make_group(job, version, share_batch(full, change.group.global_batch))
+    ctx.state.slot_index.touch(job.job)
+    ctx.changed_jobs[job.job] = None
+    ctx.state.deadlines.expect_rescale(job.job, version, change.phase, ctx.now)
+    if len(full) > 1:
+        change.store = desired_state.address_of(ctx.state, full[0], points[0].port)
+    ctx.send_to(job, change.notified_nodes)
+
+
+# --- what says so
+
+
+def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken) -> None:
+    """A member met a fault in a collective operation.
+
+    Args:
+        job: it starts again if the group that is started could not form, and fails if that is
+            because its script raised; else it recovers.
+        event: the version of the group that broke, and the error in words. An older version than
+            that in force is late, and so is any while the others quiesce.
+    """
+    status, version, why = job.status, event.group, event.error
+    if isinstance(status, Starting):
+        if version == status.group.version:
+            _could_not_form(ctx, job, status, why)
+        elif version > status.group.version:
+            recover(ctx, job, f"the group lost a member: {why}")
+    elif isinstance(status, Running):
+        if version >= status.group.version:
+            recover(ctx, job, f"the group lost a member: {why}")
+    elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.REJOINING:
+        if version == status.change.group.version:
+            recover(ctx, job, f"the group could not be recovered: {why}")
+    elif isinstance(status, Rescaling):
+        quiescing = status.change.phase is RescalePhase.QUIESCING
+        if not quiescing and version >= status.group.version:
+            recover(ctx, job, f"the group lost a member: {why}")
+
+
+def _could_not_form(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
+    """Start again; fail if a script raised, whose process may live on in a thread."""
+    if status.script.error and ctx.state.rules:
+        fail(ctx, job, status.script.error)
+    else:
+        restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
+
+
+def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) -> None:
+    """A member could not build a group; it goes on in the one that it has.
+
+    Args:
+        job: it starts again, fails, abandons its change or recovers anew, by where it stands.
+        event: the version that could not be built, and the error in words. One of another version
+            is late, and changes nothing.
+    """
+    status, version, why = job.status, event.group, event.error
+    if isinstance(status, Starting) and version == status.group.version:
+        _could_not_form(ctx, job, status, why)
+    elif isinstance(status, Rescaling) and version == status.change.group.version:
+        if status.change.phase is RescalePhase.SWITCHING:
+            why = f"the new group could not be built: {why}"
+            abandon(ctx, job, RescaleTrigger.JOIN_FAILED, why)
+        elif status.change.phase is RescalePhase.REJOINING:
+            recover(ctx, job, f"the group could not be recovered: {why}")
+
+
+def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
+    """A change took too long.
+
+    Args:
+        event: the job, and the version that its change leads to. Nothing happens if that change is
+            over.
+    """
+    job = ctx.state.jobs.get(event.job)
+    status = job.status if job is not None else None
+    if job is None or not isinstance(status, Rescaling):
+        return
+    change = status.change
+    if change.group.version != event.version:
+        return
+    took = f"{ctx.now - change.began:.0f} s"
+    if change.phase is RescalePhase.PREPARING:
+        late = _not_ready(job, change)
+        why = f"not ready after {took}: {', '.join(late) or 'the store of the new group'}"
+        abandon(ctx, job, RescaleTrigger.EXPIRED, why)
+    elif change.phase is RescalePhase.SWITCHING:
+        joins = any(status.group.member(m.worker) is None for m in change.group.members)
+        if joins:
+            abandon(ctx, job, RescaleTrigger.EXPIRED, f"no boundary within {took}")
+        else:
+            recover(ctx, job, f"no boundary within {took}")
+    else:
+        rescales.advance(job.job, change, RescaleTrigger.EXPIRED)
+        why = f"{change.why}, and the others did not come together within {took}"
+        restart_from_checkpoint(ctx, job, why)
+
+
+def _not_ready(job: Job, change: Rescale) -> list[SlotId]:
+    members = [job.workers[member.worker] for member in change.group.members]
+    ready = {WorkerPhase.READY, WorkerPhase.MEMBER}
+    return [worker.slot for worker in members if worker.phase not in ready]
+
+
+def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
+    """A node is lost: what it runs of `job` may live on there, and is dismissed.
+
+    Args:
+        job: nothing happens if it has no group, or nothing on that node.
+    """
+    here = [
+        worker
+        for worker in job.workers.values()
+        if node_of(worker.slot) == node and worker.phase is not WorkerPhase.EXITED
+    ]
+    if not here or job.group is None:
+        return
+    counted = {member.worker for member in job.members()}
+    touched = [worker for worker in here if worker.worker in counted]
+    if isinstance(job.status, Starting) and touched:
+        restart_from_checkpoint(ctx, job, why)
+        return
+    incumbent = any(job.group.member(worker.worker) for worker in touched)
+    for worker in here:
+        if worker.phase is not WorkerPhase.LEAVING:
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
+    change = job.change
+    if change is not None and change.phase is RescalePhase.QUIESCING and touched:
+        if any(worker.phase is WorkerPhase.MEMBER for worker in job.workers.values()):
+            rejoin_when_quiesced(ctx, job, change)
+        else:
+            restart_from_checkpoint(ctx, job, why)
+    elif incumbent or (touched and change is not None and change.kind == RECOVER):
+        recover(ctx, job, why)
+    elif touched:
+        abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)

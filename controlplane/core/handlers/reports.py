@@ -1,0 +1,274 @@
+"""What nodes report of workers: each report goes to the one handler of its subject.
+
+A job gives up its slots as it was asked to; its state is in a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from controlplane.core.handler_context import HandlerContext, place
+from controlplane.core.handlers import (
+    epochs,
+    exits,
+    lifecycle,
+    recovery,
+    rescale,
+    start,
+    sweep_units,
+)
+from controlplane.core.handlers.lifecycle import forget_exited
+from controlplane.core.handlers.start import nodes_of
+from controlplane.core.history import ProcessStarted
+from controlplane.core.inputs import NodeReported
+from controlplane.core.model import rescale as rescales
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import JobTrigger, Paused, Rescaling, Running, Starting
+from controlplane.core.model.node import Node
+from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
+from schemas.ids import WorkerId, node_of, worker_id
+from schemas.nodes import ResumePoint
+from schemas.wire.agent import (
+    SUSPEND,
+    EpochReported,
+    GroupBroken,
+    GroupFormed,
+    HopperOpened,
+    JobCleared,
+    JoinFailed,
+    NodeHealth,
+    Quiesced,
+    ScriptFailed,
+    ScriptReport,
+    SlotAwaited,
+    StoreOpened,
+    Suspended,
+    TrainingFinished,
+    UnitBegun,
+    UnitEnded,
+    UnitFailed,
+    WorkerExited,
+    WorkerReady,
+    WorkerRefused,
+    WorkerStarted,
+)
+from schemas.wire.sweeps import StateCopied, StateNotCopied
+
+
+def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended) -> None:
+    """The state is in a checkpoint; all workers are about to exit.
+
+    Args:
+        job: nothing happens unless it changes, and is to give up its slots.
+        event: the version of the change, and the epoch, step and samples that the checkpoint holds.
+    """
+    status = job.status
+    if not isinstance(status, Rescaling) or event.group != status.change.group.version:
+        return
+    change = status.change
+    if change.kind != SUSPEND or change.phase is not RescalePhase.SWITCHING:
+        ctx.ignore(job, worker, "was suspended")
+        return
+    rescales.advance(job.job, change, RescaleTrigger.FORMED)
+    progress, attempts = job.progress, job.attempts
+    if job.sweep is None:  # its states are its own
+        progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
+        progress.epoch, progress.step = event.epoch, event.step
+        progress.samples_done = event.samples_done
+    progress.last_batch = status.group.global_batch
+    attempts.losses, attempts.changes, attempts.recoveries = 0, 0, 0
+    job.accounting.rescales += 1
+    ctx.totals.rescales += 1
+    for one in job.workers.values():
+        if one.phase is WorkerPhase.MEMBER:
+            ctx.advance_worker(job, one, WorkerTrigger.RETIRED)
+        elif one.phase not in {WorkerPhase.EXITED, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
+            ctx.advance_worker(job, one, WorkerTrigger.DISMISSED)
+    ctx.state.deadlines.clear(job.job)
+    ctx.conclude(job, "suspended")
+    where = f"at step {event.step}" if job.sweep is None else "its workers end their units"
+    why = f"{change.why}, {where}"
+    ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
+    ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
+    forget_exited(ctx, job)
+    ctx.ask = True
+
+
+SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
+
+
+def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
+    """The next event of a node's stream; one that was taken before changes nothing.
+
+    Args:
+        event: the node, its boot, the sequence number and the report. One of another boot, or one
+            that was taken before, is not handled; of an unknown process only its end counts.
+    """
+    node = ctx.state.nodes.get(event.node)
+    if node is None or node.boot != event.boot or event.seq <= node.committed:
+        return
+    node.committed = event.seq
+    report = event.event
+    if isinstance(report, NodeHealth):
+        lifecycle.note_problems(ctx, node, report.problems)
+        return
+    job = ctx.state.jobs.get(report.job)
+    if isinstance(report, JobCleared):
+        if job is not None:
+            exits.on_job_cleared(ctx, job, node, report)
+        return
+    if isinstance(report, StateCopied | StateNotCopied):
+        if job is not None:
+            sweep_units.on_state_report(ctx, job, node, report)
+        return
+    name = worker_id(report.job, report.version, report.rank)
+    worker = job.workers.get(name) if job else None
+    if job is None or worker is None:
+        if isinstance(report, WorkerExited | WorkerRefused):
+            _forget_foreign(ctx, node, name)
+        if job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
+            epochs.on_late_epoch(ctx, job, report)
+        return
+    if node_of(worker.slot) != node.node:
+        return  # a node speaks for its own workers only
+    if isinstance(report, ScriptReport):
+        if report.index <= worker.reports:
+            return
+        worker.reports = report.index
+    kind = type(report)
+    unheard = isinstance(report, EpochReported) and report.epoch in job.progress.unheard
+    silent = worker.phase not in SPEAKING or job.group is None
+    if unheard or (kind in FROM_MEMBERS and silent):
+        if isinstance(report, EpochReported):
+            epochs.on_late_epoch(ctx, job, report)
+        return
+    ctx.changed_jobs[job.job] = None
+    HANDLERS[kind](ctx, job, worker, report)
+
+
+def _forget_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
+    """A process of an unknown job has exited: its slots may be used."""
+    if name not in node.foreign.values():
+        return
+    was = list(node.foreign)
+    node.foreign = {slot: other for slot, other in node.foreign.items() if other != name}
+    ctx.state.slot_index.touch_node(node.node)
+    for slot in was:
+        exits.slot_freed(ctx, slot)
+    ctx.ask = True
+
+
+def on_worker_started(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerStarted) -> None:
+    """A process exists.
+
+    Args:
+        worker: that was ordered.
+    """
+    note_process(ctx, job, worker, event.pid)
+
+
+def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> None:
+    """Take down that a worker's process was seen, if that is news.
+
+    Args:
+        worker: that was ordered.
+    """
+    if worker.pid is None:
+        worker.pid = pid
+        where = node_of(worker.slot)
+        ctx.records.append(ProcessStarted(job=job.job, worker=worker.worker, node=where))
+        ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
+        ctx.announce("worker.started", job, {**place(worker), "pid": pid})
+
+
+def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerReady) -> None:
+    """A worker has built everything and waits for its group.
+
+    Args:
+        job: of the worker; it may form its group or switch to it now.
+        event: the samples of an epoch, and the port of the store that it would serve.
+    """
+    if worker.phase is WorkerPhase.ORDERED:
+        ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
+    if not ctx.hear_worker(job, worker, WorkerTrigger.READY) or job.group is None:
+        return
+    worker.store_port = event.store_port
+    if job.sweep is None:  # whose units tell
+        job.progress.epoch_samples = event.epoch_samples
+        if isinstance(job.status, Starting) and worker.rank == 0:  # the others take its state
+            epochs.on_resumed(ctx, job, event.resumed_epoch)
+    ctx.announce("worker.ready", job, place(worker))
+    if isinstance(job.status, Starting):
+        start.form_when_ready(ctx, job, job.status)
+    elif isinstance(job.status, Rescaling):
+        rescale.switch_when_prepared(ctx, job, job.status)
+
+
+def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:
+    """A newcomer beside a slot's owner has built what it can; see `handlers.swaps`."""
+    worker.waits = True
+
+
+def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
+    """A worker takes its steps in a group.
+
+    Args:
+        job: of the worker. It recovers if the group is one that was abandoned.
+        event: the version of the group, and the step that it begins at.
+    """
+    if not ctx.hear_worker(job, worker, WorkerTrigger.FORMED) or job.group is None:
+        return
+    worker.formed, worker.formed_step = event.group, event.step
+    status = job.status
+    if isinstance(status, Rescaling):
+        rescale.on_group_formed(ctx, job, status, event)
+    elif isinstance(status, Starting):
+        start.on_group_formed(ctx, job, status, event)
+    elif event.group > job.group.version:
+        recovery.recover(ctx, job, f"a worker went on to the abandoned version {event.group}")
+
+
+def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
+    """The script raised; its process is about to exit.
+
+    Args:
+        job: remembers the error, to say it when the process has ended.
+        worker: one that was ordered to stop is not blamed.
+        event: the error in words, and where in the script it was.
+    """
+    if worker.phase is not WorkerPhase.LEAVING and isinstance(
+        job.status, Starting | Running | Rescaling
+    ):
+        where = f" ({event.where})" if event.where else ""
+        script = job.status.script
+        if script.error and ctx.state.rules:
+            return  # what other workers raise later may be a consequence
+        script.error = f"{event.error}{where}"
+        script.refused = event.refused
+
+
+HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]]] = {
+    WorkerStarted: on_worker_started,
+    WorkerReady: on_worker_ready,
+    SlotAwaited: on_slot_awaited,
+    StoreOpened: rescale.on_store_opened,
+    GroupFormed: on_group_formed,
+    JoinFailed: recovery.on_join_failed,
+    GroupBroken: recovery.on_group_broken,
+    Quiesced: recovery.on_quiesced,
+    Suspended: on_suspended,
+    EpochReported: epochs.on_epoch_reported,
+    TrainingFinished: epochs.on_training_finished,
+    HopperOpened: sweep_units.on_hopper_opened,
+    UnitBegun: sweep_units.on_unit_begun,
+    UnitEnded: sweep_units.on_unit_ended,
+    UnitFailed: sweep_units.on_unit_failed,
+    ScriptFailed: on_script_failed,
+    WorkerExited: exits.on_worker_exited,
+    WorkerRefused: exits.on_worker_refused,
+}
+FROM_MEMBERS: Final = frozenset(  # what counts only of a worker that may train
+    {JoinFailed, GroupBroken, Quiesced, Suspended, EpochReported, TrainingFinished}
+)

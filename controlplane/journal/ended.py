@@ -1,0 +1,357 @@
+"""Jobs that have left the state: the last that is known of each, one row.
+
+Sweeps that have left the state: their past, in the table of the past of jobs, read in pages.
+
+One row with what is counted, one for each trial that has a past (its position ends with its
+number), and one for each `UNITS` units of the ledger, in the order in which they ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from controlplane.core.history import JobLeft, SweepHistory, TrialHistory
+from controlplane.core.model.job import Job, JobOwner, number_of
+from controlplane.journal.database import (
+    DAMAGED,
+    FIELDS,
+    PLACES,
+    UNREADABLE,
+    JournalError,
+    RowChecks,
+    ended_checksum,
+)
+from schemas.ids import JobId, Seconds
+from schemas.wire.client import LedgerUnit
+
+PAGE: Final = 500  # rows read at a time
+INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class _Owned(msgspec.Struct):
+    """What of a job says whose it is: to read no more is ten times as fast."""
+
+    project: str = ""
+
+
+_jobs: Final = msgspec.msgpack.Decoder(Job)
+_owned: Final = msgspec.msgpack.Decoder(_Owned)
+
+
+class EndedRow(NamedTuple):
+    """A job that left, as it is written."""
+
+    number: int  # its place among all that were accepted
+    job: JobId
+    user: str
+    name: str
+    state: str
+    key: str | None
+    ended: Seconds
+    body: bytes
+
+
+class EndedJob(NamedTuple):
+    """What lists are chosen by; the rest is decoded when it is asked for."""
+
+    number: int
+    job: JobId
+    user: str
+    name: str
+    state: str
+    owner: Callable[[], JobOwner]
+    read: Callable[[], Job]  # raises a JournalError if the row is damaged
+
+
+def ended_row(record: JobLeft) -> EndedRow:
+    """A job that left, encoded.
+
+    Raises:
+        ValueError: if it cannot be written down, and so TypeError and OverflowError.
+    """
+    job = record.last
+    return EndedRow(
+        number_of(job.job),
+        job.job,
+        job.user,
+        job.spec.name,
+        job.phase.value,
+        job.key or None,
+        Seconds(float(job.accounting.since)),
+        msgspec.msgpack.encode(job),
+    )
+
+
+def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None:
+    """Write jobs that left, within a transaction of the caller's.
+
+    Raises:
+        sqlite3.Error: if they cannot be written.
+    """
+    database.executemany(INSERT, [(*row, ended_checksum(row)) for row in rows])
+
+
+def forget_ended(
+    database: sqlite3.Connection, before: float = 0.0, keep: int | None = None, most: int = 100
+) -> tuple[JobId, ...]:
+    """Drop the oldest jobs that left, with their past; in a transaction of its own.
+
+    Args:
+        database: of the journal, a connection in autocommit mode that may write.
+        before: those that ended before, seconds since the epoch.
+        keep: and those that were accepted before so many of the latest; None: nobody for that.
+        most: of them at a time: whoever commits waits for no more.
+
+    Returns:
+        Which ones; none if nothing is left to drop.
+
+    Raises:
+        sqlite3.Error: if it cannot be done; nothing was dropped.
+    """
+    (last,) = database.execute("SELECT max(number) FROM ended_jobs").fetchone()
+    beyond = 0 if keep is None or last is None else last - keep
+    select = "SELECT number, job FROM ended_jobs WHERE number <= ? ORDER BY number LIMIT ?"
+    found = database.execute(select, (beyond, most)).fetchall()
+    if not found:
+        select = "SELECT number, job FROM ended_jobs WHERE ended < ? ORDER BY ended LIMIT ?"
+        found = database.execute(select, (before, most)).fetchall()
+    if not found:
+        return ()
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        for number, job in found:
+            database.execute("DELETE FROM job_records WHERE job = ?", (job,))
+            database.execute("DELETE FROM recent_records WHERE job = ?", (job,))
+            database.execute("DELETE FROM dropped_records WHERE job = ?", (job,))
+            database.execute("DELETE FROM ended_jobs WHERE number = ?", (number,))
+        database.execute("COMMIT")
+    except sqlite3.Error:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+    return tuple(JobId(job) for _, job in found)
+
+
+class EndedJobs:
+    """Reads them.
+
+    Args:
+        database: of a journal, used by the caller's thread alone.
+        checks: prove its rows; None: those of a new journal.
+    """
+
+    def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
+        self._database = database
+        self._checks = RowChecks(database) if checks is None else checks
+
+    def get(self, job: JobId) -> Job | None:
+        """The last that is known of a job; None: it did not leave, or is not kept.
+
+        Raises:
+            JournalError: if it cannot be read, or its row is damaged.
+        """
+        rows = self._rows("WHERE job = ?", job)
+        return self._decoded(rows[0]) if rows else None
+
+    def owner(self, job: JobId) -> JobOwner | None:
+        """Whose a job was; None: it did not leave, or is not kept.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        rows = self._rows("WHERE job = ?", job)
+        return _owner(rows[0]) if rows else None
+
+    def of_key(self, key: str) -> JobId | None:
+        """The job of a submission's key; None: it did not leave, or is not kept.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        rows = self._rows("WHERE key = ? LIMIT 1", key)
+        return JobId(rows[0][1]) if rows else None
+
+    def behind(self, number: int) -> Iterator[EndedJob]:
+        """Those that were accepted after some other, in that order.
+
+        Raises:
+            JournalError: if they cannot be read.
+        """
+        while page := self._rows("WHERE number > ? ORDER BY number LIMIT ?", number, PAGE):
+            for row in page:
+                at, job, user, name, state, *_ = row
+                owner, read = partial(_owner, row), partial(self._decoded, row)
+                yield EndedJob(at, job, user, name, state, owner, read)
+            number = page[-1][0]
+
+    def latest(self, most: int) -> list[Job]:
+        """Those that were accepted last, oldest first; without those whose rows are damaged.
+
+        Raises:
+            JournalError: if they cannot be read.
+        """
+        found = []
+        for row in reversed(self._rows("ORDER BY number DESC LIMIT ?", most)):
+            with contextlib.suppress(JournalError):
+                found.append(self._decoded(row))
+        return found
+
+    def _rows(self, which: str, *values: str | int) -> list[Any]:
+        select = f"SELECT {FIELDS}, {self._checks.crc} FROM ended_jobs {which}"  # noqa: S608
+        try:
+            return self._database.execute(select, values).fetchall()
+        except UNREADABLE as error:
+            raise JournalError(f"the journal's ended jobs: {error}", DAMAGED) from None
+
+    def _decoded(self, row: Sequence[Any]) -> Job:
+        job = row[1]
+        if not self._checks.proves_ended(row[:-1], row[-1]):
+            what = f"the journal's ended job {job}: its checksum is another one"
+            raise JournalError(what, DAMAGED)
+        try:
+            return _jobs.decode(row[-2])
+        except ValueError as error:  # msgspec's errors are ValueErrors
+            self._checks.damaged(job, f"ended job {job}")
+            raise JournalError(f"the journal's ended job {job}: {error}", DAMAGED) from None
+
+
+def _owner(row: Sequence[Any]) -> JobOwner:
+    """Of a damaged row its user alone, who is in a column of his own."""
+    user = row[2]
+    with contextlib.suppress(ValueError):
+        return JobOwner(user, _owned.decode(row[-2]).project or user)
+    return JobOwner(user, user)
+
+
+COUNTS: Final = "counts"
+TRIALS: Final = "trials"
+LEDGER: Final = "units"
+UNITS: Final = 250  # of a row
+LEFT_OUT: Final = "its past is left out, as damaged in the journal: `ones admin check`"
+
+
+class _Counts(msgspec.Struct, kw_only=True):
+    units: int  # of the ledger
+    per_row: int
+    history: SweepHistory  # without units and trials
+
+
+_counts: Final = msgspec.msgpack.Decoder(_Counts)
+_trials: Final = msgspec.msgpack.Decoder(TrialHistory)
+_ledger: Final = msgspec.msgpack.Decoder(list[LedgerUnit])
+
+
+class SweepRow(NamedTuple):
+    """A part of a sweep's past as it is written: its list, its place there, its bytes."""
+
+    list: str
+    place: int
+    body: bytes
+
+
+def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
+    """The past of a sweep, encoded.
+
+    Yields:
+        Each part.
+    """
+    pack = msgspec.msgpack.encode
+    rest = msgspec.structs.replace(history, units=[], trials={})
+    counts = _Counts(units=len(history.units), per_row=UNITS, history=rest)
+    yield SweepRow(COUNTS, 0, pack(counts))
+    for number, trial in history.trials.items():
+        yield SweepRow(TRIALS, number, pack(trial))
+    for place, first in enumerate(range(0, len(history.units), UNITS)):
+        yield SweepRow(LEDGER, place, pack(history.units[first : first + UNITS]))
+
+
+class EndedSweeps:
+    """Reads them.
+
+    Args:
+        database: of a journal, used by the caller's thread alone.
+    """
+
+    def __init__(self, database: sqlite3.Connection, checks: RowChecks) -> None:
+        self._database = database
+        self._checks = checks
+
+    def history(self, job: JobId, first: int, most: int) -> SweepHistory:
+        """The past of a sweep without its ledger; of a damaged trial no more than that it is.
+
+        Args:
+            job: that is a sweep, and has left.
+            first: number of the first trial that is wanted.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        at, counts = self._counts(job)
+        found = msgspec.structs.replace(counts.history, trials={})
+        for place, body in self._rows(job, TRIALS, at + first, at + first + most - 1):
+            trial = self._decoded(_trials, job, TRIALS, place, body)
+            found.trials[place - at] = trial or TrialHistory(why=LEFT_OUT)
+        return found
+
+    def units(self, job: JobId, first: int, most: int) -> tuple[list[LedgerUnit], int]:
+        """A page of its ledger, and how many units that has in all.
+
+        Args:
+            job: that is a sweep, and has left.
+            first: unit that is wanted, from 0.
+
+        Raises:
+            JournalError: if one cannot be read: a ledger with a hole is none.
+        """
+        at, counts = self._counts(job)
+        row, skipped = divmod(first, counts.per_row)
+        last = (first + most - 1) // counts.per_row
+        found: list[LedgerUnit] = []
+        for place, body in self._rows(job, LEDGER, at + row, at + last):
+            units = self._decoded(_ledger, job, LEDGER, place, body)
+            if units is None:
+                raise _damaged(job, LEDGER)
+            found += units
+        if len(found) < min(skipped + most, counts.units - row * counts.per_row):
+            raise _damaged(job, LEDGER)
+        return found[skipped : skipped + most], counts.units
+
+    def _counts(self, job: JobId) -> tuple[int, _Counts]:
+        """With the position that those of all rows begin at."""
+        for at, body in self._rows(job, COUNTS, 0, 2**62):
+            counts = self._decoded(_counts, job, COUNTS, at, body)
+            if counts is not None:
+                return at, counts
+        raise _damaged(job, COUNTS)
+
+    def _rows(self, job: JobId, name: str, first: int, last: int) -> list[tuple[int, Any]]:
+        select = (
+            f"SELECT at, body, {self._checks.crc} FROM job_records "  # noqa: S608
+            "WHERE job = ? AND list = ? AND at BETWEEN ? AND ? ORDER BY at"
+        )
+        try:
+            rows = self._database.execute(select, (job, name, first, last)).fetchall()
+        except UNREADABLE as error:
+            raise JournalError(f"the journal's sweeps: {error}", DAMAGED) from None
+        prove = self._checks.proves_record
+        return [(at, body if prove(job, name, at, body, crc) else None) for at, body, crc in rows]
+
+    def _decoded(self, decoder: Any, job: JobId, name: str, at: int, body: bytes | None) -> Any:
+        """What is written there; None: it is damaged."""
+        try:
+            return None if body is None else decoder.decode(body)
+        except ValueError:  # msgspec's errors are ValueErrors
+            self._checks.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+            return None
+
+
+def _damaged(job: JobId, name: str) -> JournalError:
+    return JournalError(
+        f"the journal's sweep {job}: its {name} cannot be read, as damaged", DAMAGED
+    )

@@ -1,0 +1,449 @@
+"""The past of jobs in the journal's file: written with the input that made it, read in pages.
+
+One row for each record, by job, list and position. A position is the number of the record's input
+and its place among those of its job there: it never changes, so that a page can begin behind it,
+and writing a record a second time changes nothing. A record comes into the table of recent ones,
+from which `rolling_merge` moves it; for a while it may be in both, and is read once.
+
+The past of jobs, in the order in which it came, merged little by little into the order of jobs.
+
+A record that is written where its job's others are touches a page of its own: 4 KiB of log and of
+file for some hundred bytes. So a record is first written behind the last one, whatever its job
+(`recent_records`), and moves later with those of its job that came meanwhile, for one page: the
+rolling merge of an LSM-tree of two levels (O'Neil et al., 1996, section 2.1), with the younger one
+on the disk as well, since a record is durable with its input. Each commit merges twice as many as
+it adds, in its own transaction: nobody waits for a merge, none goes on while nothing happens, and
+the younger level has at most twice `LEAST`.
+
+A pass goes through the jobs and copies; what it copied is deleted afterwards from the oldest on,
+which frees whole pages. Meanwhile a record is there twice, and is read once (`UNION`). So a pass
+needs nothing of the one before: one that was cut off begins again. Numbers of records are never
+used again (`AUTOINCREMENT`): those up to the one that was last when the pass began are its own,
+whatever was deleted since.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from controlplane.core.history import (
+    CHANGES,
+    EPOCHS,
+    GROUPS,
+    KEPT_CHANGES,
+    KEPT_EPOCHS,
+    PROCESSES,
+    PROMISES,
+    GroupStory,
+    JobHistories,
+    JobHistory,
+    JobLeft,
+    Process,
+    Record,
+    SweepLeft,
+    list_of,
+    stories,
+)
+from controlplane.journal.database import (
+    DAMAGED,
+    PLACES,
+    UNREADABLE,
+    JournalError,
+    RowChecks,
+    meta,
+    record_checksum,
+)
+from controlplane.journal.ended import EndedRow, ended_row, insert_ended, sweep_rows
+from schemas.codec import encode
+from schemas.ids import JobId, WorkerId
+from schemas.wire.client import Change, EpochInfo, PromiseInfo
+
+LEAST: Final = 65_536  # records of the younger level, before a pass begins
+SHARE: Final = 2  # records that are merged for each one that is added
+
+_ENDS: Final = (
+    "SELECT ifnull((SELECT min(id) FROM recent_records), 0), "
+    "ifnull((SELECT max(id) FROM recent_records), 0)"
+)
+_KEY: Final = (
+    "SELECT job, list, at FROM recent_records WHERE (job, list, at) > (?, ?, ?) AND id <= ? "
+    "ORDER BY job, list, at LIMIT 1 OFFSET ?"
+)
+_COPY: Final = (
+    "INSERT OR IGNORE INTO job_records SELECT job, list, at, body, crc FROM recent_records "
+    "WHERE (job, list, at) > (?, ?, ?) AND id <= ? ORDER BY job, list, at LIMIT ?"
+)
+_COPY_LIST: Final = (
+    "INSERT OR IGNORE INTO job_records SELECT job, list, at, body, crc FROM recent_records "
+    "WHERE job = ? AND list = ? ORDER BY at"
+)
+
+
+class Pass(NamedTuple):
+    """How far a pass has come."""
+
+    upto: int = 0  # the last record that it takes, by its arrival; 0: none goes on
+    behind: tuple[str, str, int] | None = None  # job, list, position copied last; None: all are
+
+
+IDLE: Final = Pass()
+_FIRST: Final = ("", "", -1)
+
+
+def merge(database: sqlite3.Connection, done: Pass, added: int) -> Pass:
+    """Do the share of the present transaction.
+
+    Args:
+        database: of the journal, within a transaction that added records.
+        added: how many records this one added.
+
+    Returns:
+        How far it is when this transaction is committed.
+
+    Raises:
+        sqlite3.Error: if it cannot be written.
+    """
+    if not added:
+        return done
+    oldest, newest = database.execute(_ENDS).fetchone()
+    if done == IDLE:
+        if newest - oldest < LEAST:
+            return IDLE
+        done = Pass(newest, _FIRST)
+    most = SHARE * added
+    if done.behind is not None:
+        return _copied(database, done.upto, done.behind, most)
+    last = min(done.upto, oldest + most - 1)
+    database.execute("DELETE FROM recent_records WHERE id <= ?", (last,))
+    return IDLE if last == done.upto else done
+
+
+def _copied(
+    database: sqlite3.Connection, upto: int, behind: tuple[str, str, int], most: int
+) -> Pass:
+    last = database.execute(_KEY, (*behind, upto, most - 1)).fetchone()
+    database.execute(_COPY, (*behind, upto, most))
+    return Pass(upto, last)
+
+
+def settle(database: sqlite3.Connection, job: JobId, name: str) -> None:
+    """Have all records of one list in the older level, within a transaction of the caller's.
+
+    Args:
+        job: may be unknown.
+
+    Raises:
+        sqlite3.Error: if it cannot be written.
+    """
+    database.execute(_COPY_LIST, (job, name))
+    database.execute("DELETE FROM recent_records WHERE job = ? AND list = ?", (job, name))
+
+
+COMPLETE: Final = "records_complete"  # of `meta`
+PAGE: Final = 200  # rows read at a time
+EVERY_LIST: Final = (CHANGES, GROUPS, EPOCHS, PROMISES, PROCESSES)
+LATEST: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
+EVERY: Final = 1_000_000
+INSERT: Final = "INSERT OR REPLACE INTO job_records VALUES (?, ?, ?, ?, ?)"
+INSERT_RECENT: Final = (
+    "INSERT OR REPLACE INTO recent_records (job, list, at, body, crc) VALUES (?, ?, ?, ?, ?)"
+)
+
+_records: Final = msgspec.msgpack.Decoder(Record)
+
+
+class RecordRow(NamedTuple):
+    """A record as it is written, but for its input's number."""
+
+    job: JobId
+    list: str
+    place: int
+    body: bytes
+
+
+_Placed = tuple[str, str, int, bytes, int]
+
+
+def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
+    """What one input did, encoded.
+
+    Args:
+        records: in order.
+
+    Raises:
+        ValueError: if one cannot be written down, and so TypeError and OverflowError.
+    """
+    places: dict[JobId, int] = {}
+    found: list[RecordRow | EndedRow] = []
+    for record in records:
+        if isinstance(record, JobLeft):
+            found.append(ended_row(record))
+            continue
+        if isinstance(record, SweepLeft):
+            found += [RecordRow(record.job, *row) for row in sweep_rows(record.history)]
+            continue
+        place = places.get(record.job, 0)
+        found.append(RecordRow(record.job, list_of(record), place, encode(record)))
+        places[record.job] = place + 1
+    return found
+
+
+def insert_rows(
+    database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
+) -> None:
+    """Write records where those of their jobs are, within a transaction of the caller's.
+
+    Args:
+        rows: each with the number of its input.
+
+    Raises:
+        sqlite3.Error: if they cannot be written.
+    """
+    recent, settled = _placed(database, rows)
+    database.executemany(INSERT, sorted(recent + settled))  # each page is looked for once
+
+
+def append_rows(
+    database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
+) -> int:
+    """Write records behind those that came last, within a transaction of the caller's.
+
+    The past of a sweep, which comes all at once, is written where it stays.
+
+    Args:
+        rows: each with the number of its input.
+
+    Returns:
+        How many are recent now that have to be merged later.
+
+    Raises:
+        sqlite3.Error: if they cannot be written.
+    """
+    recent, settled = _placed(database, rows)
+    database.executemany(INSERT_RECENT, recent)
+    database.executemany(INSERT, settled)
+    return len(recent)
+
+
+def _placed(
+    database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
+) -> tuple[list[_Placed], list[_Placed]]:
+    """Those of jobs, and those of sweeps that left; the jobs that left are written."""
+    recent, settled, ended = list[_Placed](), list[_Placed](), list[EndedRow]()
+    for number, row in rows:
+        if isinstance(row, EndedRow):
+            ended.append(row)
+        else:
+            at = number << PLACES | row.place
+            crc = record_checksum(row.job, row.list, at, row.body)
+            level = recent if row.list in EVERY_LIST else settled
+            level.append((row.job, row.list, at, row.body, crc))
+    insert_ended(database, ended)
+    return recent, settled
+
+
+def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) -> int:
+    """Drop the oldest records of a job's lists, but for its first promise, which counts.
+
+    Args:
+        database: of the journal, a connection in autocommit mode that may write.
+        job: may be unknown.
+        keep: so many of the latest of each list stay.
+        most: of a list that are dropped at a time.
+
+    Returns:
+        How many were dropped.
+
+    Raises:
+        sqlite3.Error: if it cannot be done; what was dropped before is counted.
+    """
+    return sum(_drop_oldest(database, job, name, keep, most) for name in EVERY_LIST)
+
+
+def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int, most: int) -> int:
+    both = (
+        "SELECT at FROM job_records WHERE job = ?1 AND list = ?2 "
+        "UNION SELECT at FROM recent_records WHERE job = ?1 AND list = ?2"
+    )
+    select = f"{both} ORDER BY at DESC LIMIT 1 OFFSET ?3"
+    if (last := database.execute(select, (job, name, keep)).fetchone()) is None:
+        return 0
+    delete = (
+        "DELETE FROM job_records WHERE job = ? AND list = ? AND at IN (SELECT at FROM job_records "
+        "WHERE job = ? AND list = ? AND at <= ? ORDER BY at LIMIT ? OFFSET ?)"
+    )
+    stay = int(name == PROMISES)
+    count = (
+        "INSERT INTO dropped_records VALUES (?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET rows = rows + excluded.rows"
+    )
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        settle(database, job, name)
+        values = (job, name, job, name, last[0], most, stay)
+        dropped = database.execute(delete, values).rowcount
+        if dropped:
+            database.execute(count, (job, name, dropped))
+        database.execute("COMMIT")
+    except sqlite3.Error:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+    return dropped
+
+
+class JobRecords:
+    """Reads the past of jobs; what of it is damaged is told of, and left out.
+
+    Args:
+        database: of a journal, used by the caller's thread alone.
+        checks: prove its rows; None: those of a new journal.
+    """
+
+    def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
+        self._database = database
+        self._checks = RowChecks(database) if checks is None else checks
+
+    @property
+    def complete(self) -> bool:
+        """Whether they are there of every input, also of those of former releases."""
+        return bool(meta(self._database, COMPLETE))
+
+    def of(self, job: JobId) -> JobHistory:
+        """The past of `job`, the latest of each list; empty if nothing happened to it yet.
+
+        Args:
+            job: may be unknown.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        histories = JobHistories()
+        for name in EVERY_LIST:
+            histories.add(reversed(list(self._latest(job, name))))
+        return histories.of(job)
+
+    def last(self, job: JobId, name: str) -> int:
+        """The position of the newest record of a list; 0: there is none.
+
+        Args:
+            job: may be unknown.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        wanted = " UNION ".join(
+            f"SELECT at FROM {table} WHERE job = ?1 AND list = ?2"  # noqa: S608
+            for table in self._checks.tables
+        )
+        rows = self._rows(f"{wanted} ORDER BY at DESC LIMIT 1", job, name)
+        return rows[0][0] if rows else 0
+
+    def dropped(self, job: JobId) -> dict[str, int]:
+        """How many of the oldest records of its lists are not kept any more.
+
+        Args:
+            job: may be unknown.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        return dict(self._rows("SELECT list, rows FROM dropped_records WHERE job = ?", job))
+
+    def damage_of(self, job: JobId) -> tuple[str, ...]:
+        """Rows about a job that were damaged when they were read, by their names.
+
+        Args:
+            job: may be unknown.
+        """
+        return self._checks.damage_of(job)
+
+    def changes(self, job: JobId, after: int) -> Iterator[tuple[int, Change]]:
+        """Of its phase, each with its position.
+
+        Args:
+            job: may be unknown.
+
+        Raises:
+            JournalError: if they cannot be read.
+        """
+        return ((at, record.change) for at, record in self._behind(job, CHANGES, after))
+
+    def epochs(self, job: JobId, after: int) -> Iterator[tuple[int, EpochInfo]]:
+        """The same of its epochs.
+
+        Args:
+            job: may be unknown.
+        """
+        return ((at, record.epoch) for at, record in self._behind(job, EPOCHS, after))
+
+    def promises(self, job: JobId, after: int) -> Iterator[tuple[int, PromiseInfo]]:
+        """The same of promises of its end.
+
+        Args:
+            job: may be unknown.
+        """
+        return ((at, record.promise) for at, record in self._behind(job, PROMISES, after))
+
+    def decisions(self, job: JobId, after: int) -> Iterator[tuple[int, GroupStory]]:
+        """The same of decisions about it, with the groups that they ordered.
+
+        Args:
+            job: may be unknown.
+        """
+        return stories(self._behind(job, GROUPS, after))
+
+    def processes(self, job: JobId) -> dict[WorkerId, Process]:
+        """Every process that it ever had, or may have had, and on which node.
+
+        Args:
+            job: may be unknown.
+
+        Raises:
+            JournalError: if they cannot be read.
+        """
+        found = self._behind(job, PROCESSES, 0)
+        return {record.worker: Process(record.node, record.heard) for _, record in found}
+
+    def _behind(self, job: JobId, name: str, after: int) -> Iterator[tuple[int, Any]]:
+        select = self._select("AND at > ?3 ", "ORDER BY at LIMIT ?4")
+        while page := self._rows(select, job, name, after, PAGE):
+            yield from self._good(job, name, page)
+            after = page[-1][0]
+
+    def _latest(self, job: JobId, name: str) -> Iterator[Any]:
+        select = self._select("", "ORDER BY at DESC LIMIT ?3")
+        rows = self._rows(select, job, name, LATEST.get(name, EVERY))
+        return (record for _, record in self._good(job, name, rows))
+
+    def _select(self, which: str, order: str) -> str:
+        """Of a job's list, of both levels."""
+        wanted = " UNION ".join(
+            f"SELECT at, body, {self._checks.crc} FROM {table} WHERE job = ?1 AND list = ?2 {which}"  # noqa: S608
+            for table in self._checks.tables
+        )
+        return f"{wanted} {order}"
+
+    def _rows(self, select: str, *values: str | int) -> list[Any]:
+        try:
+            return self._database.execute(select, values).fetchall()
+        except UNREADABLE as error:
+            raise JournalError(f"the journal's records: {error}", DAMAGED) from None
+
+    def _good(
+        self, job: JobId, name: str, rows: Iterable[tuple[int, bytes, int | None]]
+    ) -> Iterator[tuple[int, Any]]:
+        """Decoded, without those that are damaged."""
+        for at, body, crc in rows:
+            if not self._checks.proves_record(job, name, at, body, crc):
+                continue
+            try:
+                record = _records.decode(body)
+            except ValueError:  # msgspec's errors are ValueErrors
+                self._checks.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+            else:
+                yield at, record

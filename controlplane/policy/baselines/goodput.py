@@ -1,0 +1,488 @@
+"""Goodput: sizes and batches together, in the way of Pollux (Qiao et al., OSDI '21).
+
+What each size is worth to a job, and which sizes are worth most to all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    ImmediatePolicy,
+    JobEnded,
+    JobView,
+    Plan,
+    PolicyEvent,
+    StepsSeen,
+)
+from controlplane.policy.options import GoodputOptions
+from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
+from controlplane.policy.placement.slot_partition import (
+    Partition,
+    compose_plan,
+    partition_of,
+    split,
+)
+from controlplane.policy.search.cluster_index import ClusterIndexCache
+from controlplane.policy.search.observed_families import FamilyHistory
+from controlplane.prediction import FloatArray, IntArray
+from controlplane.prediction.speed_model import statistical_efficiency
+from controlplane.prediction.throughput import SpeedModel
+from schemas.ids import JobId, Seconds, SlotId, node_of
+
+STARVED: Final = 1e-3  # speed-up of a job without slots: its share of a mean is finite
+PRICES: Final = 60  # halvings in the search for the price of a slot
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a job may have."""
+
+    first_batch: int  # global, samples per step
+    batch_limit: int
+    local_limit: int
+    most: int  # slots
+    widest: int  # slots of the largest node
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTable:
+    """The best batch and its goodput on 1, 2, ... slots, close together."""
+
+    batches: IntArray  # shape (N,), samples per step; 0: there is none
+    goodputs: FloatArray  # shape (N,), samples per second, each worth one at the first batch
+
+    @property
+    def fewest(self) -> int:
+        """Slots on which it can train at all; 1 also where it cannot on any."""
+        return 1 + int(np.argmax(self.goodputs > 0))
+
+    @property
+    def speedups(self) -> FloatArray:
+        """Goodput relative to the fewest slots, shape (N,); 0 where there is no batch."""
+        least = float(self.goodputs[self.fewest - 1])
+        return self.goodputs / least if least else np.zeros_like(self.goodputs)
+
+
+def size_table(
+    model: SpeedModel, bounds: Bounds, noise_scale: float, per_doubling: int
+) -> SizeTable:
+    """Pollux eq. 6-8: the batch on a geometric grid that has the greatest goodput at each size."""
+    batches = _grid(bounds.first_batch, bounds.batch_limit, per_doubling)
+    slots = np.arange(1, bounds.most + 1)[:, None]
+    each = goodputs(model, bounds, slots, batches[None, :], noise_scale)
+    best = each.argmax(axis=1)
+    value = each[np.arange(bounds.most), best]
+    return SizeTable(batches=np.where(value > 0, batches[best], 0), goodputs=value)
+
+
+def goodputs(
+    model: SpeedModel,
+    bounds: Bounds,
+    slots: IntArray,
+    batches: IntArray,
+    noise_scale: float,
+    *,
+    nodes: int | None = None,
+) -> FloatArray:
+    """Speed times efficiency; 0 where a batch does not go with the slots.
+
+    Args:
+        slots: shape (..., 1).
+        batches: shape (1, B), global, samples per step.
+        nodes: that the slots are on; None: as few as possible.
+
+    Returns:
+        Shape (..., B), samples per second, each worth one at the first batch.
+    """
+    local = np.ceil(batches / slots)
+    spans = -(-slots // bounds.widest) if nodes is None else np.full_like(slots, nodes)
+    steps = model.step_s(
+        np.broadcast_to(spans, local.shape), np.broadcast_to(slots, local.shape), local
+    )
+    efficiency = statistical_efficiency(batches.astype(np.float64), bounds.first_batch, noise_scale)
+    fits = (local <= bounds.local_limit) & (batches >= slots)
+    return np.where(fits, batches / steps * efficiency, 0.0)
+
+
+def utilities(speedups: FloatArray, power: float) -> FloatArray:
+    """What speed-ups add to the sum that has the same maximum as their mean of that power.
+
+    Pollux eq. 17: (1/J sum s^p)^(1/p); the geometric mean for p = 0.
+
+    Args:
+        speedups: shape (...); one of nothing counts as `STARVED`.
+        power: p, at most 1.
+    """
+    bounded = np.maximum(speedups, STARVED)
+    if power == 0:
+        return np.log(bounded)
+    return np.asarray(np.sign(power) * np.power(bounded, power))
+
+
+def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
+    """Slots of each job, so that what they are worth in all is as much as possible.
+
+    Each takes the size that is worth most to it at one price for a slot, the lowest at which
+    there are enough; what is left over then goes piece by piece to whom it is worth most. Pollux
+    searches with a genetic algorithm over whole placements; this has no chance in it, and finds
+    the best sizes but for the last few slots.
+
+    Args:
+        value: of each job the value of 0, 1, ... slots, -inf for sizes it may not have.
+    """
+    if not value:
+        return []
+    widest = max(map(len, value))
+    table = np.full((len(value), widest), -np.inf)
+    for row, values in enumerate(value):
+        table[row, : len(values)] = values
+    counts = np.arange(widest)
+    sizes = table.argmax(axis=1)
+    if sizes.sum() > room:
+        gains = (table[:, 1:] - table[:, :1]) / counts[1:]
+        low, high = 0.0, 1.0 + max(0.0, float(gains.max(initial=0.0)))
+        sizes = np.zeros_like(sizes)
+        for _ in range(PRICES):
+            price = (low + high) / 2
+            asked = (table - price * counts).argmax(axis=1)
+            if asked.sum() > room:
+                low = price
+            else:
+                high, sizes = price, asked
+    return _fill_up(table, [int(size) for size in sizes], room)
+
+
+def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
+    """Give what is left over to whom it is worth most, slot for slot."""
+    left = room - sum(sizes)
+    heap = [(-gain, row, more) for row in range(len(sizes))
+            for gain, more in [_next_gain(table[row], sizes[row], left)]]  # fmt: skip
+    heapify(heap)
+    while left and heap:
+        loss, row, more = heappop(heap)
+        if loss >= 0:
+            break
+        if more <= left:
+            sizes[row] += more
+            left -= more
+        gain, more = _next_gain(table[row], sizes[row], left)
+        heappush(heap, (-gain, row, more))
+    return sizes
+
+
+def _next_gain(values: FloatArray, size: int, left: int) -> tuple[float, int]:
+    """The greatest gain per slot of up to `left` further ones, and how many those are."""
+    further = values[size + 1 : size + 1 + left]
+    if not len(further):
+        return 0.0, 0
+    gains = (further - values[size]) / np.arange(1, len(further) + 1)
+    best = int(gains.argmax())
+    return float(gains[best]), best + 1
+
+
+def _grid(first: int, limit: int, per_doubling: int) -> IntArray:
+    """Batches from the first to the limit in equal ratios, both among them."""
+    many = int(np.ceil(np.log2(max(limit, first) / first) * per_doubling))
+    steps = np.exp2(np.arange(many) / per_doubling) * first
+    return np.unique(np.append(np.floor(steps).astype(np.int64), max(limit, first)))
+
+
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
+
+
+@dataclass(slots=True)
+class _JobHistory:
+    """What is remembered of an active job."""
+
+    slots: frozenset[SlotId] = frozenset()  # that it had last
+    most: int = 0  # slots that it ever had
+    changes: int = 0  # of its slots, its starts among them
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What the last round gave a job."""
+
+    slots: int
+    batch: int
+    speedup: float  # over `fewest` slots
+    fewest: int = 1  # slots on which it can train
+    packed: bool = False  # if it stays, then on fewer nodes
+
+
+class Goodput(ImmediatePolicy):
+    """Maximise a mean of the jobs' speed-ups in goodput: speed times statistical efficiency.
+
+    Each job's speed is learnt from its own reports (`share_family`: and its relatives'), its
+    efficiency from the noise of its gradients. For every size the best batch is found; sizes are
+    then chosen for all jobs together, in rounds.
+
+    Departures from Pollux: sizes come from marginal worths and not from a genetic algorithm;
+    placements come from the shared placer; a new job may have its least; the batch of a job whose
+    slots stay changes only if that is worth it.
+    """
+
+    def __init__(self, options: GoodputOptions | None = None) -> None:
+        """Begin with nothing learnt; the first plan begins a round.
+
+        Args:
+            options: of its settings; None for the defaults.
+        """
+        self.options = options or GoodputOptions()
+        self._placer = placer_of(self.options.placer, self.options.moves)
+        self._rounds = Rounds(self.options.interval_s, self.options.age_share)
+        self._clusters = ClusterIndexCache()
+        self._speeds: dict[str, FamilyHistory] = {}
+        self._noise_scales: dict[JobId, float] = {}  # from telemetry, smoothed
+        self._histories: dict[JobId, _JobHistory] = {}
+        self._tables: dict[JobId, tuple[object, SizeTable]] = {}
+        self._targets: dict[JobId, _Target] = {}
+
+    # --- the three verbs
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn speeds, and noise scales while epochs run, as Pollux' agents do."""
+        self._placer.observe(event, now)
+        match event:
+            case EpochSeen():
+                if event.whole:
+                    self._take(event)
+            case StepsSeen():
+                self._take(event)
+                self._observe_noise(event.job, event.noise_scale)
+            case JobEnded():
+                self._histories.pop(event.job, None)
+                self._tables.pop(event.job, None)
+                self._speeds.pop(f"job {event.job}", None)
+                self._noise_scales.pop(event.job, None)
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """The sizes and batches of the last round, as far as there is room for them by now."""
+        partition = partition_of(view, now)
+        self._follow(view)
+        if self._rounds.is_due(partition, self._targets):
+            self._targets = self._round(partition)
+            self._rounds.begin(now)
+        elif self.options.starts == "at-once":
+            self._fill(partition)
+        sizes = fit_targets(partition, self._slots_of_targets())
+        largest_first = dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
+        placed = self._placer.place(partition, largest_first, self._packed(partition, sizes))
+        return compose_plan(
+            partition,
+            {name: self._dealt(view.jobs[name], slots) for name, slots in placed.items()},
+            self._why,
+            restart=self._placer.restarts(partition, placed),
+            wake_at=self._rounds.next_at(partition),
+        )
+
+    def _packed(self, partition: Partition, sizes: dict[JobId, int]) -> set[JobId]:
+        """Running jobs that may move as a whole: to any job its nodes matter as its size does.
+
+        One whose batch is too small for the old and the new place at once is left out: it would
+        have no way there.
+        """
+        packed = set()
+        for job in partition.running:
+            size, have = sizes.get(job.job, 0), len(job.running_on)
+            target = self._targets.get(job.job)
+            moves = size > have or (target is not None and target.packed and size == have)
+            if moves and size + have <= job.batch_limit:
+                packed.add(job.job)
+        return packed
+
+    # --- what is known
+
+    def _take(self, event: EpochSeen | StepsSeen) -> None:
+        rate = event.samples_per_s
+        if math.isfinite(rate) and rate > 0 and event.slots and event.global_batch:
+            local = max(1, round(event.global_batch / event.slots))
+            family = self._speed(event.job, event.family)
+            family.add(event.nodes, event.slots, local, event.global_batch / rate)
+
+    def _speed(self, job: JobId, family: str) -> FamilyHistory:
+        key = f"family {family}" if family and self.options.share_family else f"job {job}"
+        return self._speeds.setdefault(key, FamilyHistory())
+
+    def _observe_noise(self, job: JobId, reported: float | None) -> None:
+        """Means are of logarithms: noise scales span orders of magnitude."""
+        if reported is not None and math.isfinite(reported) and reported > 0.0:
+            before = self._noise_scales.get(job, reported)
+            self._noise_scales[job] = before * (reported / before) ** NOISE_SMOOTHING
+
+    def _follow(self, view: ClusterView) -> None:
+        """Count changes of slots; a picture that was seen before changes nothing."""
+        for name in [name for name in self._histories if name not in view.jobs]:
+            del self._histories[name]
+            self._tables.pop(name, None)
+        for name, job in view.jobs.items():
+            history = self._histories.setdefault(name, _JobHistory())
+            slots = frozenset(job.running_on)
+            history.changes += bool(slots) and slots != history.slots
+            history.slots = slots
+            history.most = max(history.most, len(slots))
+
+    def _noise_scale(self, job: JobView) -> float:
+        """Of telemetry if there was any, else of epochs, else a prior."""
+        known = self._noise_scales.get(job.job, job.noise_scale)
+        if known is None or not math.isfinite(known):
+            return self.options.noise_scale_prior * job.batch_size
+        return max(0.0, known)
+
+    # --- a round
+
+    def _round(self, partition: Partition) -> dict[JobId, _Target]:
+        jobs = sorted(reschedulable(partition), key=lambda job: job.submitted_at)
+        widest = self._clusters.of(partition.view).widest
+        all_bounds = [self._bounds(job, partition, widest) for job in jobs]
+        tables = [self._table(job, one) for job, one in zip(jobs, all_bounds, strict=True)]
+        value = [
+            self._value(job, bounds, table, partition.now)
+            for job, bounds, table in zip(jobs, all_bounds, tables, strict=True)
+        ]
+        sizes = best_sizes(value, partition.room)
+        return {
+            job.job: self._target(job, table, bounds, size, partition.now)
+            for job, table, bounds, size in zip(jobs, tables, all_bounds, sizes, strict=True)
+        }
+
+    def _slots_of_targets(self) -> dict[JobId, int]:
+        return {name: target.slots for name, target in self._targets.items()}
+
+    def _fill(self, partition: Partition) -> None:
+        """Between rounds, who waits starts on idle slots; Pollux' scheduler does so, too."""
+        widest = self._clusters.of(partition.view).widest
+
+        def known(job: JobView) -> tuple[Bounds, SizeTable]:
+            bounds = self._bounds(job, partition, widest)
+            return bounds, self._table(job, bounds)
+
+        def fewest(job: JobView) -> int:
+            table = known(job)[1]
+            return max(job.least, table.fewest) if table.batches.any() else 0
+
+        filled = fill_idle_slots(partition, self._slots_of_targets(), fewest)
+        for name, size in filled.items():
+            job = partition.view.jobs[name]
+            bounds, table = known(job)
+            self._targets[name] = self._target(job, table, bounds, size, partition.now)
+
+    def _bounds(self, job: JobView, partition: Partition, widest: int) -> Bounds:
+        """At most twice the most slots that it ever had (Pollux section 4.2.1)."""
+        grown = int(self.options.growth * self._histories[job.job].most)
+        needs = -(-job.batch_size // max(1, job.local_limit))
+        first = max(job.least, needs, grown)
+        most = min(job.most, len(partition.view.slots), job.batch_limit, first)
+        return Bounds(
+            first_batch=job.batch_size,
+            batch_limit=job.batch_limit,
+            local_limit=job.local_limit,
+            most=max(1, most, len(job.running_on)),
+            widest=widest,
+        )
+
+    def _table(self, job: JobView, bounds: Bounds) -> SizeTable:
+        """Made again when something that it depends on is new."""
+        speed = self._speed(job.job, job.family)
+        model, noise_scale = speed.speed_model(job.batch_size), self._noise_scale(job)
+        key = (speed.edition, bounds, noise_scale)
+        known = self._tables.get(job.job)
+        if known is None or known[0] != key:
+            table = size_table(model, bounds, noise_scale, self.options.batches_per_doubling)
+            known = self._tables[job.job] = (key, table)
+        return known[1]
+
+    def _value(self, job: JobView, bounds: Bounds, table: SizeTable, now: Seconds) -> FloatArray:
+        """Of 0, 1, ... slots; other ones than it has cost it a part (Pollux eq. 16)."""
+        speedups = np.append(0.0, table.speedups)
+        have = len(job.running_on)
+        if have:
+            stays = speedups[have] * self._spread(job, bounds, table)
+            speedups = speedups * self._kept(job, now)
+            speedups[have] = max(stays, speedups[have])
+        value = utilities(speedups, self.options.power)
+        value[1:][table.batches == 0] = -np.inf
+        value[1 : job.least] = -np.inf
+        return value
+
+    def _spread(self, job: JobView, bounds: Bounds, table: SizeTable) -> float:
+        """What its present nodes leave of its goodput on as few as possible."""
+        have, nodes = len(job.running_on), len({node_of(slot) for slot in job.running_on})
+        batch = int(table.batches[have - 1])
+        if not batch or nodes == -(-have // bounds.widest):
+            return 1.0
+        model = self._speed(job.job, job.family).speed_model(job.batch_size)
+        slots, batches = np.array([[have]]), np.array([[batch]])
+        here = goodputs(model, bounds, slots, batches, self._noise_scale(job), nodes=nodes)
+        return float(here[0, 0] / table.goodputs[have - 1])
+
+    def _kept(self, job: JobView, now: Seconds) -> float:
+        """(T - R delta) / (T + delta): what a job of age T keeps after R + 1 re-allocations."""
+        age = max(0.0, now - job.submitted_at)
+        cost = self.options.change_s
+        if not cost:
+            return 1.0
+        return max(0.0, (age - self._histories[job.job].changes * cost) / (age + cost))
+
+    def _target(
+        self, job: JobView, table: SizeTable, bounds: Bounds, size: int, now: Seconds
+    ) -> _Target:
+        """The batch of its size; the present one if another is not worth it."""
+        if not size:
+            return _Target(0, 0, 0.0)
+        batch = int(table.batches[size - 1])
+        present = sum(job.running_on.values())
+        if size == len(job.running_on) and batch != present:
+            model = self._speed(job.job, job.family).speed_model(job.batch_size)
+            both = np.array([[present, batch]])
+            here, then = goodputs(model, bounds, np.array([[size]]), both, self._noise_scale(job))[
+                0
+            ]
+            if then <= here * (1 + self.options.batch_margin):
+                batch = present
+        packed = size == len(job.running_on) and self._kept(job, now) > (
+            self._spread(job, bounds, table) * (1 + self.options.batch_margin)
+        )
+        speedup = float(table.speedups[size - 1])
+        return _Target(size, batch, speedup, table.fewest, packed)
+
+    # --- what is said
+
+    def _dealt(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
+        """Local batches; those of now where slots and batch stay."""
+        target = self._targets.get(job.job)
+        stays = job.running_on.keys() == set(slots)
+        if target is None or target.slots != len(slots):
+            return dict(job.running_on)
+        if stays and target.batch == sum(job.running_on.values()):
+            return dict(job.running_on)
+        return split(target.batch, slots)
+
+    def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        target = self._targets.get(job.job)
+        if target is None:
+            return "sizes are chosen again in the next round", {}
+        noise_scale = self._noise_scale(job)
+        numbers = {
+            "target": float(target.slots),
+            "batch_then": float(target.batch),
+            "speedup": target.speedup,
+            "noise_scale": noise_scale,
+        }
+        if slots:
+            fewest = "one slot" if target.fewest == 1 else f"{target.fewest} slots"
+            words = f"{target.speedup:.2f} x the goodput of {fewest}, with batch {target.batch}"
+            return words, numbers
+        if target.slots:
+            return f"its {target.slots} slots are not free yet", numbers
+        return "every slot is worth more to others", numbers

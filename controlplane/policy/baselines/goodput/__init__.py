@@ -1,1 +1,0 @@
-"""Goodput, in the way of Pollux (Qiao et al., OSDI '21)."""

@@ -1,0 +1,263 @@
+"""Optimus: one more slot to the job that it saves most time (Peng et al., EuroSys '18).
+
+What Optimus can know in a cluster: steps that a job has left, and how long they take.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final, Protocol
+
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    ImmediatePolicy,
+    JobEnded,
+    JobView,
+    Oracle,
+    Plan,
+    PolicyEvent,
+    StepsSeen,
+)
+from controlplane.policy.options import OptimusOptions
+from controlplane.policy.placement.free_slots import with_user_batches
+from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
+from controlplane.policy.placement.slot_partition import (
+    Partition,
+    compose_plan,
+    partition_of,
+    useful_slots,
+)
+from controlplane.policy.search.observed_jobs import RingSpeeds
+from controlplane.prediction.lengths import LossCurve, fit_loss, remaining_samples
+from schemas.errors import SettingsError
+from schemas.ids import JobId, Seconds
+
+KEPT_RELATIVES: Final = 200  # the latest: a bound on memory
+KEPT_LOSSES: Final = 200
+FIRST_STEPS: Final = 1000  # that a job is thought to have, if nothing at all is known
+
+
+@dataclass(slots=True)
+class _Family:
+    """Jobs of one script and model."""
+
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
+    reached: int = 0  # samples, by the job that came furthest
+
+
+class Estimates:
+    """Answers as an oracle would, from what jobs and their relatives reported."""
+
+    def __init__(self, convergence: float) -> None:
+        """Begin with nothing learnt.
+
+        Args:
+            convergence: share of the loss, in (0, 1): a job whose next epoch takes less away has
+                converged.
+        """
+        self._convergence = convergence
+        self._speeds = RingSpeeds()
+        self._families: dict[str, _Family] = {}
+        self._losses: dict[JobId, dict[int, float]] = {}  # epoch -> loss
+        self._curves: dict[JobId, LossCurve | None] = {}
+
+    def observe(self, event: PolicyEvent) -> None:
+        """Learn from `event`.
+
+        Args:
+            event: an epoch teaches speed and loss, telemetry speed, a job's end how long relatives
+                last.
+        """
+        match event:
+            case EpochSeen():
+                self._speeds.observe(event)
+                if event.train_loss is not None and event.epoch:
+                    losses = self._losses.setdefault(event.job, {})
+                    losses[event.epoch] = event.train_loss
+                    if len(losses) > KEPT_LOSSES:
+                        del losses[min(losses)]
+                    self._curves.pop(event.job, None)
+            case StepsSeen():
+                self._speeds.observe(event)
+                family = self._family(event.family, event.job)
+                family.reached = max(family.reached, event.samples_done)
+            case JobEnded():
+                family = self._family(event.family, event.job)
+                if event.succeeded and event.samples_done:
+                    family.finished.append(event.samples_done)
+                family.reached = max(family.reached, event.samples_done)
+                self._losses.pop(event.job, None)
+                self._curves.pop(event.job, None)
+                if not event.family:  # nobody is related to it
+                    self._families.pop(f"job {event.job}", None)
+                    self._speeds.forget(event.job)
+
+    def step_s(self, job: JobView, slots: int) -> float:
+        """Seconds of a step of its user's batch on so many slots.
+
+        Returns:
+            Seconds; relative ones before anything was measured.
+        """
+        return self._speeds.model(job).step_s(slots, job.batch_size)
+
+    def remaining_steps(self, job: JobView) -> float:
+        """Steps of its user's batch that it has left.
+
+        By what its user stated; else until its loss converges (Optimus section 3.1); else as long
+        as its relatives lasted; else as many again as it has made, or an epoch.
+        """
+        if job.stop_samples is None:
+            curve = self._curve(job.job)
+            if curve is not None and job.epoch_samples:
+                epochs = max(1.0, curve.converged_at(self._convergence) - job.epoch)
+                return epochs * job.epoch_samples / job.batch_size
+        family = self._family(job.family, job.job)
+        stated = None if job.stop_samples is None else float(job.stop_samples)
+        left = remaining_samples(job.samples_done, stated, family.finished, family.reached)
+        if stated is None and left <= 0:
+            left = float(job.epoch_samples or FIRST_STEPS * job.batch_size)
+        return left / job.batch_size
+
+    def _curve(self, job: JobId) -> LossCurve | None:
+        if job not in self._curves:
+            losses = self._losses.get(job, {})
+            self._curves[job] = fit_loss(list(losses), list(losses.values()))
+        return self._curves[job]
+
+    def _family(self, name: str, job: JobId) -> _Family:
+        return self._families.setdefault(name or f"job {job}", _Family())
+
+
+STARTS_IN_A_ROUND: Final = 5.0  # times a start: restarts cost a fifth of a round at most
+
+
+class Lengths(Protocol):
+    """How long jobs will last; an oracle knows, a cluster has to guess."""
+
+    def remaining_steps(self, job: JobView) -> float:
+        """Steps that it has left at its user's batch."""
+        ...
+
+    def step_s(self, job: JobView, slots: int) -> float:
+        """Seconds of one of these on so many slots."""
+        ...
+
+
+class Optimus(ImmediatePolicy):
+    """Marginal gains (section 4.1): every job its least, then slot by slot where it saves most.
+
+    What another slot saves is (step(n) - step(n + 1)) times the steps left. Sizes are decided in
+    rounds and hold in between. Paper: a job that arrives waits for the next round, ten minutes at
+    most. Here it starts at once where slots are idle, and rounds are shorter where jobs are young.
+
+    The paper has parameter servers, and measures a new job at several sizes before it begins.
+    Here workers exchange gradients among themselves, and a job is measured while it trains; until
+    then its relatives' speed counts, or a speed-up of r^0.9.
+    """
+
+    def __init__(self, options: OptimusOptions | None = None, oracle: Oracle | None = None) -> None:
+        """Begin with nothing learnt; the first plan begins a round.
+
+        Args:
+            options: of its settings; None for the defaults.
+            oracle: knows how long jobs last; needed, and asked, only with `remaining` "oracle".
+
+        Raises:
+            SettingsError: if `remaining` is "oracle" and there is none.
+        """
+        self.options = options or OptimusOptions()
+        self._estimates = Estimates(self.options.convergence)
+        self._lengths: Lengths = self._estimates
+        if self.options.remaining == "oracle":
+            if oracle is None:
+                field = "policy.options.remaining"
+                what = f"{field}: no cluster has an oracle that knows how long jobs will last"
+                raise SettingsError(what, "choose fit, or use `ones sim`", field)
+            self._lengths = oracle
+        self._placer = placer_of(self.options.placer, self.options.moves)
+        starts = STARTS_IN_A_ROUND if self.options.moves == "restart" else 0.0
+        self._rounds = Rounds(self.options.interval_s, self.options.age_share, starts)
+        self._targets: dict[JobId, int] = {}  # slots of each job of the last round
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn speeds and loss curves."""
+        self._placer.observe(event, now)
+        self._estimates.observe(event)
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """The sizes of the last round, as far as there is room for them by now."""
+        partition = partition_of(view, now)
+        if self._rounds.is_due(partition, self._targets):
+            self._targets = share(
+                reschedulable(partition), partition, self._lengths, self.options.most
+            )
+            self._rounds.begin(now)
+        elif self.options.starts == "at-once":
+            self._targets |= fill_idle_slots(partition, self._targets)
+        sizes = fit_targets(partition, self._targets, fixed_batches=True)
+        ascending = sorted(sizes.items(), key=lambda entry: entry[1])
+        placed = self._placer.place(partition, dict(ascending))
+        return compose_plan(
+            partition,
+            with_user_batches(partition, placed),
+            self._why,
+            restart=self._placer.restarts(partition, placed),
+            wake_at=self._rounds.next_at(partition),
+        )
+
+    def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        target = self._targets.get(job.job)
+        if target is None:
+            return "sizes are chosen again in the next round", {}
+        steps = self._lengths.remaining_steps(job)
+        numbers = {"remaining_steps": steps, "target": float(target)}
+        if not slots:
+            if target:
+                return f"its {target} slots are not free yet", numbers
+            return "every slot saves others more time", numbers
+        numbers["step_s"] = self._lengths.step_s(job, slots)
+        return f"about {steps * numbers['step_s']:.0f} s left on them", numbers
+
+
+def share(
+    jobs: Sequence[JobView], partition: Partition, lengths: Lengths, most: int | None
+) -> dict[JobId, int]:
+    """One round: slots of each job, 0 for those that have to wait.
+
+    Args:
+        jobs: in order of arrival, which decides between equal gains.
+        most: slots of one job; None: no more than it allows.
+    """
+    left = partition.room
+    sizes: dict[JobId, int] = {}
+    heap: list[tuple[float, int]] = []  # (minus the gain, place)
+    by_least = sorted(jobs, key=lambda job: job.least)
+    steps = [lengths.remaining_steps(job) for job in by_least]
+    caps = [min(useful_slots(job, partition), most or job.most) for job in by_least]
+
+    def gain(place: int) -> float:
+        job, size = by_least[place], sizes[by_least[place].job]
+        if size >= caps[place]:
+            return 0.0
+        return (lengths.step_s(job, size) - lengths.step_s(job, size + 1)) * steps[place]
+
+    for place, job in enumerate(by_least):
+        fits = job.least <= left
+        sizes[job.job] = job.least if fits else 0
+        if fits:
+            left -= job.least
+            heap.append((-gain(place), place))
+    heapify(heap)
+    while left and heap:
+        loss, place = heappop(heap)
+        if loss >= 0:
+            break
+        sizes[by_least[place].job] += 1
+        left -= 1
+        heappush(heap, (-gain(place), place))
+    return sizes

@@ -1,1 +1,0 @@
-"""Optimus (Peng et al., EuroSys '18)."""

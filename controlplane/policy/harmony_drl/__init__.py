@@ -1,1 +1,0 @@
-"""Harmony: placement learnt by deep reinforcement (Bao, Peng, Wu, INFOCOM 2019)."""

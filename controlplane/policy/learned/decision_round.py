@@ -1,0 +1,284 @@
+"""One round: action by action, from the sizes of now to those of the next round.
+
+The policy network: one small net for every job, another for the end of the round.
+
+What the network is shown: numbers of each job and of the cluster, all of the order of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.learned.model_file import (
+    LearnedModel,
+    dense_net,
+    dense_shapes,
+    read_model,
+    shipped_model,
+)
+from controlplane.prediction import BoolArray, FloatArray, IntArray
+from controlplane.prediction.step_times import steps_at
+
+INPUTS_VERSION: Final = 1  # raised whenever what an input means changes
+JOB_INPUTS: Final = 15
+CLUSTER_INPUTS: Final = 10
+MANY_SLOTS: Final = 8.0  # counts of slots are told in these
+LONG: Final = 8.0  # the logarithm of an hour's seconds, about
+SHORTEST_S: Final = 1e-6  # of a step
+
+
+@dataclass(frozen=True, slots=True)
+class JobTable:
+    """The N jobs that a round decides about, by row; seconds are on the controller's clock."""
+
+    have: IntArray  # slots, shape (N,), as all others
+    least: IntArray
+    cap: IntArray  # the most that it may have and can use; not below `least`
+    wanted: IntArray
+    batch: IntArray  # global, samples per step
+    coefficients: FloatArray  # of its step times, shape (N, 4)
+    steps_left: FloatArray
+    known: BoolArray  # whether its length is more than a guess
+    age_s: FloatArray  # since it was submitted
+    still_s: FloatArray  # since its group changed, or it began to wait
+    room: int  # slots for all of them
+
+    def step_s(self, slots: IntArray) -> FloatArray:
+        """Seconds of a step of each job.
+
+        Args:
+            slots: of each, shape (N,), at least 1.
+        """
+        times = steps_at(self.coefficients, slots[:, None], self.batch[:, None])[:, 0]
+        return np.maximum(times, SHORTEST_S)
+
+
+def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
+    """What the network is told of each job.
+
+    DL2's state is the type, the age, the remaining work, the dominant share and the workers of
+    each job. Paper: a type is an index. Here: it is what was measured of jobs of that script and
+    model, which says something of new ones too.
+
+    Args:
+        sizes: slots that each has so far in this round, shape (N,); 0: it waits.
+
+    Returns:
+        Shape (N, JOB_INPUTS).
+    """
+    runs = sizes > 0
+    now = np.maximum(sizes, table.least)
+    step_s = table.step_s(now)
+    grown_s = table.step_s(now + 1)
+    fewer = np.maximum(now - 1, 1)
+    shrunk_s = table.step_s(fewer)
+    saved_s = np.maximum(0.0, step_s - grown_s) * table.steps_left
+    lost_s = np.maximum(0.0, shrunk_s - step_s) * table.steps_left
+    columns = (
+        runs,
+        sizes / MANY_SLOTS,
+        sizes / max(1, table.room),  # dominant share
+        np.log1p(table.age_s) / LONG,
+        np.log1p(step_s * table.steps_left) / LONG,  # remaining seconds at this size
+        table.known,
+        table.wanted / MANY_SLOTS,
+        table.least / MANY_SLOTS,
+        np.log10(step_s),
+        np.clip(1.0 - grown_s / step_s, -1.0, 1.0),  # what another slot brings
+        np.clip(shrunk_s / step_s - 1.0, -1.0, 1.0),  # and what one fewer costs
+        np.log1p(saved_s) / LONG,
+        np.log1p(lost_s) / LONG,
+        np.log1p(table.still_s) / LONG,
+        (sizes - table.have) / MANY_SLOTS,  # as this round has changed it so far
+    )
+    return np.column_stack([np.asarray(column, dtype=np.float64) for column in columns])
+
+
+def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatArray:
+    """What the network is told of the cluster.
+
+    Args:
+        sizes: slots of each, shape (N,).
+        jobs: as `job_inputs` gave them, shape (N, JOB_INPUTS).
+
+    Returns:
+        Shape (CLUSTER_INPUTS,).
+    """
+    waits = sizes == 0
+    waiting, running = int(waits.sum()), int((~waits).sum())
+    free = table.room - int(sizes.sum())
+    fits = waits & (table.least <= free)
+    grows = ~waits & (sizes < table.cap)
+    shrinks = ~waits & (sizes > table.least)
+    queued_s = float((table.least * table.step_s(table.least) * table.steps_left)[waits].sum())
+    return np.array(
+        [
+            free / max(1, table.room),
+            min(free, 2.0 * MANY_SLOTS) / MANY_SLOTS,
+            np.log1p(waiting) / 4.0,
+            np.log1p(running) / 4.0,
+            table.room / max(1, running + waiting) / MANY_SLOTS,
+            np.log1p(queued_s / max(1, table.room)) / LONG,  # to work off all that waits
+            float(fits.any()),
+            jobs[grows, 11].max(initial=0.0),  # the most that a slot could save
+            jobs[shrinks, 12].min(initial=2.0),  # the least that a slot could cost
+            float((sizes != table.have).any()),
+        ]
+    )
+
+
+POLICY: Final = "drl"
+SHIPPED: Final = "drl.npz"  # beside this module
+HIDDEN: Final = 32  # units of each layer between
+ACTIONS: Final = 3  # of each job: more, fewer, same
+JOB_NET: Final = (JOB_INPUTS + CLUSTER_INPUTS, HIDDEN, HIDDEN, ACTIONS)  # widths
+END_NET: Final = (CLUSTER_INPUTS, HIDDEN, 1)
+SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
+    **dense_shapes("job", JOB_NET),
+    **dense_shapes("end", END_NET),
+}
+
+
+class Actor:
+    """Scores the actions of a round.
+
+    Every job is scored by the same net, from its own inputs and those of the cluster. So the
+    number of jobs and slots is free, and a type of job is what was measured of it, not an index:
+    one that was never trained on is nothing special.
+    """
+
+    def __init__(self, arrays: Mapping[str, FloatArray]) -> None:
+        """Take the nets out of a model."""
+        self._job = dense_net("job", arrays)
+        self._end = dense_net("end", arrays)
+
+    def logits(self, jobs: FloatArray, cluster: FloatArray) -> FloatArray:
+        """Of every action, legal or not.
+
+        Args:
+            jobs: shape (N, JOB_INPUTS).
+            cluster: shape (CLUSTER_INPUTS,).
+
+        Returns:
+            Shape (3 N + 1,): more, fewer, same of the first job, of the next; the end of the round.
+        """
+        both = np.hstack((jobs, np.broadcast_to(cluster, (len(jobs), len(cluster)))))
+        end = self._end(cluster[None, :])
+        return np.concatenate((self._job(both).ravel(), end.ravel()))
+
+
+def read_actor_model(file: str | None) -> LearnedModel:
+    """The model of policy `drl`, checked.
+
+    Args:
+        file: path of it; None: the one that ships.
+
+    Raises:
+        SettingsError: if it cannot be used.
+    """
+    if file is None:
+        package = __name__.rpartition(".")[0]
+        return shipped_model(
+            package, SHIPPED, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES
+        )
+    return read_model(file, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES)
+
+
+MORE: Final = 0
+FEWER: Final = 1
+SAME: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the network is asked: one action, of 3 for each of N jobs and the end of the round."""
+
+    jobs: FloatArray  # shape (N, JOB_INPUTS)
+    cluster: FloatArray  # shape (CLUSTER_INPUTS,)
+    legal: BoolArray  # shape (3 N + 1,)
+    table: JobTable
+    sizes: IntArray  # so far, shape (N,)
+
+
+Choose = Callable[[Moment], int]
+
+
+class DecisionRound:
+    """Applies actions to sizes, and says which are legal.
+
+    More gives a running job one slot, and a waiting one its least; fewer takes one, and what is
+    left of a job that has its least only where jobs may be stopped; same leaves a job as it is for
+    this round. What was begun with a job goes on in that direction only, so that a round ends.
+    Where a waiting job fits, nothing but a start is legal as a round's first action, and while
+    nobody runs.
+    """
+
+    def __init__(self, table: JobTable, *, one_job: bool, preempt: bool) -> None:
+        """Begin with the sizes of now.
+
+        Args:
+            one_job: whether only one of them may change.
+            preempt: whether a running job may be stopped.
+        """
+        self._table = table
+        self._one_job, self._preempt = one_job, preempt
+        self.sizes: IntArray = table.have.copy()
+        self._settled = np.zeros(len(table.have), dtype=np.bool_)
+        self._ended = False
+
+    def run(self, choose: Choose) -> IntArray:
+        """Ask for actions until the round ends, or nothing but its end is legal.
+
+        Args:
+            choose: gives the index of a legal action.
+
+        Returns:
+            Slots of each job, shape (N,).
+        """
+        while not self._ended:
+            legal = self._legal()
+            if not legal[:-1].any():
+                break
+            jobs = job_inputs(self._table, self.sizes)
+            cluster = cluster_inputs(self._table, self.sizes, jobs)
+            self._apply(choose(Moment(jobs, cluster, legal, self._table, self.sizes.copy())))
+        return self.sizes
+
+    def _legal(self) -> BoolArray:
+        table, sizes = self._table, self.sizes
+        changed = sizes - table.have
+        open_ = ~self._settled
+        if self._one_job and changed.any():
+            open_ &= changed != 0
+        runs = sizes > 0
+        free = table.room - int(sizes.sum())
+        more = open_ & (changed >= 0)
+        more &= np.where(runs, (sizes < table.cap) & (free >= 1), table.least <= free)
+        fewer = open_ & (changed <= 0) & runs
+        fewer &= (sizes > table.least) | self._preempt
+        starts = more & ~runs
+        begins = not changed.any() or not runs.any()
+        if begins and starts.any():  # no model can keep slots idle beside those who wait
+            no = np.zeros_like(starts)
+            return np.append(np.column_stack((starts, no, no)).ravel(), False)
+        legal = np.column_stack((more, fewer, open_ & (more | fewer))).ravel()
+        return np.append(legal, True)
+
+    def _apply(self, action: int) -> None:
+        row, what = divmod(action, ACTIONS)
+        if row == len(self.sizes):
+            self._ended = True
+        elif what == SAME:
+            self._settled[row] = True
+        else:
+            self.sizes[row] = self._moved(row, what)
+
+    def _moved(self, row: int, what: int) -> int:
+        size, least = int(self.sizes[row]), int(self._table.least[row])
+        if what == MORE:
+            return size + 1 if size else least
+        return size - 1 if size > least else 0

@@ -1,0 +1,252 @@
+"""What a trained model of `harmony-drl` holds, and how it is taken out of its file.
+
+A gang is placed worker by worker: every node with room is scored, one of them is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.learned.model_file import (
+    FIELD,
+    DenseNet,
+    LearnedModel,
+    ModelCard,
+    dense_net,
+    dense_shapes,
+    read_model,
+    shipped_model,
+    softmax,
+)
+from controlplane.policy.learned.shared_nodes import WORKERS, RewardModel, SharedNodes
+from controlplane.prediction import FloatArray, IntArray
+from schemas.errors import SettingsError
+
+STRUCTURE: Final = 12  # features of a node that are not about classes
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """pi(s, a): a score for each node, with the same numbers for every node.
+
+    Paper: one output for each server, so that a policy is for one number of servers. Here: a
+    scorer that all nodes share, so that the cluster may grow. And the score begins as what the
+    reward model expects, which the network corrects: before any training it is the greedy choice.
+    """
+
+    net: DenseNet  # inputs as of `features_of`
+    sharpness: float  # of the expected loss of speed, in units of the score
+
+    def scores(self, costs: FloatArray, features: FloatArray) -> FloatArray:
+        """Logits of candidates; the greatest is the best.
+
+        Args:
+            costs: expected losses of speed by this worker, shape (M,).
+            features: shape (M, inputs).
+        """
+        return self.net(features)[:, 0] - self.sharpness * costs
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Nodes for one worker, as the actor scores them."""
+
+    nodes: IntArray  # M candidates
+    costs: FloatArray  # shape (M,)
+    features: FloatArray  # shape (M, inputs)
+    own: FloatArray  # expected loss of the job itself, shape (M,)
+    scores: FloatArray  # shape (M,)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One worker's node, and what it was chosen from."""
+
+    among: Candidates
+    place: int  # among them
+
+    @property
+    def node(self) -> int:
+        """Its number."""
+        return int(self.among.nodes[self.place])
+
+    @property
+    def score(self) -> float:
+        """Of that node."""
+        return float(self.among.scores[self.place])
+
+
+Choose = Callable[[Candidates], int]  # the place of one of them
+
+
+def place_gang(shared: SharedNodes, actor: Actor, name: str, choose: Choose) -> list[Choice]:
+    """Give a job nodes for its workers, one after the other.
+
+    Args:
+        shared: with room for it; it was added, and has no worker yet.
+    """
+    choices: list[Choice] = []
+    for _ in range(shared.jobs[name].size):
+        nodes = nodes_with_room(shared)
+        own, neighbours = shared.costs_of_next(name, nodes)
+        costs = own + neighbours
+        features = features_of(shared, name, nodes, own, neighbours)
+        scores = actor.scores(costs, features)
+        among = Candidates(nodes, costs, features, own, scores)
+        choice = Choice(among, choose(among))
+        shared.put(name, choice.node)
+        choices.append(choice)
+    return choices
+
+
+def nodes_with_room(shared: SharedNodes) -> IntArray:
+    """Nodes that the mask leaves: those with a free slot.
+
+    Of empty nodes that are alike the first stands for all.
+    """
+    found: list[int] = []
+    empty: set[int] = set()
+    for node in np.flatnonzero(shared.free > 0).tolist():
+        if not shared.on(node):
+            room = int(shared.free[node])
+            if room in empty:
+                continue
+            empty.add(room)
+        found.append(node)
+    return np.array(found, dtype=np.int64)
+
+
+def features_of(
+    shared: SharedNodes,
+    name: str,
+    nodes: IntArray,
+    own: FloatArray,
+    neighbours: FloatArray,
+) -> FloatArray:
+    """What the actor sees of each candidate: s = (x, r, w, p, v, d) of the paper, from its side.
+
+    Slots are the only resource that a node gives out here (r, v), and parameter servers have none.
+
+    Args:
+        name: of the job, some of whose workers may be placed.
+        own: expected loss of the job on each, shape (M,).
+        neighbours: what it would cost those that are there, shape (M,).
+
+    Returns:
+        Shape (M, 12 + 2 classes).
+    """
+    job, classes = shared.jobs[name], shared.model.classes
+    placed = sum(job.workers.values())
+    left = job.size - placed
+    free, size = shared.free[nodes], shared.sizes[nodes]
+    here = np.array([job.workers.get(node, 0) for node in nodes.tolist()], dtype=np.float64)
+    found = np.zeros((len(nodes), STRUCTURE + 2 * classes))
+    found[:, 0], found[:, 1] = own, neighbours
+    found[:, 2] = (free - 1) / size
+    found[:, 3] = here / WORKERS
+    found[:, 4] = free >= left
+    found[:, 5] = free == left
+    found[:, 6] = (size - free) == 0
+    found[:, 7] = left / WORKERS
+    found[:, 8] = placed / WORKERS
+    found[:, 9] = len(job.workers) / WORKERS
+    found[:, 10] = shared.free.sum() / max(int(shared.sizes.sum()), 1)
+    found[:, 11] = [len(shared.on(node)) / WORKERS for node in nodes.tolist()]
+    found[:, STRUCTURE + job.number] = 1.0
+    found[:, STRUCTURE + classes :] = shared.present(nodes) / WORKERS
+    return found
+
+
+def best(among: Candidates) -> int:
+    """The place of the greatest score; the first of several.
+
+    Args:
+        among: at least one.
+    """
+    return int(np.argmax(among.scores))
+
+
+def sampled(rng: Generator) -> Choose:
+    """Chooses each as probable as the policy says."""
+
+    def choose(among: Candidates) -> int:
+        return int(rng.choice(len(among.scores), p=softmax(among.scores)))
+
+    return choose
+
+
+POLICY: Final = "harmony-drl"
+PACKAGE: Final = "controlplane.policy.learned"
+FEATURES: Final = 1  # version of what the networks are shown
+CLASSES: Final = 12  # L of the paper: those that were trained, and some for families of a cluster
+HIDDEN: Final = 32
+SHAPES: Final = {
+    **dense_shapes("beside", [4 * CLASSES + 2, HIDDEN, 1]),
+    **dense_shapes("spread", [CLASSES + 3, HIDDEN // 2, 1]),
+    **dense_shapes("actor", [STRUCTURE + 2 * CLASSES, HIDDEN, 1]),
+    "sharpness": (1,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """Both networks of the paper, and whom they know."""
+
+    reward: RewardModel
+    actor: Actor
+    families: tuple[str, ...]  # by number of their class, fewer than CLASSES
+
+
+def load(file: str | None) -> TrainedModel:
+    """A model from its file.
+
+    Args:
+        file: path; None: the one that ships.
+
+    Raises:
+        SettingsError: if it is none, or of another version, policy or shape.
+    """
+    return unpack(_read(file))
+
+
+def load_card(file: str | None) -> ModelCard:
+    """What made a model.
+
+    Raises:
+        SettingsError: as `load` does.
+    """
+    return _read(file).card
+
+
+def unpack(model: LearnedModel) -> TrainedModel:
+    """Its networks.
+
+    Raises:
+        SettingsError: if its card names families that cannot have numbers.
+    """
+    arrays, families = model.arrays, model.card.families
+    if len(families) >= CLASSES:
+        raise _refusal(f"{len(families)} families, {CLASSES - 1} are the most")
+    for name in families:
+        if families.count(name) > 1:
+            raise _refusal(f"family {name!r} twice")
+    reward = RewardModel(dense_net("beside", arrays), dense_net("spread", arrays), CLASSES)
+    actor = Actor(dense_net("actor", arrays), float(arrays["sharpness"][0]))
+    return TrainedModel(reward, actor, families)
+
+
+def _read(file: str | None) -> LearnedModel:
+    if file is not None:
+        return read_model(file, policy=POLICY, features=FEATURES, shapes=SHAPES)
+    return shipped_model(
+        PACKAGE, "harmony_drl.npz", policy=POLICY, features=FEATURES, shapes=SHAPES
+    )
+
+
+def _refusal(what: str) -> SettingsError:
+    return SettingsError(f"{FIELD}: a model with {what}", "train another one", FIELD)

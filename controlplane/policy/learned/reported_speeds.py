@@ -1,0 +1,171 @@
+"""The reward model goes on learning: from speeds that jobs report beside their neighbours.
+
+One step of gradient descent on a small network, without any framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.random import default_rng
+
+from controlplane.policy.learned.model_file import DenseNet
+from controlplane.policy.learned.shared_nodes import (
+    LARGEST,
+    RewardModel,
+    SharedNodes,
+    spread_inputs,
+)
+from controlplane.prediction import FloatArray
+
+
+def taught(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
+    """The same network after one step.
+
+    Args:
+        inputs: shape (rows, in).
+        slopes: derivatives of what is minimised by its outputs, shape (rows, out).
+    """
+    taken: list[FloatArray] = [inputs]
+    for weight, bias in net.layers[:-1]:
+        taken.append(np.tanh(taken[-1] @ weight + bias))
+    layers = []
+    for (weight, bias), values in zip(reversed(net.layers), reversed(taken), strict=True):
+        layers.append((weight - rate * (values.T @ slopes), bias - rate * slopes.sum(axis=0)))
+        slopes = (slopes @ weight.T) * (1.0 - values**2)  # of the layer before; unused at the first
+    return DenseNet(tuple(reversed(layers)))
+
+
+KEPT: Final = 512  # reports, the latest: a bound on memory
+STEPS: Final = 6  # of gradient descent for each bundle of reports
+BATCH: Final = 64
+RATE: Final = 0.05  # of learning; chosen so that one odd report moves little
+MOST_WEIGHT: Final = 20.0  # of what was reported earlier: a family's speed may change
+FASTEST: Final = 1e12  # samples per second that anybody is believed
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A job beside its neighbours, and how fast it was."""
+
+    key: Hashable  # jobs of one key are as fast as each other alone
+    beside: FloatArray  # inputs of the reward model, of its node that is expected to be the worst
+    has_neighbours: bool
+    spread: FloatArray  # inputs, shape (inputs,)
+    on_several: bool
+    log_speed: float
+
+
+@dataclass(slots=True)
+class _Mean:
+    value: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.weight = min(self.weight, MOST_WEIGHT) + 1.0
+        self.value += (value - self.value) / self.weight
+
+
+@dataclass(slots=True)
+class _Alone:
+    """The logarithm of a speed alone on few nodes."""
+
+    measured: _Mean = field(default_factory=_Mean)  # by jobs that were alone there
+    corrected: _Mean = field(default_factory=_Mean)  # of the others
+
+    @property
+    def log_speed(self) -> float:
+        """As it was measured, if it was."""
+        return self.measured.value if self.measured.weight else self.corrected.value
+
+
+@dataclass(slots=True)
+class ReportedSpeeds:
+    """Reports, and what the reward model makes of them.
+
+    A report is of samples per second. What the same job would reach alone is the mean of what such
+    jobs reported alone; if none did, of all their reports, corrected by what the model expects.
+    """
+
+    model: RewardModel
+    _reports: deque[Report] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _alone: dict[Hashable, _Alone] = field(default_factory=dict)
+    _learnt: int = 0  # bundles
+    _new: int = 0  # reports since the last one
+
+    def add(self, shared: SharedNodes, name: str, key: Hashable, samples_per_s: float) -> bool:
+        """One more report.
+
+        Args:
+            key: jobs of one key are as fast as each other alone.
+
+        Returns:
+            False, if nobody can have measured this: it does not count.
+        """
+        if not 0.0 < samples_per_s < FASTEST:
+            return False
+        job, seen = shared.jobs[name], shared.look(name)
+        beside = np.where(seen.others.sum(axis=1) > 0.0, self.model.beside(seen), -1.0)
+        nodes, worst = len(job.workers), int(np.argmax(beside))
+        report = Report(
+            key=key,
+            beside=seen.inputs()[worst],
+            has_neighbours=bool(beside[worst] >= 0.0),
+            spread=spread_inputs(
+                np.array([job.number]), np.array([job.size]), np.array([nodes]), self.model.classes
+            )[0],
+            on_several=nodes > 1,
+            log_speed=math.log(samples_per_s),
+        )
+        expected = max(0.0, float(beside[worst])) + self.model.spread(job.number, job.size, nodes)
+        alone = self._alone.setdefault(key, _Alone())
+        is_alone = not report.has_neighbours and not report.on_several
+        (alone.measured if is_alone else alone.corrected).add(report.log_speed + expected)
+        self._reports.append(report)
+        self._new += 1
+        return True
+
+    def speed_alone(self, key: Hashable) -> float:
+        """Samples per second of such jobs alone; 0: none reported."""
+        known = self._alone.get(key)
+        return math.exp(known.log_speed) if known is not None else 0.0
+
+    def learn(self) -> RewardModel:
+        """The model after what was reported; the same one if there is nothing new."""
+        if self._new and len(self._reports) >= BATCH // 4:
+            self._new = 0
+            rng = default_rng((self._learnt, len(self._reports)))
+            self._learnt += 1
+            for _ in range(STEPS):
+                rows = rng.integers(len(self._reports), size=BATCH)
+                self._step([self._reports[row] for row in rows])
+        return self.model
+
+    def _step(self, reports: list[Report]) -> None:
+        """Least squares on logarithms, one step."""
+        beside = np.array([one.beside for one in reports])
+        spread = np.array([one.spread for one in reports])
+        has = np.array([one.has_neighbours for one in reports])
+        several = np.array([one.on_several for one in reports])
+        by_others = self.model.beside_net(beside)[:, 0]
+        by_nodes = self.model.spread_net(spread)[:, 0]
+        expected = np.where(has, np.logaddexp(0.0, by_others), 0.0)
+        expected += np.where(several, by_nodes, 0.0)
+        found = np.array([self._alone[one.key].log_speed - one.log_speed for one in reports])
+        error = (expected - np.clip(found, -LARGEST, LARGEST)) / len(reports)
+        slopes = (error * has * _sigmoid(by_others))[:, None], (error * several)[:, None]
+        self.model = RewardModel(
+            taught(self.model.beside_net, beside, slopes[0], RATE),
+            taught(self.model.spread_net, spread, slopes[1], RATE),
+            self.model.classes,
+        )
+
+
+def _sigmoid(values: FloatArray) -> FloatArray:
+    found: FloatArray = np.exp(-np.logaddexp(0.0, -values))
+    return found

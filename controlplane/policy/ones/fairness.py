@@ -1,0 +1,175 @@
+"""`max_stretch`: no job takes longer than so many times what its fair share would have taken.
+
+A job's fair share is a part of 1 / n of the cluster, with n the mean number of jobs over its life
+(Themis, NSDI '20; Shockwave, NSDI '23). Whoever would exceed the limit with no more than its share
+from now on is due the smallest size that is as fast as that share. Less than what is due weighs
+more than whatever else its slots could be used for, in greedy filling and in the fitness alike.
+
+How many jobs there were, on average over the life of each: what a fair share is a share of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.api import ClusterView, JobView
+from controlplane.policy.ones.problem import Dues, JobRow
+from controlplane.policy.ones.size_values import UNKNOWN_S, ValueTable
+from controlplane.policy.options import OnesOptions
+from controlplane.prediction import FloatArray, IntArray
+from schemas.ids import JobId, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    at: Seconds  # first
+    area: float  # up to then
+    beside: int  # jobs there were then
+
+
+class Contention:
+    """Counts active jobs over time, as views show them."""
+
+    def __init__(self) -> None:
+        self._area = 0.0  # job seconds
+        self._jobs = 0
+        self._now = Seconds(0.0)
+        self._seen: dict[JobId, _Seen] = {}
+
+    def update(self, jobs: Mapping[JobId, JobView], now: Seconds) -> None:
+        """Take note of who is there; nothing changes if that is said twice.
+
+        Args:
+            now: seconds on the controller's clock.
+        """
+        self._area += self._jobs * max(0.0, now - self._now)
+        self._jobs, self._now = len(jobs), max(now, self._now)
+        self._seen = {
+            name: self._seen.get(name) or _Seen(now, self._area, len(jobs)) for name in jobs
+        }
+
+    def mean(self, job: JobView) -> float:
+        """Jobs there were since this one was submitted, itself too; at least 1.
+
+        Before it was first seen (by a search that began anew, say) there were as many as then.
+        """
+        seen = self._seen[job.job]
+        before = max(0.0, seen.at - job.submitted_at)
+        life = before + self._now - seen.at
+        if life <= 0.0:
+            return float(max(1, self._jobs))
+        return max(1.0, (before * seen.beside + self._area - seen.area) / life)
+
+
+DUE_FROM: Final = 0.9  # of the limit: predictions err, and slots are not free at once; a judgement
+OUTWEIGHS: Final = 2.0  # times what any slot is worth to anybody; a judgement
+ROUNDING: Final = 1e-6  # of a speed: a size that is as fast but for rounding is as fast
+LEAST_S: Final = 1e-6  # of a fair-share time
+
+
+class FairShares:
+    """Works out what jobs are due.
+
+    Args:
+        options: of the policy; without `max_stretch` nobody is due anything.
+    """
+
+    def __init__(self, options: OnesOptions) -> None:
+        self._options = options
+        self._contention = Contention()
+
+    def dues(
+        self, job_rows: Sequence[JobRow], table: ValueTable, view: ClusterView, now: Seconds
+    ) -> Dues | None:
+        """What each job is due in this view; None if there is no limit.
+
+        Args:
+            now: seconds on the controller's clock.
+        """
+        limit = self._options.max_stretch
+        if not limit:
+            return None
+        self._contention.update(view.jobs, now)
+        if not job_rows:
+            return None
+        left_s, all_s = _lengths(job_rows)
+        speed = self._fair_speeds(job_rows, len(view.slots))
+        start_s = np.array([self._start_s(row) for row in job_rows])
+        fair_s = np.maximum(start_s + all_s / speed, LEAST_S)
+        begins_s = np.array([0.0 if row.now else start for row, start in zip(
+            job_rows, start_s.tolist(), strict=True)])  # fmt: skip
+        so_far = np.array([max(0.0, now - row.job.submitted_at) for row in job_rows]) + begins_s
+        expected = (so_far + left_s / speed) / fair_s
+        most = np.array([float(row.table.gains.max()) for row in job_rows])
+        at_best = (so_far + left_s / np.maximum(most, speed)) / fair_s
+        level = np.where(expected >= DUE_FROM * limit, _levels(job_rows, table, speed), 0)
+        return Dues(
+            limit=limit,
+            expected=expected,
+            at_best=at_best,
+            level=level,
+            missing=_missing(table, level, np.maximum(1.0, expected / limit)),
+        )
+
+    def _fair_speeds(self, job_rows: Sequence[JobRow], slots: int) -> FloatArray:
+        """Speed on a fair share over that on one slot, shape (J,): its wanted slots, part-time."""
+        found = np.empty(len(job_rows))
+        for at, row in enumerate(job_rows):
+            sizes = row.table.sizes
+            usual = max(0, int(np.searchsorted(sizes, row.job.wanted, side="right")) - 1)
+            share = slots / (self._contention.mean(row.job) * float(sizes[usual]))
+            found[at] = float(row.table.gains[usual]) * min(1.0, share)
+        return np.maximum(found, LEAST_S)
+
+    def _start_s(self, row: JobRow) -> float:
+        known = row.job.start_s
+        return self._options.start_stall_s if known is None else known
+
+
+def _lengths(job_rows: Sequence[JobRow]) -> tuple[FloatArray, FloatArray]:
+    """Seconds on one slot that are left, and of the whole job; shape (J,) each.
+
+    Where nobody can say, half the median of the others', as in their weights.
+    """
+    left_s = np.array([row.remaining_s for row in job_rows], dtype=np.float64)
+    known = left_s[np.isfinite(left_s)]
+    usual = float(np.median(known)) / 2.0 if len(known) else UNKNOWN_S
+    left_s = np.where(np.isfinite(left_s), left_s, usual)
+    done_s = [
+        row.job.samples_done / row.table.one_speed
+        if row.table.known and row.table.one_speed > 0.0
+        else 0.0
+        for row in job_rows
+    ]
+    return left_s, left_s + np.array(done_s)
+
+
+def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) -> IntArray:
+    """The lowest allowed level that is as fast as `speed`, else the highest one; shape (J,)."""
+    gains = np.full(table.sizes.shape, -np.inf)
+    for at, row in enumerate(job_rows):
+        gains[at, 1 : 1 + len(row.table.gains)] = row.table.gains
+    gains[~np.isfinite(table.value)] = -np.inf
+    fast = gains >= (speed * (1.0 - ROUNDING))[:, None]
+    levels = np.arange(table.sizes.shape[1])
+    highest = np.where(np.isfinite(gains), levels, 0).max(axis=1)
+    return np.asarray(np.where(fast.any(axis=1), fast.argmax(axis=1), highest), dtype=np.int64)
+
+
+def _missing(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatArray:
+    """What each level below what is due lacks, shape (J, 1 + L).
+
+    More for each slot than any slot is worth to anybody; and the more the longer a job is behind,
+    without bound, so that none is behind for ever.
+    """
+    sizes, value = table.sizes, table.value
+    base = np.where(np.isfinite(value[:, 0]), value[:, 0], 0.0)[:, None]
+    allowed = np.isfinite(value) & (sizes > 0)
+    slopes = np.divide(value - base, sizes, out=np.zeros(value.shape), where=allowed)
+    claim = sizes[np.arange(len(level)), level] * OUTWEIGHS * float(slopes.max()) * urgency
+    below = np.arange(sizes.shape[1]) < level[:, None]
+    return np.where(below, claim[:, None], 0.0)

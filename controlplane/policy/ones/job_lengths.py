@@ -1,0 +1,224 @@
+"""How much every job has left, as the chosen model says, and how well it did so far.
+
+Whether predicted lengths came true: predictions are kept until their jobs have finished.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final, NamedTuple
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
+from controlplane.policy.ones.length_evidence import FamilyLengths, OwnEvidence, WorkLeft, exactly
+from controlplane.policy.ones.length_models import (
+    BetaProgress,
+    LengthMixture,
+    LengthModel,
+    ResidualLife,
+)
+from controlplane.policy.options import LengthModelName
+from schemas.ids import JobId
+
+STEP: Final = 1.25  # times the work of the last prediction that is kept, before the next one
+KEPT: Final = 60  # predictions of one job
+KEPT_ERRORS: Final = 2000  # of the latest predictions that were held against what came
+LEAST_LEFT: Final = 0.02  # of the total: errors of less are of no use to anybody
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One prediction held against what came."""
+
+    error: float  # of what was left, as a share of it
+    ratio: float  # predicted over true
+    in_wide: bool  # interval of 90%
+    in_narrow: bool  # of 80%
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How well predictions of the work left matched what came."""
+
+    predictions: int
+    median_error: float  # absolute, as a share of what was left
+    wide: float  # share of them inside the 90% interval
+    narrow: float  # and inside the 80% interval
+
+
+@dataclass(slots=True)
+class _Predictions:
+    next_at: float = 0.0  # samples done, from which on the next one is kept
+    made: list[tuple[float, WorkLeft]] = field(default_factory=list)  # after so many samples
+
+
+class LengthCalibration:
+    """Of all jobs that finished lately."""
+
+    def __init__(self) -> None:
+        self._predictions: dict[JobId, _Predictions] = {}
+        self.outcomes: deque[Outcome] = deque(maxlen=KEPT_ERRORS)
+
+    def due(self, job: JobId, done: float) -> bool:
+        """Whether a prediction would be kept now."""
+        known = self._predictions.get(job)
+        return known is None or (done >= known.next_at and len(known.made) < KEPT)
+
+    def add(self, job: JobId, done: float, left: WorkLeft) -> None:
+        """Keep a prediction."""
+        known = self._predictions.setdefault(job, _Predictions())
+        known.made.append((done, left))
+        known.next_at = max(done, 1.0) * STEP
+
+    def ended(self, job: JobId, total: float, *, succeeded: bool) -> None:
+        """Hold a job's predictions against what came; one that was given up tells nothing."""
+        known = self._predictions.pop(job, None)
+        if known is None or not succeeded:
+            return
+        for done, said in known.made:
+            left = total - done
+            if left > LEAST_LEFT * total:
+                wide, narrow = said.within(left)
+                error = abs(said.mean - left) / left
+                self.outcomes.append(Outcome(error, said.mean / left, wide, narrow))
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop predictions of jobs that nobody will hear of again."""
+        self._predictions = {job: own for job, own in self._predictions.items() if job in active}
+
+    def summary(self) -> Calibration | None:
+        """Of the latest predictions; None before the first job has finished."""
+        seen = self.outcomes
+        if not seen:
+            return None
+        return Calibration(
+            predictions=len(seen),
+            median_error=median(outcome.error for outcome in seen),
+            wide=sum(outcome.in_wide for outcome in seen) / len(seen),
+            narrow=sum(outcome.in_narrow for outcome in seen) / len(seen),
+        )
+
+
+MODELS: Final[dict[LengthModelName, Callable[[], LengthModel]]] = {
+    "residual": ResidualLife,
+    "beta": BetaProgress,
+    "mixture": LengthMixture,
+}
+
+SPARE: Final = 100  # jobs that may be remembered for nothing
+
+
+class _Said(NamedTuple):
+    """An answer, which holds while the job and all that it comes from stand as they did."""
+
+    view: JobView
+    key: tuple[float, int, int]
+    left: WorkLeft | None
+
+
+class JobLengths:
+    """Takes policy events in; answers how much a job has left."""
+
+    def __init__(self, model: LengthModelName) -> None:
+        """Begin with nothing learnt.
+
+        Args:
+            model: how lengths are predicted where no rule says them.
+        """
+        self._model = MODELS[model]()
+        self._families: dict[str, FamilyLengths] = {}
+        self._own = OwnEvidence()
+        self._calibration = LengthCalibration()
+        self._said: dict[JobId, _Said] = {}  # what each job was told last
+        self._edition = 0  # of what is known of lengths: jobs that ended
+
+    def observe(self, event: PolicyEvent) -> None:
+        """Learn from `event`.
+
+        Args:
+            event: an epoch, telemetry or the end of a job; others teach nothing of lengths.
+        """
+        match event:
+            case EpochSeen():
+                family = self.family(event.family)
+                self._own.epoch(event)
+                self._model.epoch(event, family)
+                family.progressed(event.job, event.samples_done)
+            case StepsSeen():
+                self.family(event.family).progressed(event.job, event.samples_done)
+            case JobEnded():
+                family, total = self.family(event.family), event.samples_done
+                family.ended(event.job, total, succeeded=event.succeeded)
+                self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
+                self._model.ended(event, family)
+                self._said.pop(event.job, None)
+                self._edition += 1
+                self._calibration.ended(event.job, total, succeeded=event.succeeded)
+            case _:
+                return
+
+    def forget(self, active: Collection[JobId]) -> None:
+        """Drop what is known of jobs that nobody will hear of again, if there are many of them."""
+        if self._own.known <= 2 * len(active) + SPARE:
+            return
+        there = set(active)
+        self._own.forget(there)
+        self._model.forget(there)
+        self._calibration.forget(there)
+        self._said = {job: said for job, said in self._said.items() if job in there}
+        for family in self._families.values():
+            family.at_work = {job: done for job, done in family.at_work.items() if job in there}
+
+    def family(self, name: str) -> FamilyLengths:
+        """Lengths of a family, from nothing on."""
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = FamilyLengths()
+        return found
+
+    def left(self, job: JobView, *, bounds: bool = True) -> WorkLeft | None:
+        """What a job has left; None if nothing at all is known.
+
+        Args:
+            bounds: whether quantiles are wanted too.
+        """
+        family = self.family(job.family)
+        if job.epoch_samples:
+            family.epoch_samples = job.epoch_samples
+        done = float(max(job.samples_done, family.at_work.get(job.job, 0)))
+        certain = self._own.certain(job, done)
+        if certain is not None:
+            return exactly(certain)
+        key = (done, self._edition, 0 if family.finished else family.reached)
+        said = self._said.get(job.job)
+        if said is not None and said.view is job and said.key == key and not bounds:
+            return said.left
+        due = self._calibration.due(job.job, done)
+        found = self._model.left(job, family, done, self._own, bounds=bounds or due)
+        self._said[job.job] = _Said(job, key, found)
+        if found is not None and due:
+            self._calibration.add(job.job, done, found)
+        return found
+
+    def remaining(self, job: JobView) -> float | None:
+        """The mean of that, samples."""
+        found = self.left(job, bounds=False)
+        return None if found is None else found.mean
+
+    def is_settled(self, job: JobView) -> bool:
+        """Whether what is left follows from its own progress alone, until some job ends."""
+        if job.stop_samples is not None and not self._own.leaves_early(job.family):
+            return True
+        return isinstance(self._model, ResidualLife) and bool(self.family(job.family).finished)
+
+    def informed(self, job: JobId) -> bool:
+        """Whether what was last said of a job is more than that it is as old as it is."""
+        said = self._said.get(job)
+        return said is not None and said.left is not None and said.left.informed
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Of the model, by jobs that finished; None before the first."""
+        return self._calibration.summary()

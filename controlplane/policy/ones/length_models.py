@@ -1,0 +1,274 @@
+"""Ways to say how much a job has left: what option `length_model` chooses from.
+
+Lengths by the paper's Beta distribution of progress (ONES section 3.2.1), family by family.
+
+Departure from the paper: it regresses over all jobs of a cluster at once. Here each family has
+its own regression as soon as one of its jobs has finished, and the one over all of them is only
+asked before: families differ in length by orders of magnitude, which five features do not tell.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+from scipy.special import betaincinv
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView
+from controlplane.policy.ones.length_evidence import (
+    SHARES,
+    FamilyLengths,
+    OwnEvidence,
+    SpreadOfLengths,
+    WorkLeft,
+)
+from controlplane.policy.search.observed_families import KEPT_RELATIVES
+from controlplane.prediction import FloatArray
+from controlplane.prediction.lengths import (
+    LengthDistribution,
+    of_relatives,
+    one_length,
+    remaining_samples,
+)
+from controlplane.prediction.progress_distribution import (
+    FEATURES,
+    Points,
+    ProgressModel,
+    features,
+    fit,
+    points_of,
+)
+from schemas.ids import JobId
+
+LEAST_STRANGERS: Final = 3  # jobs of other families that finished, before they count
+LEAST_STRANGE: Final = 0.3  # spread of the logarithm of their epochs, at least
+
+
+class LengthModel(Protocol):
+    """One way to predict."""
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """A job finished an epoch."""
+        ...
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """A job is over; its family knows its length already."""
+        ...
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop what is known of jobs that nobody will hear of again."""
+        ...
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """What a job has left that no rule says exactly; None if nothing at all is known.
+
+        Args:
+            bounds: whether quantiles are wanted too, which may take ten times as long.
+        """
+        ...
+
+
+class ResidualLife:
+    """The mean residual life of finished relatives, and nothing else."""
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Nothing is learnt from it."""
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Nothing is learnt beside its length."""
+
+    def forget(self, active: set[JobId]) -> None:
+        """Nothing is remembered of single jobs."""
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """As relatives that went on longer; bounds are quantiles of these."""
+        if not family.finished and not max(done, family.reached):
+            return None
+        mean = remaining_samples(done, None, family.finished, family.reached)
+        informed = bool(family.finished)
+        if not bounds:
+            return WorkLeft(mean, informed=informed)
+        longer = [total - done for total in family.finished if total > done]
+        if not longer:
+            as_old = _as_old_as_it_gets(max(done, family.reached), done)
+            return WorkLeft(mean, as_old, informed=informed)
+        return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed=informed)
+
+
+class LengthMixture:
+    """Relatives' lengths as a mixture, in the light of what tells of the job's own end."""
+
+    def __init__(self) -> None:
+        self._before = ResidualLife()
+        self._spread = SpreadOfLengths()
+        self._epochs: dict[JobId, int] = {}  # finished ones of active jobs
+        self._strangers: deque[int] = deque(maxlen=KEPT_RELATIVES)  # epochs of jobs that finished
+        self._families: dict[str, FamilyLengths] = {}
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Its epochs are counted, for families of which no job has finished."""
+        self._epochs[event.job] = max(self._epochs.get(event.job, 0), event.epoch)
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Spreads are taken anew."""
+        self._families[event.family] = family
+        epochs = self._epochs.pop(event.job, 0)
+        if event.succeeded:
+            self._spread.update(self._families.values())
+            if epochs:
+                self._strangers.append(epochs)
+
+    def forget(self, active: set[JobId]) -> None:
+        """Epochs of other jobs are dropped."""
+        self._epochs = {job: many for job, many in self._epochs.items() if job in active}
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """The mean residual life of the mixture, within what is certain."""
+        likely = self._relatives(job, family) or self._like_strangers(job)
+        for evidence in own.evidence(job, done):
+            likely = likely.given(evidence) if likely is not None else one_length(evidence)
+        if likely is None:
+            left = self._before.left(job, family, done, own, bounds=bounds)
+        else:
+            quantiles = likely.quantiles_left(done, SHARES) if bounds else []
+            left = WorkLeft(likely.mean_left(done), tuple(quantiles))
+        if left is None:
+            return None
+        least, most = own.bounds(job, done)
+        return left.at_least(least).at_most(most)
+
+    def _relatives(self, job: JobView, family: FamilyLengths) -> LengthDistribution | None:
+        if not family.finished:
+            return None
+        spread = self._spread.of(job.family, family)
+        return of_relatives(family.finished, family.outlived(job.job), spread)
+
+    def _like_strangers(self, job: JobView) -> LengthDistribution | None:
+        """As many epochs as jobs of other families took."""
+        if not job.epoch_samples or len(self._strangers) < LEAST_STRANGERS:
+            return None
+        totals = [float(epochs * job.epoch_samples) for epochs in self._strangers]
+        return of_relatives(totals, [], max(LEAST_STRANGE, float(np.std(np.log(totals)))))
+
+
+def _as_old_as_it_gets(reached: float, done: float) -> tuple[float, ...]:
+    """Where nobody was seen to end: half of those that came so far go on for as much again."""
+    return tuple(reached / (1.0 - share) - done for share in SHARES)
+
+
+KEPT_LOGS: Final = 20  # of finished jobs of one family
+KEPT_EPOCHS: Final = 100  # of one job
+KEPT_COMMON: Final = 40  # logs of any family, for those of which no job has finished
+LEAST_PROGRESS: Final = 1e-6  # divisor of a bound
+LEAST_LEFT: Final = 1e-3  # of what was done, that is to come at least
+
+
+@dataclass(slots=True)
+class _Log:
+    first_loss: float | None = None
+    rows: dict[int, FloatArray] = field(default_factory=dict)  # features after each epoch
+
+    def points(self) -> Points:
+        epochs = np.array(sorted(self.rows), dtype=np.float64)
+        rows = np.array([self.rows[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
+        return points_of(rows, epochs)
+
+
+@dataclass(slots=True)
+class _Regression:
+    logs: deque[Points]
+    due: bool = False
+    model: ProgressModel | None = None
+
+    def add(self, points: Points) -> None:
+        if len(points):
+            self.logs.append(points)
+            self.due = True
+
+    def fitted(self) -> ProgressModel | None:
+        if self.due:
+            self.due = False
+            every = Points(
+                np.concatenate([log.features for log in self.logs]),
+                np.concatenate([log.epochs for log in self.logs]),
+                np.concatenate([log.progress for log in self.logs]),
+            )
+            self.model = fit(every, self.model) or self.model
+        return self.model
+
+
+class BetaProgress:
+    """Progress after so many epochs is Be(epochs, A x + b)."""
+
+    def __init__(self) -> None:
+        self._logs: dict[JobId, _Log] = {}
+        self._families: dict[str, _Regression] = {}
+        self._common = _Regression(deque(maxlen=KEPT_COMMON))
+        self._before = ResidualLife()
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """One more entry of the job's log."""
+        log = self._logs.setdefault(event.job, _Log())
+        if log.first_loss is None:
+            log.first_loss = event.train_loss
+        if len(log.rows) < KEPT_EPOCHS and event.epoch > 0:
+            log.rows[event.epoch] = self._features(
+                family, log, event.samples_done, event.train_loss, event.stop_metric
+            )
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Its log is learnt from, if it came to its end."""
+        log = self._logs.pop(event.job, None)
+        if log is None or not event.succeeded:
+            return
+        own = self._families.setdefault(event.family, _Regression(deque(maxlen=KEPT_LOGS)))
+        points = log.points()
+        own.add(points)
+        self._common.add(points)
+
+    def forget(self, active: set[JobId]) -> None:
+        """Logs of other jobs are dropped."""
+        self._logs = {job: log for job, log in self._logs.items() if job in active}
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """As many epochs as the mean progress leaves; before any is known, the residual life."""
+        log = self._logs.get(job.job, _Log())
+        model = self._model(job.family)
+        epoch_samples = job.epoch_samples or family.epoch_samples
+        if model is None or not epoch_samples:
+            return self._before.left(job, family, done, own, bounds=bounds)
+        last = max(log.rows, default=0)
+        row = log.rows[last] if last else self._features(family, log, 0.0, None, None)
+        epochs = np.array([float(max(last, 1))])
+        alpha, beta = model.shapes(row[None, :], epochs)
+        came = float(epochs[0]) * epoch_samples
+        least = LEAST_LEFT * max(done, 1.0)
+        mean = max(came * float((alpha + beta)[0] / alpha[0]) - done, least)
+        if not bounds:
+            return WorkLeft(mean)
+        progress = np.maximum(betaincinv(alpha, beta, 1.0 - np.array(SHARES)), LEAST_PROGRESS)
+        return WorkLeft(mean, tuple(np.maximum(came / progress - done, least).tolist()))
+
+    def _model(self, family: str) -> ProgressModel | None:
+        own = self._families.get(family)
+        return (own.fitted() if own is not None else None) or self._common.fitted()
+
+    def _features(
+        self,
+        family: FamilyLengths,
+        log: _Log,
+        done: float,
+        loss: float | None,
+        metric: float | None,
+    ) -> FloatArray:
+        return features(float(family.epoch_samples), log.first_loss, done, loss, metric)

@@ -1,1 +1,0 @@
-"""How much work jobs have left, and how far such predictions can be trusted."""

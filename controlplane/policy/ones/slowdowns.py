@@ -1,0 +1,316 @@
+"""How much longer steps take on GPU types and beside neighbours, as all families together say.
+
+Whether workers of CPU slots really want a core each, by what they report to use.
+
+Where jobs are, as the last view showed it: on which GPUs, and beside whom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from controlplane.policy.api import (
+    ClusterView,
+    JobEnded,
+    JobView,
+    PolicyEvent,
+    SlotView,
+    StepsSeen,
+)
+from controlplane.policy.search.cluster_index import ClusterIndex
+from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyHistory
+from controlplane.prediction import FloatArray
+from controlplane.prediction.slowdowns import stretch
+from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
+from schemas.ids import JobId, NodeId, SlotId
+
+LEAST_SCALING: Final = 0.7  # that is believed of who was never on two slots: else nobody tries
+ALIKE: Final = 0.05  # logarithm: slow-downs below this are taken for noise
+
+
+class LearntSlowdowns:
+    """What families were seen to lose; what one was never seen at is as for the others.
+
+    Args:
+        families: what was measured; its priors are kept up to date.
+    """
+
+    def __init__(self, families: FamilyHistories) -> None:
+        self._families = families
+        self._agreed_on = -1  # editions of families, in all
+        self._log_slowdowns: FloatArray | None = None
+        self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
+        self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
+
+    def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
+        """How much longer a step takes on each GPU type than on the fastest; None if nowhere.
+
+        Args:
+            families: shape (J,), of jobs.
+
+        Returns:
+            Shape (J, types), factors; what a family was never seen on is as for the others.
+        """
+        if len(types) < 2:  # noqa: PLR2004 - one is like itself
+            return None
+        self._agree()
+        rows = {
+            name: np.array(self._families.of(name).costs(types)) for name in dict.fromkeys(families)
+        }
+        found = np.array([rows[name] - rows[name].min() for name in families])
+        return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
+
+    def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
+        """Slow-downs by neighbours as in `InterferenceModel`, (2 F, 2 F); None: nobody does.
+
+        Args:
+            families: F of them, which give the classes their numbers.
+        """
+        self._agree()
+        if not self._families.priors.colocations:
+            return None
+        key = (self._agreed_on, tuple(families))
+        if key != self._log_slowdowns_of:
+            self._log_slowdowns_of, self._log_slowdowns = key, self._slow_downs(families)
+        return self._log_slowdowns
+
+    def _slow_downs(self, families: Sequence[str]) -> FloatArray | None:
+        found = np.zeros((2 * len(families), 2 * len(families)))
+        known = [self._families.of(name).parts.colocations for name in families]
+        for one, mine in enumerate(known):
+            for other, name in enumerate(families):
+                for own in (False, True):
+                    for its in (False, True):
+                        common = self._families.priors.colocations.get((own, "", its), 0.0)
+                        cost = mine.get((own, name, its), common)
+                        found[2 * one + own, 2 * other + its] = cost
+        return found if found.max(initial=0.0) > ALIKE else None
+
+    def _agree(self) -> None:
+        """Means over families, for those that have not been there."""
+        families = self._families.all()
+        editions = sum(family.edition for family in families)
+        if editions == self._agreed_on:
+            return
+        self._agreed_on = editions
+        gpu_types: dict[str, list[float]] = {}
+        colocation: dict[Colocation, list[float]] = {}
+        for family in families:
+            if len(family.parts.gpu_types) > 1:
+                middle = sum(family.parts.gpu_types.values()) / len(family.parts.gpu_types)
+                for gpu_type, cost in family.parts.gpu_types.items():
+                    gpu_types.setdefault(gpu_type, []).append(cost - middle)
+            for (own, _, its), cost in family.parts.colocations.items():
+                colocation.setdefault((own, "", its), []).append(cost)
+        means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
+        if _differ(means, self._believed):  # what is the fastest type may be another one now
+            self._believed = means
+            for family in families:
+                family.model = None
+        self._believe_scaling(families)
+        self._families.priors.gpu_types = means
+        self._families.priors.colocations = {
+            one: sum(found) / len(found) for one, found in colocation.items()
+        }
+
+    def _believe_scaling(self, families: Sequence[FamilyHistory]) -> None:
+        """What those that were on several slots gained is expected of those that never were."""
+        known = [family.scaling() for family in families]
+        to_two = _with_prior(PRIOR_SCALING.to_two, [found for found, _ in known])
+        beyond = _with_prior(PRIOR_SCALING.beyond, [found for _, found in known])
+        mean, former = Scaling(max(to_two, LEAST_SCALING), beyond), self._families.priors.scaling
+        if max(abs(mean.to_two - former.to_two), abs(mean.beyond - former.beyond)) <= ALIKE:
+            return
+        self._families.priors.scaling = mean
+        for family in families:
+            if family.model is not None and family.model.near is None:
+                family.model = None
+
+
+def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
+    return one.keys() != other.keys() or any(abs(one[k] - other[k]) > ALIKE for k in one)
+
+
+def _with_prior(prior: float, seen: Sequence[float | None]) -> float:
+    """The mean of what families measured; the prior counts as one of them."""
+    measured = [found for found in seen if found is not None]
+    return (prior + sum(measured)) / (1 + len(measured))
+
+
+KEPT: Final = 0.8  # weight of what was known, at each report
+CLEARLY_LESS: Final = 0.35  # of a core: who uses no more waits for something else; a judgement
+SATURATED: Final = 0.85  # of a host's cores in use: nobody can tell what workers would use
+
+
+class CoreDemand:
+    """Shows slots with as many cores as their workers make of them.
+
+    A worker of one thread is taken to want a core. Where all jobs' workers are seen to use much
+    less, because they wait for a device, for data or for each other, a host has room for more.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing reported."""
+        self._jobs: dict[JobId, float] = {}  # cores of a worker
+        self._families: dict[str, float] = {}
+        self._slots: tuple[SlotView, ...] = ()  # of the last view, and what was shown of them
+        self._shown: tuple[float, tuple[SlotView, ...]] = (1.0, ())
+
+    def observe(self, event: PolicyEvent) -> None:
+        """Take in what workers use.
+
+        Args:
+            event: telemetry, or the end of a job.
+        """
+        match event:
+            case StepsSeen(cpu_cores=float(cores)):
+                before = self._jobs.get(event.job, cores)
+                self._jobs[event.job] = KEPT * before + (1.0 - KEPT) * cores
+                before = self._families.get(event.family, cores)
+                self._families[event.family] = KEPT * before + (1.0 - KEPT) * cores
+            case JobEnded():
+                self._jobs.pop(event.job, None)
+
+    def shown(self, view: ClusterView) -> ClusterView:
+        """The view with the cores that count; itself where nobody shares cores, or all want one."""
+        if not any(slot.cores for slot in view.slots):
+            return view
+        demand = self._demand(view)
+        if demand == 1.0:
+            return view
+        if self._slots is not view.slots or self._shown[0] != demand:
+            slots = tuple(replace(one, cores=int(one.cores / demand)) for one in view.slots)
+            self._slots, self._shown = view.slots, (demand, slots)
+        return replace(view, slots=self._shown[1])
+
+    def _demand(self, view: ClusterView) -> float:
+        """Cores of one worker of the job that wants most: 1, 1/2, 1/4, ... to keep it steady."""
+        most, used = 0.0, 0.0
+        for job in view.jobs.values():
+            cores = self._of(job)
+            if cores > CLEARLY_LESS:
+                return 1.0
+            most = max(most, cores)
+            used += cores * len(job.running_on)
+        hosts = {slot.node: slot.cores for slot in view.slots}
+        if not view.jobs or used > SATURATED * sum(hosts.values()):
+            return 1.0
+        demand = 1.0
+        while demand / 2.0 >= most and demand > 1.0 / 64.0:
+            demand /= 2.0
+        return demand
+
+    def _of(self, job: JobView) -> float:
+        """Its own, else its family's, else the mean of all families; a core if nobody reported."""
+        known = self._jobs.get(job.job, self._families.get(job.family))
+        if known is not None:
+            return known
+        families = self._families.values()
+        return sum(families) / len(families) if families else 1.0
+
+
+class PlacementIndex:
+    """Answers from one view; looked up when somebody asks."""
+
+    def __init__(self) -> None:
+        self._view: ClusterView | None = None
+        self._nodes: dict[SlotId, NodeId] = {}
+        self._kinds: dict[SlotId, str] = {}
+        self.types: tuple[str, ...] = ()  # of GPUs, in the cluster
+        self._jobs_on: dict[NodeId, list[JobId]] | None = None  # who is on each node
+        self._stretch: dict[NodeId, float] = {}  # of steps on each node whose cores are shared
+        self.cores = math.inf  # of the node that has most, if its CPU slots share them
+
+    def update(self, view: ClusterView) -> None:
+        """From now on this one counts."""
+        if self._view is None or self._view.slots is not view.slots:
+            self._nodes = {slot.slot: slot.node for slot in view.slots}
+            self._kinds = {slot.slot: slot.model for slot in view.slots}
+            self.types = tuple(dict.fromkeys(self._kinds.values()))
+            shared = any(slot.cores for slot in view.slots)
+            self._stretch = stretches(view) if shared else {}
+            self.cores = ClusterIndex.of(view).most_cores if shared else math.inf
+        self._view, self._jobs_on = view, None
+
+    def gpu_type(self, job: JobId) -> str:
+        """The type of a job's GPUs; several joined by a plus, for the slowest sets the pace."""
+        found = self._seen(job)
+        if found is None or len(self.types) <= 1:
+            return ""
+        return "+".join(sorted({self._kinds.get(slot, "") for slot in found.running_on}))
+
+    def colocations(self, job: JobId) -> list[Colocation]:
+        """Classes of the jobs that share a node with this one."""
+        found = self._seen(job)
+        if found is None or self._view is None:
+            return []
+        nodes = self._nodes_of(found)
+        crowd = self._jobs_by_node()
+        others = dict.fromkeys(name for node in nodes for name in crowd.get(node, ()))
+        classes: dict[Colocation, None] = {}
+        for name in others:
+            if name != job:
+                other = self._view.jobs[name]
+                classes[len(nodes) > 1, other.family, len(self._nodes_of(other)) > 1] = None
+        return sorted(classes)
+
+    def is_changing(self, job: JobId) -> bool:
+        """Whether it starts, changes or ends just now: its slots are not yet those it trains on."""
+        found = self._seen(job)
+        return found is not None and not found.movable
+
+    def stretch(self, job: JobId) -> float:
+        """Times that its steps take longer because workers share the cores of its nodes.
+
+        Args:
+            job: its id; of one that is not in the view, the worst node counts.
+        """
+        if not self._stretch:
+            return 1.0
+        found = self._seen(job)
+        nodes = self._nodes_of(found) if found is not None else self._stretch.keys()
+        return max((self._stretch.get(node, 1.0) for node in nodes), default=1.0)
+
+    def is_alone(self, job: JobId) -> bool:
+        """Whether it has its nodes to itself."""
+        return not self.colocations(job)
+
+    def _seen(self, job: JobId) -> JobView | None:
+        return self._view.jobs.get(job) if self._view is not None else None
+
+    def _nodes_of(self, job: JobView) -> set[NodeId]:
+        return {self._nodes[slot] for slot in job.running_on if slot in self._nodes}
+
+    def _jobs_by_node(self) -> dict[NodeId, list[JobId]]:
+        if self._jobs_on is None:
+            self._jobs_on = {}
+            for name, job in self._view.jobs.items() if self._view is not None else ():
+                for node in self._nodes_of(job):
+                    self._jobs_on.setdefault(node, []).append(name)
+        return self._jobs_on
+
+
+def stretches(view: ClusterView) -> dict[NodeId, float]:
+    """Times that steps take longer on each node whose busy slots share its cores.
+
+    Args:
+        view: the cluster; a slot that is not usable is busy.
+    """
+    slots: Counter[NodeId] = Counter()
+    busy: Counter[NodeId] = Counter()
+    cores: dict[NodeId, int] = {}
+    for slot in view.slots:
+        slots[slot.node] += 1
+        busy[slot.node] += not slot.usable
+        cores[slot.node] = slot.cores
+    return {
+        node: stretch(busy[node], cores[node])
+        for node, many in slots.items()
+        if 0 < cores[node] < many
+    }

@@ -1,0 +1,336 @@
+"""From sizes to slots: the placer that all policies share that decide only how many.
+
+Free slots by node, and which of them a job is given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Literal, Protocol
+
+from controlplane.policy.api import JobView, PolicyEvent
+from controlplane.policy.placement.slot_partition import Partition, split
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+
+Mode = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest"]
+
+
+class Rooms(Protocol):
+    """What is free while one plan is made; every call takes what it returns."""
+
+    def start(self, job: JobView, size: int) -> list[SlotId]:
+        """Slots for a job that has none, node by node.
+
+        Args:
+            size: how many; not more than are free.
+        """
+        ...
+
+    def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
+        """`own` and further ones, node by node.
+
+        Args:
+            own: slots that it keeps, which are not free.
+        """
+        ...
+
+    def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
+        """Other slots, or its own where others are no better.
+
+        Args:
+            own: slots that it has, which are free.
+        """
+        ...
+
+    def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
+        """Take exactly these; False, and nothing is taken, if some are not free."""
+        ...
+
+
+class NodeRooms:
+    """Nodes by how many of their slots are free; the first in the view among equals.
+
+    A heap of nodes for each number of free slots; as these only fall, an entry whose number is
+    not right any more is dropped when it comes up.
+    """
+
+    def __init__(self, partition: Partition, mode: Mode) -> None:
+        self._mode = mode
+        self._free = list(partition.free.values())
+        self._place = {node: place for place, node in enumerate(partition.free)}
+        self._begun = self._in_use(partition) if mode == "tetris" else [False] * len(self._free)
+        top = 1 + max(map(len, self._free), default=0)
+        self._heaps: tuple[list[list[int]], ...] = tuple([[] for _ in range(top)] for _ in "ab")
+        for place, slots in enumerate(self._free):
+            self._heaps[self._begun[place]][len(slots)].append(place)  # ascending: it is a heap
+
+    def start(self, job: JobView, size: int) -> list[SlotId]:
+        """As the mode says."""
+        return self._start(size)
+
+    def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
+        """`own` and others close to them."""
+        taken = list(own)
+        if self._mode != "spread":
+            for node, _ in Counter(map(node_of, own)).most_common():
+                taken += self._take(self._place[node], size - len(taken))
+        taken += self._start(size - len(taken))
+        return by_node(taken)
+
+    def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
+        """As few nodes as possible; those of `own`, which are free, where others are no better."""
+        taken: list[SlotId] = []
+        mine = Counter(map(node_of, own))
+        for node in mine:
+            self._free[self._place[node]].sort(key=lambda slot: slot not in own)  # its own first
+        for node, _ in mine.most_common():
+            place, need = self._place[node], size - len(taken)
+            room = len(self._free[place])
+            if room and need and (room >= need or room >= len(self._free[self._roomiest()])):
+                taken += self._take(place, need)
+        return taken + self._start(size - len(taken))
+
+    def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
+        """Take exactly these, or nothing."""
+        places = [self._place.get(node_of(slot)) for slot in slots]
+        for place, slot in zip(places, slots, strict=True):
+            if place is None or slot not in self._free[place]:
+                return False
+        for place, slot in zip(places, slots, strict=True):
+            if place is not None:
+                self._free[place].remove(slot)
+                self._put_back(place)
+        return True
+
+    def _start(self, size: int) -> list[SlotId]:
+        if self._mode == "spread":
+            return self._spread(size)
+        taken: list[SlotId] = []
+        while len(taken) < size:
+            need = size - len(taken)
+            taken += self._take(self._next(need, first=not taken), need)
+        return taken
+
+    def _next(self, need: int, *, first: bool) -> int:
+        """The node to take from next."""
+        found = None
+        if self._mode != "emptiest" and (first or self._mode != "roomiest"):
+            found = self._tightest(need)
+        return self._roomiest() if found is None else found
+
+    def _tightest(self, need: int) -> int | None:
+        """The node with the least room that is enough; one in use before one that is not."""
+        for heaps in reversed(self._heaps):
+            for room in range(need, len(heaps)):
+                place = self._first(heaps[room], room)
+                if place is not None:
+                    return place
+        return None
+
+    def _roomiest(self) -> int:
+        for room in range(len(self._heaps[0]) - 1, 0, -1):
+            for heaps in reversed(self._heaps):
+                place = self._first(heaps[room], room)
+                if place is not None:
+                    return place
+        raise AssertionError("more slots are given out than there are")
+
+    def _first(self, heap: list[int], room: int) -> int | None:
+        while heap and len(self._free[heap[0]]) != room:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _take(self, place: int, many: int) -> list[SlotId]:
+        """Up to `many` slots of a node."""
+        slots = self._free[place]
+        taken = slots[:many]
+        if taken:
+            del slots[:many]
+            self._put_back(place)
+        return taken
+
+    def _put_back(self, place: int) -> None:
+        if self._mode == "tetris":
+            self._begun[place] = True
+        heappush(self._heaps[self._begun[place]][len(self._free[place])], place)
+
+    def _spread(self, size: int) -> list[SlotId]:
+        """One slot of each node, and again one of each while that is not enough."""
+        taken: list[SlotId] = []
+        while len(taken) < size:
+            used: list[int] = []
+            for _ in range(min(size - len(taken), sum(1 for slots in self._free if slots))):
+                place = self._roomiest()
+                taken.append(self._free[place].pop(0))  # not found again in this round
+                used.append(place)
+            for place in used:
+                self._put_back(place)
+        return by_node(taken)
+
+    def _in_use(self, partition: Partition) -> list[bool]:
+        sizes = Counter(slot.node for slot in partition.view.slots)
+        return [len(slots) < sizes[node] for node, slots in partition.free.items()]
+
+
+def by_node(slots: Sequence[SlotId]) -> list[SlotId]:
+    """The same, node by node in the order in which they come up."""
+    nodes: dict[NodeId, list[SlotId]] = {}
+    for slot in slots:
+        nodes.setdefault(node_of(slot), []).append(slot)
+    return [slot for here in nodes.values() for slot in here]
+
+
+Moves = Literal["elastic", "restart"]
+
+
+class Placer:
+    """Gives slots to jobs by node, and moves as few as it can.
+
+    A job whose size stays keeps its slots. One whose size changes grows around or shrinks within
+    its own (`elastic`), or gives them all up and is placed anew (`restart`). What is reserved for
+    a job whose slots were not free yet is kept for it, so that the plan that follows when they
+    are gives the same slots.
+
+    Modes:
+        consolidate: as few nodes as possible; the node with the least room that is enough.
+        roomiest: the same, but a job that fits on no node takes the nodes with most room in turn,
+            to its last slot.
+        tetris: the same, but nodes in use are filled up before a new one is begun.
+        spread: one slot of each node, those with most room first.
+        emptiest: again and again all that is needed of the node with most room, as the published
+            simulator of Pollux (OSDI '21) places the jobs of Tiresias and Optimus.
+    """
+
+    def __init__(self, mode: Mode = "consolidate", moves: Moves = "elastic") -> None:
+        """Begin without reservations.
+
+        Args:
+            mode: which nodes are taken first; see the class.
+            moves: "elastic": a job whose size changes keeps what it can; "restart": it is placed
+                anew.
+        """
+        self.mode = mode
+        self.moves = moves
+        self._reserved: dict[JobId, list[SlotId]] = {}
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """It learns nothing; a subclass may.
+
+        Args:
+            now: seconds on the controller's clock.
+        """
+
+    def place(
+        self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
+    ) -> dict[JobId, list[SlotId]]:
+        """Slots of each job, in order of rank, node by node.
+
+        Args:
+            sizes: slots of its `running` and `waiting` jobs, in the order in which those are
+                placed that do not keep theirs; at most its `room` in all. Absent: none.
+            packed: running jobs that give up their slots for others on fewer nodes, or keep them.
+        """
+        placed = self._stay(partition, sizes, packed)
+        jobs = partition.view.jobs
+        elastic = self.moves == "elastic"
+        todo = [(jobs[name], size) for name, size in sizes.items() if size and name not in placed]
+        if elastic:  # a start needs slots that are free by now, a growing job need not
+            todo.sort(key=lambda entry: bool(entry[0].running_on))
+        rooms = self.rooms(partition, placed)
+        kept_promises = self._keep_promises(todo, rooms, packed)
+        placed |= kept_promises
+        for job, size in todo:
+            if job.job not in placed:
+                own = list(job.running_on) if elastic else []
+                if job.job in packed:
+                    placed[job.job] = rooms.pack(job, own, size)
+                else:
+                    placed[job.job] = rooms.grow(job, own, size) if own else rooms.start(job, size)
+        self._reserved = {job.job: placed[job.job] for job, _ in todo}
+        return placed
+
+    def rooms(self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> Rooms:
+        """What is free, and how nodes are chosen; a subclass may choose otherwise.
+
+        Args:
+            partition: with the slots that jobs gave up.
+            placed: slots of those `running` jobs that keep some.
+        """
+        return NodeRooms(partition, self.mode)
+
+    def restarts(
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+    ) -> tuple[JobId, ...]:
+        """Jobs that have to stop to get what they were given.
+
+        Args:
+            partition: what of the view can be given out.
+            placed: slots of each job, as `place` gave them.
+        """
+        if self.moves == "elastic":
+            return ()
+        return tuple(
+            job.job
+            for job in partition.running
+            if job.job in placed and len(placed[job.job]) != len(job.running_on)
+        )
+
+    def _stay(
+        self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId]
+    ) -> dict[JobId, list[SlotId]]:
+        """Jobs that keep their slots or some of them; the slots of the others are free."""
+        placed: dict[JobId, list[SlotId]] = {}
+        for job in partition.running:
+            size, have = sizes.get(job.job, 0), len(job.running_on)
+            if size == have and job.job not in packed:
+                placed[job.job] = list(job.running_on)
+            elif not size or job.job in packed or self.moves == "restart":
+                partition.release(list(job.running_on))
+            elif size < have:
+                stays = _tightest(list(job.running_on), size)
+                partition.release([slot for slot in job.running_on if slot not in stays])
+                placed[job.job] = stays
+        return placed
+
+    def _keep_promises(
+        self, todo: Iterable[tuple[JobView, int]], rooms: Rooms, packed: Collection[JobId]
+    ) -> dict[JobId, list[SlotId]]:
+        kept: dict[JobId, list[SlotId]] = {}
+        for job, size in todo:
+            reserved = self._reserved.get(job.job, [])
+            stays = self.moves == "elastic" and job.job not in packed
+            own = job.running_on if stays else {}
+            new = [slot for slot in reserved if slot not in own]
+            if len(reserved) == size == len(own) + len(new) and rooms.claim(job, new):
+                kept[job.job] = reserved
+        return kept
+
+
+def with_user_batches(
+    partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+) -> dict[JobId, dict[SlotId, int]]:
+    """Local batches where every job keeps its user's batch; those of now where slots stay.
+
+    Args:
+        partition: what of the view can be given out.
+
+    Returns:
+        Samples of each slot in a step, by job.
+    """
+    jobs = partition.view.jobs
+    return {
+        name: dict(jobs[name].running_on)
+        if jobs[name].running_on.keys() == set(slots)
+        else split(jobs[name].batch_size, slots)
+        for name, slots in placed.items()
+    }
+
+
+def _tightest(slots: Sequence[SlotId], size: int) -> list[SlotId]:
+    """`size` of the slots, without those of the nodes where there are fewest; in their order."""
+    many = Counter(map(node_of, slots))
+    rank = {node: place for place, (node, _) in enumerate(many.most_common())}
+    stay = set(sorted(slots, key=lambda slot: rank[node_of(slot)])[:size])
+    return [slot for slot in slots if slot in stay]

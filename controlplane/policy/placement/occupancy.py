@@ -1,0 +1,329 @@
+"""Which jobs have how many workers on which node: as it is, or as it could be.
+
+What neighbours cost each other, learnt from the speeds that jobs report.
+
+Who knows how neighbours slow jobs down is asked this: somebody who learns, or an oracle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Protocol, cast
+
+from controlplane.policy.api import ClusterView
+from controlplane.prediction.slowdowns import Observation, Parts, separate
+from controlplane.prediction.step_times import StepTimes
+from schemas.ids import JobId, NodeId, node_of
+from schemas.wire.client import NodeCrowd
+
+Layout = Mapping[NodeId, int]  # workers of a job on each of its nodes, at least 1
+
+
+class Occupancy:
+    """Who is beside whom.
+
+    Args:
+        families: of all jobs that are ever put somewhere.
+    """
+
+    def __init__(self, families: Mapping[JobId, str]) -> None:
+        self.families = families
+        self.nodes: dict[JobId, Layout] = {}  # of each job that has any
+        self.jobs: dict[NodeId, dict[JobId, int]] = {}  # on each node: its workers there
+
+    @classmethod
+    def of(cls, view: ClusterView) -> Occupancy:
+        """As a view shows it; jobs that change are where they are going to be."""
+        found = cls({name: job.family for name, job in view.jobs.items()})
+        for name, job in view.jobs.items():
+            if job.running_on:
+                found.put(name, Counter(map(node_of, job.running_on)))
+        return found
+
+    def put(self, job: JobId, layout: Layout) -> None:
+        """The job has these workers and no others.
+
+        Args:
+            job: may be somewhere else until now.
+            layout: empty: none.
+        """
+        self.take(job)
+        if layout:
+            self.nodes[job] = layout
+        for node, workers in layout.items():
+            self.jobs.setdefault(node, {})[job] = workers
+
+    def take(self, job: JobId) -> None:
+        """The job has no workers any more.
+
+        Args:
+            job: may have none already.
+        """
+        for node in self.nodes.pop(job, {}):
+            del self.jobs[node][job]
+
+    def on(self, node: NodeId) -> Mapping[JobId, int]:
+        """Jobs on a node, and how many workers each has there.
+
+        Args:
+            node: may be empty.
+        """
+        return self.jobs.get(node, {})
+
+    def neighbours(self, job: JobId) -> list[JobId]:
+        """Other jobs on any node of this one, each once.
+
+        Args:
+            job: itself is not among them.
+        """
+        here = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
+        here.pop(job, None)
+        return list(here)
+
+
+ROUNDS: Final = 2  # of asking which node counts, given what neighbours are believed to cost
+KEPT: Final = 300  # placements of a family that are remembered: a bound on the time of a fit
+DRIFT: Final = 0.03  # relative change of a mean that makes it count anew
+SHORTEST_S, LONGEST_S = 1e-6, 1e7  # of a step: whatever lies beyond was not measured
+ALIKE: Final = 0.03  # logarithm: costs below this are taken for noise
+ODD: Final = 3.0  # logarithm: further from its mean than any neighbour explains
+AGREE: Final = 0.7  # logarithm: two odd ones so close to each other are believed
+NO_PARTS: Final = Parts({}, {}, {})
+
+
+class Own(Enum):
+    """What a job's own workers cost each other."""
+
+    BESIDE = "beside"  # another worker of it on the same node
+    SPREAD = "spread"  # to be on several nodes at all
+
+
+Class = str | Own  # a family of neighbours, or the job itself
+Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU type; nodes, sorted
+
+
+@dataclass(slots=True)
+class _Family:
+    """Steps of jobs of one script and model."""
+
+    steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT))
+    odd: dict[Place, float] = field(default_factory=dict)  # last log step that was not believed
+    parts: Parts = NO_PARTS
+
+
+class NeighbourCosts:
+    """Theta: log(step / step alone) = max over nodes of sum theta[family, neighbour] + spread.
+
+    The sum is over other jobs on a node and over own workers beside each other there. Theta, which
+    is not negative, comes from a ridge regression for each family (`prediction/slowdowns`) together
+    with its step times alone, which nobody tells it. Harmony (Bao et al., INFOCOM '19, "Reward
+    model training") learns a network for the same. What was never seen is believed to be as for
+    other pairs with the same neighbour or the same family; before that, a loss of `prior`.
+
+    Args:
+        prior: share of its speed that a job is believed to lose by a neighbour, in [0, 1).
+        ridge: weight of what is believed beforehand, in measurements, above 0.
+        spread: the share that is lost by being on several nodes.
+    """
+
+    def __init__(self, prior: float, ridge: float, spread: float) -> None:
+        self._prior = -math.log1p(-prior)
+        self._ridge = ridge
+        self._spread = -math.log1p(-spread)
+        self._families: dict[str, _Family] = {}
+        self._stale: dict[str, None] = {}  # families that measured something new
+        self._hurts: dict[Class, list[float]] = {}  # what each neighbour costs others
+        self._costs: dict[tuple[str, Class], float] = {}  # as looked up since the last fit
+        self.dropped: dict[str, float] = {}  # the first speed of each family that made no sense
+
+    # --- learning
+
+    def add(self, family: str, place: Place, batch: int, samples_per_s: float) -> None:
+        """One more measurement; one that nobody can have made is dropped.
+
+        Args:
+            batch: global, samples per step.
+        """
+        known = self._families.setdefault(family, _Family())
+        step_s = batch / samples_per_s if samples_per_s else math.inf
+        if not SHORTEST_S <= step_s <= LONGEST_S or self._is_odd(known, place, step_s):
+            self.dropped.setdefault(family, samples_per_s)
+            return
+        mean = known.steps.means.get(place)
+        known.steps.add(place, step_s)
+        if mean is None or abs(mean.step_s / mean.fitted - 1.0) > DRIFT:
+            self._stale[family] = None
+
+    def _is_odd(self, known: _Family, place: Place, step_s: float) -> bool:
+        """Whether it is far from all before at this place; if it comes again, it is not."""
+        mean = known.steps.means.get(place)
+        if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD:
+            return False
+        before = known.odd.get(place)
+        if before is not None and abs(math.log(step_s) - before) <= AGREE:
+            del known.steps.means[place], known.odd[place]
+            return False
+        known.odd[place] = math.log(step_s)
+        return True
+
+    # --- answers
+
+    def cost(self, family: str, other: Class) -> float:
+        """Theta: the logarithm of the factor on a step; at least 0.
+
+        Args:
+            other: a neighbour's family, or what own workers cost.
+        """
+        if self._stale:
+            self._fit_stale()
+        found = self._costs.get((family, other))
+        if found is None:
+            known = self._families.get(family)
+            found = known.parts.colocations.get(other) if known is not None else None
+            found = self._believed(family, other) if found is None else found
+            found = 0.0 if found < ALIKE else found
+            self._costs[family, other] = found
+        return found
+
+    def share(self, job: JobId, where: Occupancy) -> float:
+        """See `SpeedShares`."""
+        families, nodes, worst = where.families, where.nodes[job], 0.0
+        mine = families[job]
+        for node, workers in nodes.items():
+            total = (workers - 1) * self.cost(mine, Own.BESIDE) if workers > 1 else 0.0
+            for other in where.jobs[node]:
+                if other != job:
+                    total += self.cost(mine, families[other])
+            worst = max(worst, total)
+        return math.exp(-worst - (self.cost(mine, Own.SPREAD) if len(nodes) > 1 else 0.0))
+
+    def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
+        """Seconds of a step alone and close together; None if nothing of it was measured.
+
+        Args:
+            local_batch: samples of one slot in a step.
+        """
+        self._fit_stale()
+        known = self._families.get(family)
+        base = known.parts.base.get((slots, local_batch)) if known is not None else None
+        return None if base is None else math.exp(base)
+
+    def learnt(self) -> dict[str, Mapping[Class, float]]:
+        """Theta of every pair that was measured, by family."""
+        self._fit_stale()
+        return {name: known.parts.colocations for name, known in self._families.items()}
+
+    # --- the model
+
+    def _believed(self, family: str, other: Class) -> float:
+        """What is thought of a pair that was never measured."""
+        if isinstance(other, Own):
+            return self._mean(self._hurts.get(other, ()), self._spread * (other is Own.SPREAD))
+        known = self._families.get(family)
+        mine = known.parts.colocations if known is not None else {}
+        suffers = [cost for one, cost in mine.items() if not isinstance(one, Own)]
+        hurts = self._hurts.get(other, ())
+        both = self._mean(suffers, self._prior), self._mean(hurts, self._prior)
+        return sum(both) / len(both)
+
+    @staticmethod
+    def _mean(seen: Iterable[float], prior: float) -> float:
+        """The prior counts as one of them."""
+        found = [prior, *seen]
+        return sum(found) / len(found)
+
+    def _fit_stale(self) -> None:
+        """Fit families again that measured something new."""
+        for family in self._stale:
+            known = self._families[family]
+            for _ in range(ROUNDS):
+                known.parts = self._fit(family, known)
+            known.steps.mark_fitted()
+        self._stale, self._costs, self._hurts = {}, {}, {}
+        for known in self._families.values():
+            for one, cost in known.parts.colocations.items():
+                self._hurts.setdefault(one, []).append(cost)
+
+    def _fit(self, family: str, known: _Family) -> Parts:
+        seen = [
+            Observation(
+                place[:2], place[2], self._counted(family, place[3]), math.log(mean.step_s),
+                mean.weight,
+            )
+            for place, mean in known.steps.means.items()
+        ]  # fmt: skip
+        classes = dict.fromkeys(one for each in seen for one in each.beside)
+        believed = {one: self._believed(family, cast("Class", one)) for one in classes}
+        return separate(seen, {}, believed, self._ridge)
+
+    def _counted(self, family: str, nodes: tuple[NodeCrowd, ...]) -> tuple[Class, ...]:
+        """Classes of the node that costs most, as far as is known."""
+        known = self._families[family].parts.colocations
+
+        def cost(crowd: NodeCrowd) -> float:
+            return sum(known.get(one, self._prior) for one in _classes(crowd))
+
+        worst = max(nodes, key=cost, default=(1, ()))
+        return (*_classes(worst), *([Own.SPREAD] if len(nodes) > 1 else []))
+
+
+def crowds_of(job: JobId, where: Occupancy) -> tuple[NodeCrowd, ...]:
+    """Each node of a job: its own workers there, and the families of others; sorted."""
+    families = where.families
+    return tuple(sorted(
+        (workers, tuple(sorted(families[other] for other in where.on(node) if other != job)))
+        for node, workers in where.nodes[job].items()
+    ))  # fmt: skip
+
+
+def _classes(crowd: NodeCrowd) -> tuple[Class, ...]:
+    own, others = crowd
+    return (*others, *([Own.BESIDE] * (own - 1)))
+
+
+class SpeedShares(Protocol):
+    """The share of its speed alone and close together that a job keeps."""
+
+    def share(self, job: JobId, where: Occupancy) -> float:
+        """Normalised speed, in (0, 1]."""
+        ...
+
+
+def all_shares(where: Occupancy, shares: SpeedShares) -> dict[JobId, float]:
+    """Normalised speeds of everybody, whose sum a placement is judged by (Harmony's reward)."""
+    return {job: shares.share(job, where) for job in where.nodes}
+
+
+def gain_of(
+    changes: Mapping[JobId, Layout],
+    where: Occupancy,
+    shares: SpeedShares,
+    now: Mapping[JobId, float] | None = None,
+) -> float:
+    """What it adds to the sum of normalised speeds if jobs have other workers.
+
+    Args:
+        changes: new workers of each; `where` is the same afterwards.
+        now: normalised speeds of everybody, if they are known already.
+    """
+    before = {job: where.nodes.get(job, {}) for job in changes}
+    concerned = _with_neighbours(changes, where)
+    for job, layout in changes.items():
+        where.put(job, layout)
+    concerned |= _with_neighbours(changes, where)
+    then = sum(shares.share(job, where) for job in concerned if job in where.nodes)
+    for job, layout in before.items():
+        where.put(job, layout)
+    there = [job for job in concerned if job in where.nodes]
+    return then - sum(shares.share(job, where) if now is None else now[job] for job in there)
+
+
+def _with_neighbours(jobs: Iterable[JobId], where: Occupancy) -> dict[JobId, None]:
+    found = dict.fromkeys(jobs)
+    for job in list(found):
+        found |= dict.fromkeys(where.neighbours(job))
+    return found

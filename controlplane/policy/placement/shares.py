@@ -1,0 +1,243 @@
+"""Equal shares of slots, all of them used as far as jobs can use them.
+
+Gangs of fixed size by rank, pre-emptive and with backfill.
+
+Who has slots first where not all can have their least: by arrival, or in turns.
+
+Who starts: gangs in order of arrival, and later ones where that delays nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from controlplane.policy.api import ClusterView, JobView, Plan
+from controlplane.policy.placement.free_slots import with_user_batches
+from controlplane.policy.placement.placers import SlotPlacer
+from controlplane.policy.placement.slot_partition import (
+    Partition,
+    compose_plan,
+    gang_size,
+    slots_in_words,
+    useful_slots,
+)
+from schemas.ids import JobId, Seconds
+
+
+def shares(
+    line: Sequence[JobView], partition: Partition, room: int | None = None
+) -> dict[JobId, int]:
+    """Slots of each job that has some, in the order of the line.
+
+    Args:
+        line: jobs in the order in which they are given their least.
+        room: slots for these jobs; None: all of the partition's.
+    """
+    room = partition.room if room is None else room
+    left = room
+    jobs: list[JobView] = []
+    for job in line:
+        if job.least <= left:
+            jobs.append(job)
+            left -= job.least
+    if not jobs:
+        return {}
+    bounds = [(job.least, max(job.least, useful_slots(job, partition))) for job in jobs]
+    level = _level(bounds, room)
+    sizes = [min(max(level, low), high) for low, high in bounds]
+    left = room - sum(sizes)
+    could = [place for place, (low, high) in enumerate(bounds) if low <= level < high]
+    could.sort(key=lambda place: (len(jobs[place].running_on) <= level, jobs[place].submitted_at))
+    for place in could[:left]:
+        sizes[place] += 1
+    return {job.job: size for job, size in zip(jobs, sizes, strict=True)}
+
+
+def _level(bounds: Sequence[tuple[int, int]], room: int) -> int:
+    """The greatest share that all can be raised to within their bounds and the room."""
+    low, high = 0, max(high for _, high in bounds)
+    while low < high:
+        middle = math.ceil((low + high) / 2)
+        if sum(min(max(middle, least), most) for least, most in bounds) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # of a job, in words and numbers
+
+
+def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
+    """Sizes of those that run, in their order: each that fits in what those before it leave.
+
+    Args:
+        ranked: `partition.running` and `partition.waiting` jobs, the first to be served first.
+    """
+    left = partition.room
+    sizes: dict[JobId, int] = {}
+    for job in ranked:
+        size = gang_size(job, partition)
+        if size <= left:
+            sizes[job.job] = size
+            left -= size
+    return sizes
+
+
+def gang_plan(
+    partition: Partition,
+    sizes: Mapping[JobId, int],
+    placer: SlotPlacer,
+    rank: Rank,
+    wake_at: Seconds | None = None,
+) -> Plan:
+    """The plan that runs gangs of these sizes and lets the others wait.
+
+    Args:
+        rank: why a job is served before others, or after them.
+        wake_at: when ranks change by themselves.
+    """
+    room = partition.room
+    left = room - sum(sizes.values())
+
+    def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        words, numbers = rank(job)
+        if slots:
+            return words, numbers
+        needs = gang_size(job, partition)
+        text = f"{words}; needs {slots_in_words(needs)}, those before it leave {left} of {room}"
+        return text, {**numbers, "needs": float(needs), "left": float(left)}
+
+    placed = with_user_batches(partition, placer.place(partition, sizes))
+    return compose_plan(partition, placed, why, wake_at=wake_at)
+
+
+class Turns:
+    """A job that ran for a quantum goes behind those that wait, so that nobody starves."""
+
+    def __init__(self, quantum_s: float) -> None:
+        """Begin with no job known.
+
+        Args:
+            quantum_s: seconds; 0: no turns, the oldest run to their end.
+        """
+        self._quantum_s = quantum_s
+        self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # whether it runs, and since when
+
+    def follow(self, view: ClusterView, now: Seconds) -> None:
+        """Since when jobs run or wait; other than `moved_at`, a new size does not count.
+
+        Args:
+            now: seconds on the controller's clock.
+        """
+        stays: dict[JobId, tuple[bool, Seconds]] = {}
+        for name, job in view.jobs.items():
+            runs = bool(job.running_on)
+            was, since = self._stays.get(name, (runs, job.moved_at))
+            stays[name] = (runs, since if was == runs else now)
+        self._stays = stays
+
+    def line(self, partition: Partition) -> list[JobView]:
+        """Jobs in the order in which they are given their least.
+
+        Args:
+            partition: of the view that was followed last.
+        """
+        by_arrival = sorted(
+            (*partition.running, *partition.waiting), key=lambda job: job.submitted_at
+        )
+        if not self._quantum_s:
+            return by_arrival
+        fresh, tired, waiting = [], [], []
+        for job in by_arrival:
+            runs, since = self._stays[job.job]
+            if not runs:
+                waiting.append(job)
+            elif partition.now < since + self._quantum_s:
+                fresh.append(job)
+            else:
+                tired.append(job)
+        waiting.sort(key=lambda job: self._stays[job.job][1])
+        return [*fresh, *waiting, *tired]
+
+    def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
+        """When the turn of somebody is over for whom others wait; None: nobody waits.
+
+        Args:
+            partition: of the view that was followed last.
+            served: jobs that have slots by the plan.
+        """
+        jobs: Iterable[JobView] = (*partition.running, *partition.waiting)
+        names = [job.job for job in jobs]
+        if not self._quantum_s or all(name in served for name in names):
+            return None
+        ends = [
+            (self._stays[name][1] if self._stays[name][0] else partition.now) + self._quantum_s
+            for name in names
+            if name in served
+        ]
+        later = [end for end in ends if end > partition.now]
+        return Seconds(min(later)) if later else None
+
+
+@dataclass(slots=True)
+class Line:
+    """Who has slots, and what the first that has none waits for."""
+
+    sizes: dict[JobId, int] = field(default_factory=dict)
+    left: int = 0  # slots that nobody gets
+    ahead: dict[JobId, int] = field(default_factory=dict)  # of who waits: jobs before it that wait
+    before: dict[JobId, JobId] = field(default_factory=dict)  # who starts, and whom it passes by
+
+
+def line_of(
+    partition: Partition, remaining_s: Callable[[JobView, int], float], *, backfill: bool
+) -> Line:
+    """Everybody who runs goes on; who waits starts in order of arrival, as far as there is room.
+
+    Backfill is EASY's (Lifka 1995): the first that does not fit has its slots promised for the
+    moment at which running jobs will have left so many; another one may pass it if it is done by
+    then, or takes slots that are not needed then.
+
+    Args:
+        remaining_s: how long a job still trains on so many slots, seconds; infinite: nobody knows.
+        backfill: whether anybody may start before who came earlier.
+    """
+    line = Line({job.job: len(job.running_on) for job in partition.running}, partition.room)
+    line.left -= sum(line.sizes.values())
+    first: JobView | None = None  # that does not fit
+    until, spare = 0.0, 0
+    for job in sorted(partition.waiting, key=lambda job: job.submitted_at):
+        size = gang_size(job, partition)
+        if first is None and size > line.left:
+            first = job
+            until, spare = _promise(partition, size, line, remaining_s)
+        fits = size <= line.left and (first is None or backfill)
+        is_short = fits and (first is None or remaining_s(job, size) <= until)
+        if fits and (is_short or size <= spare) and job is not first:
+            line.sizes[job.job] = size
+            line.left -= size
+            if first is not None:
+                line.before[job.job] = first.job
+                spare -= 0 if is_short else size
+        else:
+            line.ahead[job.job] = len(line.ahead)
+    return line
+
+
+def _promise(
+    partition: Partition, size: int, line: Line, remaining_s: Callable[[JobView, int], float]
+) -> tuple[float, int]:
+    """In how many seconds so many slots are free, and how many more are free then."""
+    jobs = [*partition.running, *partition.pinned]
+    started = [job for job in partition.waiting if job.job in line.sizes]
+    ends = [(remaining_s(job, len(job.running_on)), len(job.running_on)) for job in jobs]
+    ends += [(remaining_s(job, line.sizes[job.job]), line.sizes[job.job]) for job in started]
+    free = line.left
+    for end_s, slots in sorted(ends):
+        free += slots
+        if free >= size:
+            return (end_s, free - size) if math.isfinite(end_s) else (0.0, 0)
+    return 0.0, 0

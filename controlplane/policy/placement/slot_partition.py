@@ -1,0 +1,250 @@
+"""What of a view a plan may give out, and how a plan is made of who gets what.
+
+Where workers go: close together, and moved as little as possible.
+
+Reasons to wait that every policy gives in the same words.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+
+
+def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
+    """`size` of the free slots on as few nodes as possible, best fit first.
+
+    Requires `size <= len(free)`.
+
+    Args:
+        free: slots in the order of the view.
+        size: how many, at most as many as are free.
+    """
+    by_node: dict[NodeId, list[SlotView]] = defaultdict(list)
+    for slot in free:
+        by_node[slot.node].append(slot)
+    fitting = [slots for slots in by_node.values() if len(slots) >= size]
+    if fitting:
+        return min(fitting, key=len)[:size]
+    largest_first = sorted(by_node.values(), key=len, reverse=True)
+    return [slot for slots in largest_first for slot in slots][:size]
+
+
+def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
+    """`batch` dealt out over `slots` with differences of at most one sample.
+
+    Args:
+        batch: global, samples per step.
+        slots: in order of rank; the first ones get the rest.
+
+    Returns:
+        Samples of each slot in a step.
+    """
+    share, rest = divmod(batch, len(slots))
+    return {slot: share + (place < rest) for place, slot in enumerate(slots)}
+
+
+def backs_off(until: Seconds, now: Seconds) -> Reason:
+    """It failed or was lost a moment ago.
+
+    Args:
+        until: when it may be tried again, seconds.
+        now: seconds on the controller's clock.
+    """
+    wait_s = until - now
+    return Reason("backing_off", f"waits {wait_s:.0f} s before its next try", {"wait_s": wait_s})
+
+
+def too_large(needs: int, slots: int) -> Reason:
+    """The cluster is too small for it, or not there at all.
+
+    Args:
+        needs: slots at least.
+    """
+    numbers = {"needs": float(needs), "slots": float(slots)}
+    if not slots:
+        return Reason("no_slots", "no node has joined, or all are lost", numbers)
+    return Reason("too_large", f"needs {needs} slots, the cluster has {slots}", numbers)
+
+
+Why = Callable[[JobView, int], tuple[str, dict[str, float]]]  # job, its slots: words and numbers
+
+
+@dataclass(slots=True)
+class Partition:
+    """One view, sorted by what can be done with it. Good for one plan: a placer uses `free` up."""
+
+    view: ClusterView
+    now: Seconds
+    free: dict[NodeId, list[SlotId]]  # of every node, in the order of the view; usable ones first
+    room: int = 0  # slots that are free, or of `running`
+    running: list[JobView] = field(default_factory=list)  # may be changed
+    waiting: list[JobView] = field(default_factory=list)  # may be started
+    pinned: list[JobView] = field(default_factory=list)  # run, and have to be left as they are
+    leaving: list[JobView] = field(default_factory=list)  # their slots are free soon
+    refused: dict[JobId, Reason] = field(default_factory=dict)  # cannot be started now
+    wake_at: Seconds | None = None  # when one of those can be started or changed
+
+    def release(self, slots: Sequence[SlotId]) -> None:
+        """Somebody leaves these."""
+        for slot in slots:
+            self.free[node_of(slot)].append(slot)
+
+
+def partition_of(view: ClusterView, now: Seconds) -> Partition:
+    """Sort the slots and jobs of `view`; both stay in its order.
+
+    Args:
+        now: seconds on the controller's clock.
+    """
+    held: set[SlotId] = set()
+    for job in view.jobs.values():
+        held.update(job.running_on)
+    free, firm = _free(view, held)
+    partition = Partition(view, now, free, room=sum(map(len, free.values())))
+    for job in view.jobs.values():
+        if job.running_on:
+            _sort_running(partition, job, firm)
+        elif job.movable:
+            _sort_waiting(partition, job)
+        else:
+            partition.leaving.append(job)
+    return partition
+
+
+def gang_size(job: JobView, partition: Partition) -> int:
+    """Slots of a job of fixed size: those it has, else as many as wanted and useful.
+
+    Args:
+        partition: what of the view can be given out.
+    """
+    if job.running_on:
+        return len(job.running_on)
+    return min(job.wanted, max(job.least, useful_slots(job, partition)))
+
+
+def useful_slots(job: JobView, partition: Partition) -> int:
+    """The most slots that a job can use: a slot without a sample is wasted.
+
+    Args:
+        partition: what of the view can be given out.
+    """
+    return min(job.most, len(partition.view.slots), job.batch_size)
+
+
+def compose_plan(
+    partition: Partition,
+    placed: Mapping[JobId, dict[SlotId, int]],
+    why: Why,
+    *,
+    restart: tuple[JobId, ...] = (),
+    wake_at: Seconds | None = None,
+) -> Plan:
+    """The plan that gives every job what `placed` says, with a reason for each that changes.
+
+    Args:
+        placed: local batches of `running` and `waiting` jobs; absent: it waits.
+        why: says why a job has so many slots, for those that change or wait.
+        wake_at: beside the moment that the partition asks for.
+    """
+    local_batch = {job.job: dict(job.running_on) for job in partition.pinned}
+    reasons = dict(partition.refused)
+    for job in (*partition.running, *partition.waiting):
+        target = placed.get(job.job)
+        if target:
+            local_batch[job.job] = target
+        if target != job.running_on or not target:
+            reasons[job.job] = _reason(job, target or {}, why, again=job.job in restart)
+    times = [at for at in (partition.wake_at, wake_at) if at is not None]
+    return Plan(
+        based_on=partition.view.version,
+        local_batch=local_batch,
+        reasons=reasons,
+        restart=restart,
+        wake_at=min(times, default=None),
+    )
+
+
+def slots_in_words(many: int) -> str:
+    """So many slots, in words.
+
+    Args:
+        many: a count of slots, 0 or more.
+    """
+    return f"{many} slot{'s' * (many != 1)}"
+
+
+def _free(
+    view: ClusterView, held: set[SlotId]
+) -> tuple[dict[NodeId, list[SlotId]], set[SlotId] | None]:
+    """Free slots by node, and those that their holders can hand on; None: all that are held."""
+    free: dict[NodeId, list[SlotId]] = {}
+    leaving: list[SlotId] = []
+    firm: set[SlotId] = set()
+    for slot in view.slots:
+        name = slot.slot
+        here = free.get(slot.node)
+        if here is None:
+            here = free[slot.node] = []
+        if name in held:
+            if slot.up:
+                firm.add(name)
+        elif slot.usable:
+            here.append(name)
+        elif slot.leaving:
+            leaving.append(name)
+    for name in leaving:
+        free[node_of(name)].append(name)
+    return free, None if len(firm) == len(held) else firm
+
+
+def _sort_running(partition: Partition, job: JobView, firm: set[SlotId] | None) -> None:
+    late = job.retry_at > partition.now
+    if late:
+        _wake(partition, job.retry_at)
+    if late or not job.movable or (firm is not None and not job.running_on.keys() <= firm):
+        partition.pinned.append(job)
+    else:
+        partition.running.append(job)
+        partition.room += len(job.running_on)
+
+
+def _sort_waiting(partition: Partition, job: JobView) -> None:
+    if job.least > len(partition.view.slots):
+        partition.refused[job.job] = too_large(job.least, len(partition.view.slots))
+    elif job.ready_at > partition.now:
+        partition.refused[job.job] = backs_off(job.ready_at, partition.now)
+        _wake(partition, job.ready_at)
+    else:
+        partition.waiting.append(job)
+
+
+def _wake(partition: Partition, at: Seconds) -> None:
+    partition.wake_at = at if partition.wake_at is None else min(at, partition.wake_at)
+
+
+def _reason(job: JobView, target: Mapping[SlotId, int], why: Why, *, again: bool) -> Reason:
+    was, now = len(job.running_on), len(target)
+    words, numbers = why(job, now)
+    numbers = {"slots_now": float(was), "slots_then": float(now), **numbers}
+    if not now:
+        if was:
+            return Reason("pause", f"paused: {words}", numbers)
+        return Reason("waits", f"waits: {words}", numbers)
+    if not was:
+        verb = "goes on, on" if job.epoch or job.samples_done else "starts on"
+        code = "resume" if job.epoch or job.samples_done else "start"
+        return Reason(code, f"{verb} {slots_in_words(now)}: {words}", numbers)
+    if again:
+        return Reason("restart", f"stops to go on with {slots_in_words(now)}: {words}", numbers)
+    if now != was:
+        code, verb = ("grow", "grows") if now > was else ("shrink", "shrinks")
+        return Reason(code, f"{verb} to {slots_in_words(now)}: {words}", numbers)
+    if target.keys() != job.running_on.keys():
+        return Reason("pack", f"moves to other slots: {words}", numbers)
+    batch = sum(target.values())
+    return Reason("batch", f"batch {batch}: {words}", {**numbers, "batch_then": float(batch)})

@@ -1,0 +1,321 @@
+"""What users ask: answered from what is durable, with what workers said last filled in.
+
+Which jobs a list is asked for: those in the state, and those that have left it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from functools import partial
+from heapq import merge
+from typing import Final
+
+import msgspec
+
+from controlplane.core.model.job import Job, JobOwner, number_of
+from controlplane.core.state import State, Totals
+from controlplane.journal.database import JournalError
+from controlplane.journal.ended import EndedJob, EndedJobs
+from controlplane.journal.records import JobRecords
+from controlplane.service.api import replies, sweep_replies
+from controlplane.service.api.fair_queue import deadline_of
+from controlplane.service.api.replies import PolicyNotes
+from controlplane.service.api.views import Rows, View, numbered, page_of
+from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.event_feed import EventFeed
+from controlplane.service.planner.plan_coordinator import PlanExchange
+from controlplane.service.rights import JobOwners
+from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.errors import BadFieldError
+from schemas.ids import JobId, Seconds
+from schemas.jobs import ENDED, STATES
+from schemas.transport import Identity
+from schemas.wire import Message
+from schemas.wire.client import (
+    EventsPage,
+    ExplainJob,
+    Explanation,
+    GetJob,
+    GetLedger,
+    GetSweep,
+    JobDetail,
+    Jobs,
+    JobSummary,
+    ListJobs,
+    ListNodes,
+    Nodes,
+    ReadEvents,
+    SweepDetail,
+    WaitJob,
+)
+
+MAX_PATTERN: Final = 200  # characters; one of millions would be looked at for minutes
+Found = tuple[int, int, Callable[[], JobSummary]]  # number, and which come first of the same
+DAMAGED: Final = "its row in the journal is damaged: `ones admin check`"
+
+
+def job_rows(
+    state: State,
+    ended: EndedJobs,
+    request: ListJobs,
+    summary: Callable[[Job], JobSummary],
+    sees: Callable[[JobOwner], bool] = lambda _: True,
+) -> Rows:
+    """The lines of `ones ps`, oldest first; their positions are the numbers of jobs.
+
+    Args:
+        state: the core's, which is only read.
+        sees: whether who asks may know of somebody's jobs.
+
+    Raises:
+        BadFieldError: if one of its states is none, or its pattern is too long to look at.
+    """
+    if len(request.name) > MAX_PATTERN:
+        what = f"name: a pattern of {len(request.name)} characters, at most {MAX_PATTERN}"
+        raise BadFieldError(what, "names of jobs have fewer", "name")
+    for wanted in request.states:
+        if wanted not in STATES:
+            raise BadFieldError(
+                f"no job is ever {wanted!r}", f"one of {', '.join(STATES)}", "state"
+            )
+    every = request.ended or not ENDED.isdisjoint(request.states)
+    any_will_do = not (request.states or request.user or request.name)
+
+    def here(after: int) -> Iterator[Found]:
+        for job in state.jobs.values() if every else map(state.jobs.__getitem__, state.active):
+            if (number := number_of(job.job)) <= after or not sees(job.owner):
+                continue
+            names = job.job, job.spec.name, job.user
+            if any_will_do or _is_asked_for(request, *names, job.phase.value):
+                yield number, 0, partial(summary, job)
+
+    def behind(after: int) -> Iterator[tuple[int, JobSummary]]:
+        left = _left(ended, request, after, summary, sees) if every else ()
+        for number, _, read in merge(here(after), left):
+            yield number, read()
+
+    return Rows(behind, state.jobs_accepted)
+
+
+def _left(
+    ended: EndedJobs,
+    request: ListJobs,
+    after: int,
+    summary: Callable[[Job], JobSummary],
+    sees: Callable[[JobOwner], bool],
+) -> Iterator[Found]:
+    for job in ended.behind(after):
+        asked_for = _is_asked_for(request, job.job, job.name, job.user, job.state)
+        if asked_for and sees(job.owner()):
+            yield job.number, 1, partial(_summary_of, job, summary)
+
+
+def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSummary:
+    """Of a damaged row no more than what lists are chosen by."""
+    try:
+        job = ended.read()
+    except JournalError:
+        return JobSummary(
+            job=ended.job, name=ended.name, user=ended.user, state=ended.state, reason=DAMAGED,
+            slots=0, global_batch=0, lr=None, epoch=0, samples_per_s=0.0, progress=None,
+            train_loss=None, metrics={}, submitted_at=Seconds(0.0), queued_s=Seconds(0.0),
+            running_s=Seconds(0.0), rescales=0, batch_changes=0,
+        )  # fmt: skip
+    return summary(job)
+
+
+def _is_asked_for(request: ListJobs, job: JobId, name: str, user: str, state: str) -> bool:
+    return (
+        (not request.states or state in request.states)
+        and request.user in ("", user)
+        and (not request.name or fnmatchcase(name, request.name) or fnmatchcase(job, request.name))
+    )
+
+
+MAX_EVENTS: Final = 1000
+MAX_HIDDEN_PAGES: Final = 20  # of events that may not be seen, until an answer without any
+
+
+class ReadRequests:
+    """Requests that change nothing.
+
+    Nothing is told that a crash could take back: every answer is made of the committed state, which
+    goes on while nothing can become durable.
+
+    Args:
+        notes: what the policy of this cluster lacks of jobs.
+    """
+
+    def __init__(
+        self,
+        *,
+        commit_loop: CommitLoop,
+        plans: PlanExchange,
+        feed: EventFeed,
+        telemetry: TelemetryTable,
+        notes: PolicyNotes,
+        owners: JobOwners,
+    ) -> None:
+        self._commit_loop = commit_loop
+        self._plans = plans
+        self._feed = feed
+        self._telemetry = telemetry
+        self.notes = notes
+        self._owners = owners
+
+    @property
+    def _state(self) -> State:
+        return self._commit_loop.committed.state
+
+    @property
+    def _totals(self) -> Totals:
+        return self._commit_loop.committed.totals
+
+    async def answer(self, request: Message, who: Identity) -> Message | None:
+        """What is known; None if the request is none of these.
+
+        Raises:
+            OnesError: if it cannot be answered.
+        """
+        view = self.view(who)
+        match request:
+            case ListJobs():
+                return self._jobs(request, view)
+            case GetJob(job=name, wait_s=wait_s, cursor=cursor):
+                return self.detail(await self._when_ended(name, wait_s), view, cursor)
+            case WaitJob(job=name, wait_s=wait_s):
+                job = await self._when_ended(name, wait_s)
+                return replies.job_state(job, view.text(self._summary(job).reason))
+            case ExplainJob():
+                return view.explanation(self._explain(request))
+            case ListNodes(cursor=cursor):
+                lists, following = page_of({"nodes": replies.node_rows(self._state)}, cursor)
+                return Nodes(nodes=tuple(map(view.node, lists["nodes"])), next=following)
+            case GetSweep():
+                return view.sweep(self._sweep(request))
+            case GetLedger(job=name):
+                return sweep_replies.ledger(self._commit_loop.job(name), self._past(name), request)
+            case ReadEvents():
+                return await self._events(request, view)
+        return None
+
+    def view(self, who: Identity) -> View:
+        """What somebody may know."""
+        return View(who, self._owners.of)
+
+    def _sweep(self, request: GetSweep) -> SweepDetail:
+        job = self._commit_loop.job(request.job)
+        sweep_replies.sweep_of(job)
+        past = self._past(job.job)
+        now, reason = self._commit_loop.now(), self._plans.reason(job.job)
+        summary = replies.job_summary(job, reason, self._telemetry, now)
+        return sweep_replies.sweep_detail(job, past, summary, request, now)
+
+    def _past(self, name: JobId) -> sweep_replies.Past:
+        if name in self._state.jobs:
+            return self._totals.sweep_of(name)
+        return self._commit_loop.reader.sweeps
+
+    async def _when_ended(self, name: JobId, wait_s: float) -> Job:
+        """The job when it has ended, or the wait is over."""
+        job, deadline = self._commit_loop.job(name), deadline_of(wait_s)
+        while not job.ended and (left := deadline - _clock()) > 0:
+            await self._feed.wait(left)
+            job = self._commit_loop.job(name)
+        return job
+
+    async def _events(self, request: ReadEvents, view: View) -> EventsPage:
+        """The next of them that may be seen; looks through many that may not before it answers."""
+        first, deadline = max(1, request.from_seq), deadline_of(request.wait_s)
+        limit = max(1, min(request.limit, MAX_EVENTS))
+        for _ in range(MAX_HIDDEN_PAGES):
+            while self._feed.last_seq < first and (left := deadline - _clock()) > 0:
+                await self._feed.wait(left)
+            events = self._commit_loop.reader.feed(first, limit)
+            events = tuple(event for event in events if event.seq <= self._feed.last_seq)
+            page = page_of({"events": numbered(list(events))}, "")[0]["events"]
+            if not page:
+                break
+            first = page[-1].seq + 1
+            if seen := tuple(one for event in page if (one := view.event(event)) is not None):
+                return EventsPage(events=seen, next_seq=first)
+            await asyncio.sleep(0)
+        return EventsPage(events=(), next_seq=first)
+
+    def _jobs(self, request: ListJobs, view: View) -> Jobs:
+        state, ended = self._state, self._commit_loop.reader.ended
+        rows = job_rows(
+            state, ended, request, lambda job: view.summary(self._summary(job)), view.sees
+        )
+        lists, following = page_of({"jobs": rows}, request.cursor)
+        return Jobs(jobs=lists["jobs"], left_out=int(bool(following)), next=following)
+
+    def _summary(self, job: Job) -> JobSummary:
+        return replies.job_summary(
+            job,
+            self._plans.reason(job.job),
+            self._telemetry,
+            self._commit_loop.now(),
+            predicted_loss=self._plans.predicted_loss.get(job.job),
+        )
+
+    def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
+        """Everything about a job, a page.
+
+        Args:
+            view: of who asks, who may know of it.
+
+        Raises:
+            BadFieldError: if the cursor is none of this job's.
+        """
+        reason = self._plans.reason(job.job)
+        records, now = self._commit_loop.records, self._commit_loop.now()
+        predicted = self._plans.predicted_loss.get(job.job)
+        detail = replies.job_detail(
+            job,
+            records,
+            reason,
+            self._telemetry,
+            now,
+            predicted_loss=predicted,
+            cursor=cursor,
+        )
+        notes = (
+            *self.notes.of(job, detail.summary.train_loss),
+            *_not_told(records, job.job),
+        )
+        return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
+
+    def _explain(self, request: ExplainJob) -> Explanation:
+        job = self._commit_loop.job(request.job)
+        reason = self._plans.reason(job.job)
+        records, now = self._commit_loop.records, self._commit_loop.now()
+        told = replies.job_explanation(job, records, reason, now, request.cursor)
+        notes = () if request.cursor else _not_told(records, job.job)
+        return msgspec.structs.replace(told, notes=notes)
+
+
+def _not_told(records: JobRecords, job: JobId) -> tuple[str, ...]:
+    """Notes about what of a job's past is gone."""
+    return (*_dropped(records, job), *_damage(records, job))
+
+
+def _dropped(records: JobRecords, job: JobId) -> tuple[str, ...]:
+    """A note about what is not kept of a job's past, if there is anything."""
+    dropped = ", ".join(f"{rows} of {name}" for name, rows in sorted(records.dropped(job).items()))
+    return (f"older records are not kept: {dropped} (keep_records)",) if dropped else ()
+
+
+def _damage(records: JobRecords, job: JobId) -> tuple[str, ...]:
+    """A note about what could not be read of a job's past, if there is anything."""
+    damaged = records.damage_of(job)
+    if not damaged:
+        return ()
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return (f"left out, as damaged in the journal: {damaged[0]}{more} (`ones admin check`)",)
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

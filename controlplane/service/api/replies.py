@@ -1,0 +1,428 @@
+"""Core state to what clients see; `telemetry` fills in what happened since the last epoch.
+
+Notes in replies about a job: what the policy or the cluster lacks for it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from controlplane.core.handlers.start import OPERATOR, POLICY
+from controlplane.core.history import CHANGES, EPOCHS, GROUPS, PROMISES
+from controlplane.core.model.job import Job, batch_limit, times
+from controlplane.core.model.job_phases import Phase
+from controlplane.core.model.node import Node, NodePhase
+from controlplane.core.model.worker import Worker, WorkerPhase
+from controlplane.core.state import State, Totals
+from controlplane.journal.records import JobRecords
+from controlplane.policy.api import Reason
+from controlplane.policy.registry import entry, job_notes
+from controlplane.service.api.views import Rows, numbered, page_of
+from controlplane.service.planner.planner import Planner
+from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, node_of, slot_id
+from schemas.jobs import JobSpec
+from schemas.wire.agent import StepsReported
+from schemas.wire.client import (
+    Decision,
+    Explanation,
+    JobDetail,
+    JobState,
+    JobSummary,
+    NodeInfo,
+    SearchInfo,
+    VersionInfo,
+    WorkerInfo,
+)
+
+DRAINING: Final = "draining"  # a node that is up and that an operator empties
+DRAINED: Final = "drained"  # it is empty
+UNHEALTHY: Final = "unhealthy"  # a node that is up and cannot start workers
+COUNTDOWN: Final = re.compile(r"\btried again in \d+ s\b")  # of a job whose script failed
+SLOW_START_S: Final = 60.0  # most scripts have loaded by then
+STANDING_S: Final = 60.0  # without a step: most evaluate faster
+
+
+def job_summary(
+    job: Job,
+    reason: Reason | None,
+    telemetry: TelemetryTable,
+    now: Seconds,
+    *,
+    predicted_loss: float | None = None,
+) -> JobSummary:
+    """A line of `ones ps`.
+
+    Args:
+        reason: why the latest plan lets it wait, if it said so.
+        telemetry: fills in what happened since the last epoch.
+        now: seconds since the epoch; queueing and running times are counted until then.
+        predicted_loss: by the latest plan, if it said so.
+    """
+    queued_s, running_s = times(job, now)
+    live = telemetry.of(job.job) if job.group else None
+    live = live if live and job.group and live.group >= job.group.version else None
+    waiting = not job.group and not job.ended
+    reason = None if job.override else reason  # of a plan from before an operator's order
+    why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("tried again", job.why)
+    if reason and waiting:
+        why = reason.text if job.phase is Phase.QUEUED else why_it_waits(why, reason)
+    if job.override_waits:
+        why = f"{job.why}; {job.override_waits}"
+    slow = _slow_start(job, now) or _standing(job, telemetry.stands_s(job.job, now), now)
+    if slow:
+        why = f"{slow}; {why}"
+    return JobSummary(
+        job=job.job,
+        name=job.spec.name,
+        user=job.user,
+        state=job.phase.value,
+        reason=why,
+        slots=len(job.group.members) if job.group else 0,
+        global_batch=job.group.global_batch if job.group else 0,
+        lr=live.lr if live else job.progress.lr or job.spec.lr,
+        epoch=job.progress.epoch,
+        samples_per_s=_speed(job, live),
+        progress=_progress(job, live),
+        train_loss=_train_loss(job, live),
+        metrics=job.progress.metrics,
+        submitted_at=job.submitted_at,
+        queued_s=queued_s,
+        running_s=running_s,
+        rescales=job.accounting.rescales,
+        batch_changes=job.accounting.batch_changes,
+        ended_at=job.accounting.since if job.ended else None,
+        promised_end=job.promised_end.first if job.promised_end else None,
+        expected_end=job.promised_end.latest if job.promised_end else None,
+        predicted_loss=predicted_loss if job.group else None,
+        project=job.owner.project,
+    )
+
+
+def why_it_waits(stopped: str, reason: Reason) -> str:
+    """Why a job stopped, and why it still waits if that is for another reason.
+
+    Args:
+        reason: why the latest plan lets it wait.
+    """
+    same = reason.text.removeprefix("waits: ") in stopped
+    return stopped if same else f"{stopped}; {reason.text}"
+
+
+def _slow_start(job: Job, now: Seconds) -> str | None:
+    """What to say of a script that runs for long and does not come to its first epoch."""
+    if job.phase is not Phase.STARTING:
+        return None
+    waited_s = now - job.accounting.since
+    workers = job.group_workers()
+    here = [worker for worker in workers if worker.phase is WorkerPhase.STARTED]
+    if not here or waited_s < SLOW_START_S:
+        return None
+    where = f" on {len(here)} of {len(workers)} slots" if len(workers) > 1 else ""
+    return (
+        f"not at agent.epochs after {waited_s / 60:.0f} min{where}: "
+        "its script prepares, or it never calls ScalingAgent and is not trained by this cluster"
+    )
+
+
+def _standing(job: Job, stands_s: float, now: Seconds) -> str | None:
+    """Return a remark about a script that no longer makes steps."""
+    if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
+        return None
+    if job.phase is Phase.RUNNING:  # its last report may be from before a pause
+        stands_s = min(stands_s, now - job.accounting.since)
+    if stands_s < STANDING_S:
+        return None
+    return (
+        f"no step for {stands_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
+        "of its slots wait for its next step"
+    )
+
+
+def job_detail(
+    job: Job,
+    records: JobRecords,
+    reason: Reason | None,
+    telemetry: TelemetryTable,
+    now: Seconds,
+    *,
+    predicted_loss: float | None = None,
+    cursor: str = "",
+) -> JobDetail:
+    """Everything about one job, as `ones show` prints it, a page at a time.
+
+    Args:
+        reason: why the latest plan lets it wait, if it said so.
+        telemetry: fills in what happened since the last epoch.
+        now: seconds since the epoch.
+        predicted_loss: by the latest plan, if it said so.
+
+    Raises:
+        BadFieldError: if the cursor is none of this job's.
+    """
+    live = telemetry.of(job.job) if job.group else None
+    ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
+    workers = [_worker_info(w, ranks.get(w.worker, w.rank)) for w in job.workers.values()]
+    lists, following = page_of(
+        {
+            "workers": numbered(workers),
+            **_lists_of(job.job, records),
+        },
+        cursor,
+    )
+    return JobDetail(
+        summary=job_summary(job, reason, telemetry, now, predicted_loss=predicted_loss),
+        spec=job.spec,
+        snapshot=job.snapshot,
+        failures=job.attempts.failures,
+        exit_code=job.attempts.exit_code,
+        samples_done=_samples_done(job, live),
+        version=job.version,
+        batch_limit=batch_limit(job),
+        next=following,
+        **lists,
+    )
+
+
+def _lists_of(job: JobId, records: JobRecords) -> dict[str, Rows]:
+    def versions(after: int) -> Iterator[tuple[int, VersionInfo]]:
+        stories = records.decisions(job, after)
+        return ((at, story.version) for at, story in stories if story.version is not None)
+
+    return {
+        "history": Rows(partial(records.changes, job), records.last(job, CHANGES)),
+        "epochs": Rows(partial(records.epochs, job), records.last(job, EPOCHS)),
+        "versions": Rows(versions, records.last(job, GROUPS)),
+        "promises": Rows(partial(records.promises, job), records.last(job, PROMISES)),
+    }
+
+
+def job_state(job: Job, reason: str) -> JobState:
+    """What `ones wait` asks for."""
+    code = job.attempts.exit_code
+    return JobState(job=job.job, state=job.phase.value, reason=reason, exit_code=code)
+
+
+def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
+    """One process of a job, with its rank in the group that trains."""
+    return WorkerInfo(
+        rank=rank,
+        node=node_of(worker.slot),
+        slot=worker.slot,
+        pid=worker.pid,
+        version=worker.formed or worker.version,
+        phase=worker.phase.value,
+        local_batch=worker.local_batch,
+        worker=worker.worker,
+        step=worker.formed_step,
+    )
+
+
+def job_explanation(
+    job: Job, records: JobRecords, reason: Reason | None, now: Seconds, cursor: str = ""
+) -> Explanation:
+    """Every decision about a job, a page; of one that waits also why, as the very last entry.
+
+    Args:
+        reason: why the latest plan lets it wait, if it said so.
+        now: seconds since the epoch, the time of that last entry.
+
+    Raises:
+        BadFieldError: if the cursor is none of this job's.
+    """
+
+    def decided(after: int) -> Iterator[tuple[int, Decision]]:
+        return ((at, story.decision) for at, story in records.decisions(job.job, after))
+
+    rows = Rows(decided, records.last(job.job, GROUPS))
+    lists, following = page_of({"decisions": rows}, cursor)
+    decisions = lists["decisions"]
+    if job.override is not None:  # the policy's reason is from before the order
+        reason = Reason("operator", job.override_waits or job.why)
+    if reason is not None and job.group is None and not job.ended and not following:
+        waits = Decision(
+            time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
+            numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
+        )  # fmt: skip
+        decisions = (*decisions, waits)
+    return Explanation(job=job.job, state=job.phase.value, decisions=decisions, next=following)
+
+
+def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
+    """How the scheduler stands: the same numbers for clients and for Prometheus.
+
+    Args:
+        totals: counts of plans and changes, predicted and realised gains.
+
+    Returns:
+        Gains are geometric means of speed-ups, None before the first.
+    """
+    stats = planner.stats
+    return SearchInfo(
+        policy=policy,
+        running=planner.running,
+        restarts=planner.restarts,
+        plans=totals.plans_taken,
+        generations=stats.generations,
+        best_fitness=stats.best_fitness,
+        mean_fitness=stats.mean_fitness,
+        incumbent_fitness=stats.incumbent_fitness,
+        diversity=stats.diversity,
+        decision_ms=stats.decision_ms,
+        rescales=totals.rescales,
+        batch_changes=totals.batch_changes,
+        predicted_gain=_geometric_mean([predicted for predicted, _ in totals.gains]),
+        realised_gain=_geometric_mean([realised for _, realised in totals.gains]),
+        gain_error=_gain_error(totals.gains),
+        length_error=stats.length_error,
+        length_coverage_80=stats.length_coverage_80,
+        length_coverage_90=stats.length_coverage_90,
+    )
+
+
+def _gain_error(gains: Sequence[tuple[float, float]]) -> float | None:
+    """The factor by which what came was off from what was promised, either way."""
+    sane = [pair for pair in gains if min(pair) > 0.0]
+    return _geometric_mean([max(pair) / min(pair) for pair in sane])
+
+
+def _geometric_mean(values: list[float]) -> float | None:
+    positive = [value for value in values if value > 0]
+    return math.exp(sum(map(math.log, positive)) / len(positive)) if positive else None
+
+
+def node_rows(state: State) -> Rows:
+    """The lines of `ones node list`.
+
+    Args:
+        state: the core's, which is only read.
+
+    Returns:
+        One for each node that ever joined, in that order; lost ones, too.
+    """
+    nodes = list(state.nodes.values())
+    owned: dict[NodeId, dict[SlotId, JobId]] = {}
+    for slot, job in state.slot_index.owners().items():
+        owned.setdefault(node_of(slot), {})[slot] = job
+
+    def behind(after: int) -> Iterator[tuple[int, NodeInfo]]:
+        for place, node in enumerate(nodes[after:], after + 1):
+            yield place, _node_info(node, owned.get(node.node, {}))
+
+    return Rows(behind, len(nodes))
+
+
+def node_info(state: State, name: NodeId) -> NodeInfo:
+    """One line of `ones node list`.
+
+    Args:
+        state: the core's, which is only read.
+    """
+    node, owners = state.nodes[name], state.slot_index.owners()
+    slots = [slot_id(name, slot.index) for slot in node.spec.slots]
+    return _node_info(node, {slot: owners[slot] for slot in slots if slot in owners})
+
+
+def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
+    slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
+    foreign = f"slots held by unknown jobs: {sorted(node.foreign)}" if node.foreign else ""
+    drained = (node.drain.why,) if node.drain is not None else ()
+    return NodeInfo(
+        node=node.node,
+        state=_node_state(node),
+        reason="; ".join(filter(None, (*node.problems, *drained, foreign))),
+        host=node.spec.host,
+        address=node.spec.address,
+        slots=len(slots),
+        free=sum(slot not in owners for slot in slots),
+        kind=node.spec.slots[0].kind,
+        model=node.spec.slots[0].model,
+        jobs=tuple(dict.fromkeys(owners.values())),
+        release=node.spec.release,
+    )
+
+
+def _node_state(node: Node) -> str:
+    state: str = node.phase.value
+    if node.phase is NodePhase.UP and node.problems:
+        state = UNHEALTHY
+    elif node.phase is NodePhase.UP and node.drain is not None:
+        state = DRAINED if node.drain.empty else DRAINING
+    return state
+
+
+def _train_loss(job: Job, live: StepsReported | None) -> float | None:
+    if live is not None and live.train_loss is not None:
+        return live.train_loss
+    return job.progress.train_loss
+
+
+def _speed(job: Job, live: StepsReported | None) -> float:
+    if not job.group:
+        return 0.0
+    return live.samples_per_s if live else job.progress.samples_per_s
+
+
+def _progress(job: Job, live: StepsReported | None) -> float | None:
+    if job.sweep is not None:
+        left = 0 if job.phase is Phase.SUCCEEDED else job.sweep.units_left
+        return job.sweep.units_done / max(1, job.sweep.units_done + left)
+    stop, total = job.spec.stop, job.stop_samples
+    if stop is not None and stop.metric is not None:
+        return None
+    if job.phase is Phase.SUCCEEDED:
+        return 1.0 if job.progress.samples_done else 0.0
+    if not total:
+        return 0.0
+    return min(1.0, _samples_done(job, live) / total)
+
+
+def _samples_done(job: Job, live: StepsReported | None) -> int:
+    """As far as is known; a worker of a sweep knows of its own only."""
+    counts = live is not None and job.sweep is None
+    return max(job.progress.samples_done, live.samples_done if live and counts else 0)
+
+
+class PolicyNotes:
+    """Notes about jobs under one policy."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._needs = entry(policy).needs
+
+    def of_spec(self, spec: JobSpec) -> tuple[str, ...]:
+        """About a job that has not begun."""
+        stated = spec.stated_utility is not None
+        return job_notes(self._policy, self._needs, utility_stated=stated)
+
+    def of(self, job: Job, train_loss: float | None = None) -> tuple[str, ...]:
+        """About a job as it is now; nothing of one that has ended.
+
+        Args:
+            train_loss: that it reported last, if anybody heard of one since its last epoch.
+        """
+        if job.ended:
+            return ()
+        return job_notes(
+            self._policy,
+            self._needs,
+            utility_stated=job.spec.stated_utility is not None,
+            epochs=job.progress.epoch,
+            train_loss=job.progress.train_loss if train_loss is None else train_loss,
+        )
+
+
+def size_notes(state: State, spec: JobSpec) -> tuple[str, ...]:
+    """Return a note if a job needs more slots than there are on nodes neither lost nor drained."""
+    usable = [
+        node for node in state.nodes.values() if node.phase is not NodePhase.LOST and not node.drain
+    ]
+    here = sum(len(node.spec.slots) for node in usable)
+    if spec.slots[0] <= here:
+        return ()
+    what = f"it needs {spec.slots[0]} slots, the cluster has {here}"
+    return (f"{what}: it waits until nodes join; `slots` in the job file may ask for fewer",)

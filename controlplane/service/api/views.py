@@ -1,0 +1,261 @@
+"""What is told, cut down to what its reader may know: other people's secrets, jobs and names.
+
+Lists in pages that fit into a message, and the cursors by which clients ask for the next one.
+
+Keys that admins list, add and revoke, while the controller runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from controlplane.core.model.job import JobOwner
+from controlplane.service.keys import KeyTable
+from controlplane.service.rights import WRITERS, Action, may, sees_all
+from schemas.errors import BadFieldError
+from schemas.ids import JobId
+from schemas.jobs import JobSpec
+from schemas.transport import Identity
+from schemas.wire.client import (
+    AddKey,
+    Decision,
+    EpochInfo,
+    Explanation,
+    JobDetail,
+    JobSummary,
+    Keys,
+    ListKeys,
+    NodeInfo,
+    RevokeKey,
+    SweepDetail,
+)
+from schemas.wire.feed import Detail, FeedEvent
+
+HIDDEN: Final = "***"  # in the place of a value that its reader may not have
+SOMEBODY: Final = "a job of others"
+WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
+JOB: Final = re.compile(r"[A-Za-z0-9_-]+-[0-9]+")
+_SALT: Final = secrets.token_bytes(16)  # families are told apart, and cannot be guessed
+
+
+class View:
+    """What one reader may know.
+
+    Args:
+        who: the owner of the key that asks.
+        owner_of: whose a job is; None: there is no such job.
+    """
+
+    def __init__(self, who: Identity, owner_of: Callable[[JobId], JobOwner | None]) -> None:
+        self._who = who
+        self._owner_of = owner_of
+        self._all = sees_all(who)
+
+    def sees(self, job: JobOwner | None) -> bool:
+        """Whether he may know of a job.
+
+        Args:
+            job: whose it is; None: it is not kept any more.
+        """
+        return self._all or (job is not None and may(self._who, Action.STATE, job))
+
+    def text(self, text: str) -> str:
+        """A reason without names of jobs that he may not know of.
+
+        Args:
+            text: that may name any.
+        """
+        return text if self._all else hide_names(text, self._hides)
+
+    def summary(self, row: JobSummary) -> JobSummary:
+        """A line of `ones ps`."""
+        return row if self._all else replace(row, reason=self.text(row.reason))
+
+    def detail(self, detail: JobDetail, owner: JobOwner) -> JobDetail:
+        """A page of `ones show`."""
+        history = tuple(
+            replace(one, why=self.text(one.why), detail=self._detail(one.detail))
+            for one in detail.history
+        )
+        return replace(
+            detail,
+            summary=self.summary(detail.summary),
+            spec=shown_spec(detail.spec, self._who, owner),
+            history=detail.history if self._all else history,
+            epochs=tuple(map(self._epoch, detail.epochs)),
+        )
+
+    def explanation(self, told: Explanation) -> Explanation:
+        """A page of `ones explain`."""
+        return (
+            told
+            if self._all
+            else replace(told, decisions=tuple(map(self._decision, told.decisions)))
+        )
+
+    def sweep(self, told: SweepDetail) -> SweepDetail:
+        """A page of `ones sweep show`.
+
+        Args:
+            told: of a sweep that he may know of.
+        """
+        return replace(told, summary=self.summary(told.summary))
+
+    def node(self, node: NodeInfo) -> NodeInfo:
+        """A line of `ones node list`: slots of other people's jobs are taken, and that is all."""
+        if self._all:
+            return node
+        jobs = tuple(job for job in node.jobs if self.sees(self._owner_of(job)))
+        return replace(node, jobs=jobs, reason=self.text(node.reason))
+
+    def event(self, event: FeedEvent) -> FeedEvent | None:
+        """An event of the feed; None: it is about a job that he may not know of."""
+        if self._all:
+            return event
+        if event.job is not None and not self.sees(self._owner_of(event.job)):
+            return None
+        return replace(event, detail=self._detail(event.detail))
+
+    def _decision(self, decision: Decision) -> Decision:
+        return replace(decision, why=self.text(decision.why))
+
+    def _detail(self, detail: Detail) -> Detail:
+        return {
+            name: self.text(value) if isinstance(value, str) else value
+            for name, value in detail.items()
+        }
+
+    def _epoch(self, epoch: EpochInfo) -> EpochInfo:
+        """Families are names and arguments of scripts: of others no more than who is who."""
+        if epoch.beside is None or self._who.role == "admin":
+            return epoch
+        mine = f"{self._who.name}/" if self._who.role in WRITERS else "\0"
+        beside = tuple(
+            (many, tuple(one if one.startswith(mine) else _pseudonym(one) for one in families))
+            for many, families in epoch.beside
+        )
+        return replace(epoch, beside=beside)
+
+    def _hides(self, job: JobId) -> bool:
+        owner = self._owner_of(job)
+        return owner is not None and not self.sees(owner)
+
+
+def shown_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
+    """A job file without what its reader may not have: names of variables stay."""
+    env, args = spec.env, spec.args
+    if not may(who, Action.ENV, owner):
+        env = dict.fromkeys(env, HIDDEN)
+    if not may(who, Action.ARGS, owner):
+        args = (HIDDEN,) * len(args)
+    return replace(spec, env=env, args=args)
+
+
+def hide_names(text: str, hides: Callable[[JobId], bool]) -> str:
+    """A text with names of some jobs replaced.
+
+    Args:
+        text: that may name any.
+        hides: whether there is such a job and its name is not to be told.
+    """
+
+    def shown(word: re.Match[str]) -> str:
+        name = word[0]
+        return SOMEBODY if JOB.fullmatch(name) and hides(JobId(name)) else name
+
+    return WORD.sub(shown, text)
+
+
+@lru_cache(4096)
+def _pseudonym(family: str) -> str:
+    digest = hashlib.blake2b(family.encode(errors="replace"), key=_SALT, digest_size=6)
+    return f"other/{digest.hexdigest()}"
+
+
+PAGE_BYTES: Final = 1 << 20  # of rows, encoded
+CURSOR: Final = re.compile(r"([a-z]{1,16})\.([0-9]{1,18})")
+FROM_START: Final = "begin again without one: a cursor is what the page before gave"
+
+
+class Rows(NamedTuple):
+    """One list of a reply."""
+
+    behind: Callable[[int], Iterator[tuple[int, Any]]]  # its rows behind a position, with theirs
+    last: int  # position of its last row; positions only grow, and mean the same for ever
+
+
+def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any, ...]], str]:
+    """The next page of some lists, one behind the other.
+
+    Args:
+        lists: by name, in the order in which they are told.
+        cursor: that the page before gave; empty: the first page.
+
+    Returns:
+        Rows of each list, at most `PAGE_BYTES` of them or a single larger one; and the cursor of
+        the next page, empty if this is the last.
+
+    Raises:
+        BadFieldError: if the cursor is none of these lists.
+    """
+    first, position = _parsed(lists, cursor)
+    found: dict[str, list[Any]] = {name: [] for name in lists}
+    room, any_row = PAGE_BYTES, False
+    for name in list(lists)[list(lists).index(first) :]:
+        for at, row in lists[name].behind(position):
+            size = len(msgspec.msgpack.encode(row))
+            if size > room and any_row:
+                return _frozen(found), f"{name}.{position}"
+            room, position, any_row = room - size, at, True
+            found[name].append(row)
+        position = 0
+    return _frozen(found), ""
+
+
+def numbered(rows: list[Any]) -> Rows:
+    """A list that is there and only grows, its positions counted from 1."""
+    return Rows(lambda after: enumerate(rows[after:], after + 1), len(rows))
+
+
+def _frozen(found: Mapping[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
+    return {name: tuple(rows) for name, rows in found.items()}
+
+
+def _parsed(lists: Mapping[str, Rows], cursor: str) -> tuple[str, int]:
+    if not cursor:
+        return next(iter(lists)), 0
+    known = CURSOR.fullmatch(cursor)
+    if known is None or known[1] not in lists:
+        what = f"cursor: {cursor[:40]!r} is none of this list"
+        raise BadFieldError(what, FROM_START, "cursor")
+    if int(known[2]) > lists[known[1]].last:
+        what = f"cursor: {cursor!r} is beyond the end of this list"
+        raise BadFieldError(what, FROM_START, "cursor")
+    return known[1], int(known[2])
+
+
+KeyRequest = AddKey | ListKeys | RevokeKey
+
+
+def answer_about_keys(table: KeyTable, request: KeyRequest, who: Identity) -> Keys:
+    """Do what is asked, and say what came of it.
+
+    Raises:
+        OnesError: if it cannot be done.
+    """
+    match request:
+        case AddKey():
+            return Keys(keys=(table.add(request, who.name),))
+        case RevokeKey(key=key):
+            return Keys(keys=table.revoke(key, who.name))
+        case ListKeys(cursor=cursor):
+            lists, following = page_of({"keys": numbered(list(table.rows()))}, cursor)
+            return Keys(keys=lists["keys"], next=following)

@@ -1,0 +1,421 @@
+"""The controller's process: builds its parts, owns their tasks, shuts down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from controlplane.core import policy_events
+from controlplane.core.commands import (
+    Announce,
+    AskForPlan,
+    Command,
+    SendDelta,
+    SendSweepDelta,
+)
+from controlplane.core.history import Record
+from controlplane.core.model.job import number_of
+from controlplane.core.state import State
+from controlplane.journal.database import JournalError
+from controlplane.policy.api import PolicyEvent
+from controlplane.service import keys
+from controlplane.service import settings as controller_settings
+from controlplane.service.api import replies
+from controlplane.service.api.server import RequestServer
+from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.event_feed import MAX_TOPIC, EventFeed
+from controlplane.service.file_keeper import FileKeeper, JournalKeeper
+from controlplane.service.job_files import JobFiles
+from controlplane.service.keys import KeyFile, KeyTable
+from controlplane.service.log_relay import LogRelay
+from controlplane.service.log_store import LogStore
+from controlplane.service.metrics import Metrics, MetricsServer
+from controlplane.service.node_sessions import NodeSessions
+from controlplane.service.planner.plan_coordinator import PlanExchange, PolicyObserver, planner_for
+from controlplane.service.rights import READERS, JobOwners, projects_of, sees_all, topics_of
+from controlplane.service.settings import (
+    ControllerSettings,
+    JournalSettings,
+    Limits,
+    Silence,
+    Store,
+)
+from controlplane.service.uploads import SnapshotStore
+from controlplane.service.worker_telemetry import TelemetryTable
+from schemas import __version__
+from schemas.codec import MAX_BYTES
+from schemas.errors import SettingsError
+from schemas.host.archives import USUAL
+from schemas.host.files import take_pid_file
+from schemas.host.logging import Audit, notify, watchdog
+from schemas.host.settings import SettingsReload
+from schemas.ids import NodeId, Seconds, Term
+from schemas.session import SessionTimings
+from schemas.transport import (
+    HIGH_WATER,
+    AddressInUseError,
+    Identity,
+    Link,
+    Socket,
+    load_authorised,
+    load_keys,
+)
+from schemas.wire.client import Cluster, SearchInfo
+from schemas.wire.files import ToNode
+
+log = structlog.get_logger("controller")
+MAX_QUESTION: Final = 64 << 10  # bytes of what is said to the port of output
+MAX_REQUEST: Final = 1 << 20  # bytes of a request; a frame is decrypted in one go, and others wait
+QUEUED_PAGES: Final = 2  # of a follower that does not read, 1 MiB each; one at a time is asked for
+BIND_WAIT_S: Final = 10.0  # a predecessor that was killed may still be closing
+
+
+async def run(path: Path) -> None:
+    """Be the controller until a signal asks to stop; SIGHUP has it read its settings again.
+
+    Args:
+        path: of the settings file, absolute; relative paths in it are relative to its folder.
+
+    Raises:
+        SettingsError: if keys or addresses cannot be used.
+        JournalError: if the journal cannot be used.
+    """
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
+    controller = Controller(controller_settings.load(path), path.parent)
+    try:
+        await controller.open()
+        controller.settings_of(path).listen()
+        await controller.serve(stop)
+    finally:
+        controller.close()
+    log.info("controller stopped", term=controller.term)
+
+
+def _too_early() -> None:
+    log.info("settings are being read at this moment")
+
+
+class Controller:
+    """Everything of one controller; the journal is replayed when it is made.
+
+    Args:
+        home: the folder that relative paths in it are relative to.
+
+    Raises:
+        SettingsError: if keys or the policy cannot be used.
+        JournalError: if the journal cannot be used.
+    """
+
+    term: Term
+    _feed: EventFeed
+    _log_relay: LogRelay
+    _node_sessions: NodeSessions
+    _request_server: RequestServer
+
+    def __init__(self, settings: ControllerSettings, home: Path) -> None:
+        self._settings = settings
+        self._home = home
+        if settings.pid_file:
+            take_pid_file(home / settings.pid_file)
+        self._folder = home / settings.state
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._audit = Audit()
+        self._link = Link(load_keys(home / settings.keys.server))
+        listed = load_authorised(home / settings.keys.authorised)
+        self._keys = KeyTable(KeyFile(self._folder / keys.FILE), listed)
+        self._keys.gone = self._cut_off
+        self._authority = self._link.authority(self._keys.known, self._denied)
+        journal = self._folder / "journal.sqlite"
+        self._commit_loop = CommitLoop(journal, self._perform, self._record)
+        self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal)
+        self._owners = JobOwners(self._commit_loop)
+        self._plans = PlanExchange(self._commit_loop)
+        self._planner = self._plans.planner = planner_for(
+            settings.policy,
+            history=self._history,
+            view_now=self._plans.view_now,
+            propose=self._plans.propose,
+        )
+        self._telemetry = TelemetryTable()
+        self._observer = PolicyObserver(self._commit_loop, self._planner, self._telemetry)
+        store = settings.store
+        self._snapshots = SnapshotStore(
+            self._folder / "snapshots",
+            store.snapshot_bytes,
+            store.workdir,
+            store.upload_bytes,
+            settings.limits.archive_bytes,
+        )
+        self._snapshots.needed = self._needed_archives
+        self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
+        self._file_keeper = FileKeeper(self._state, self._logs, self._snapshots, store)
+
+    # --- its life
+
+    async def open(self) -> None:
+        """Bind the sockets, and enter the history as the next incarnation.
+
+        Raises:
+            SettingsError: if an address cannot be had.
+        """
+        listen = self._settings.listen
+        self._feed = EventFeed(
+            await self._bind("XPUB", listen.feed, largest=MAX_TOPIC),
+            self._audit,
+            self._state().feed_seq,
+            self._bind_feed_again,
+            self._owners.of,
+        )
+        self.term = self._commit_loop.begin(__version__)
+        self._log_relay = await self._open_log_relay()
+        self._node_sessions = await self._open_node_sessions()
+        self._request_server = RequestServer(
+            commit_loop=self._commit_loop,
+            plans=self._plans,
+            socket=await self._bind("ROUTER", listen.clients, largest=MAX_REQUEST),
+            feed=self._feed,
+            snapshots=self._snapshots,
+            telemetry=self._telemetry,
+            audit=self._audit,
+            policy=self._settings.policy.name,
+            cluster_info=self._cluster_info,
+            search_info=self._search_info,
+            owners=self._owners,
+            limits=self._settings.limits,
+            keys=self._keys,
+        )
+
+    def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
+        """What takes over those settings that may change while the controller runs."""
+        safe: dict[str, Callable[[ControllerSettings], None]] = {
+            **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
+            **{f"store.{name}": self._bound_store for name in Store.__struct_fields__},
+            **{f"store.workdir.{name}": self._bound_store for name in USUAL.__struct_fields__},
+            **{f"limits.{name}": self._limit for name in Limits.__struct_fields__},
+            **{
+                f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)
+                for name in JournalSettings.__struct_fields__
+            },
+        }
+        load = partial(controller_settings.load, path)
+        return SettingsReload(self._settings, load, safe, [self._authorise])
+
+    def _judge_silence(self, settings: ControllerSettings) -> None:
+        self._node_sessions.use(_timings(settings))
+
+    def _limit(self, settings: ControllerSettings) -> None:
+        self._request_server.limits = settings.limits
+        self._snapshots.user_bytes = settings.limits.archive_bytes
+
+    def _bound_store(self, settings: ControllerSettings) -> None:
+        self._logs.max_bytes = settings.store.log_bytes_per_job
+        self._log_relay.bytes_per_s = settings.store.log_bytes_per_s
+        self._snapshots.max_bytes = settings.store.snapshot_bytes
+        self._snapshots.bounds = settings.store.workdir
+        self._snapshots.upload_bytes = settings.store.upload_bytes
+        self._file_keeper.use(settings.store)
+
+    def _authorise(self, settings: ControllerSettings) -> None:
+        self._keys.reload(load_authorised(self._home / settings.keys.authorised))
+
+    def _cut_off(self, owners: list[Identity]) -> None:
+        """Say nothing more to those whose keys are not valid any more, or changed."""
+        log.info("keys are not authorised any more", owners=[str(who) for who in owners])
+        self._node_sessions.cut_off_revoked()
+        self._request_server.end_revoked()
+        self._log_relay.end_revoked()
+        if any(who.role in READERS for who in owners):
+            self._feed.cut_off()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Run all tasks until `stop` is set.
+
+        Args:
+            stop: set by whoever ends the controller, as a signal does.
+
+        Raises:
+            JournalError: if the journal failed for good.
+        """
+        listen = self._settings.listen
+        failure: JournalError | None = None
+        metrics = Metrics()
+        server = MetricsServer(metrics.page)
+        async with server.served(listen.host, listen.metrics), asyncio.TaskGroup() as tasks:
+            owned = [tasks.create_task(work) for work in self._tasks(metrics)]
+            log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
+            notify("READY=1")
+            try:
+                failure = await self._until(stop)
+            finally:
+                notify("STOPPING=1")
+                for task in owned:
+                    task.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _until(self, stop: asyncio.Event) -> JournalError | None:
+        """Wait for `stop`, or for a journal that cannot be written any more."""
+        stopped = asyncio.create_task(stop.wait())
+        failed = asyncio.create_task(self._commit_loop.failure())
+        done, waiting = await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return failed.result() if failed in done else None
+
+    def close(self) -> None:
+        """Make what was taken durable, and give up the sockets."""
+        self._commit_loop.close()
+        self._link.close()
+
+    # --- its parts
+
+    async def _open_log_relay(self) -> LogRelay:
+        listen = self._settings.listen
+        return LogRelay(
+            shippers=await self._bind("ROUTER", listen.shippers),
+            followers=await self._bind(
+                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
+            ),
+            store=self._logs,
+            snapshots=self._snapshots,
+            files=JobFiles(state=self._state, ask=self._ask_node),
+            state=self._state,
+            job=self._commit_loop.job,
+            records=self._commit_loop.records,
+            now=self._commit_loop.now,
+            audit=self._audit,
+            bytes_per_s=self._settings.store.log_bytes_per_s,
+        )
+
+    async def _open_node_sessions(self) -> NodeSessions:
+        listen = self._settings.listen
+        return NodeSessions(
+            commit_loop=self._commit_loop,
+            orders=await self._bind("ROUTER", listen.agents),
+            events=await self._bind("SUB", listen.events),
+            term=self.term,
+            timings=_timings(self._settings),
+            ports=(listen.shippers, listen.events),
+            on_steps=self._observer.steps_reported,
+            audit=self._audit,
+        )
+
+    def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What runs for ever, in the order in which it begins."""
+        return (
+            self._authority.run(),
+            self._keys.watch(),
+            self._audit.tell_what_was_left_out(),
+            self._link.watch_connections(partial(self._audit.refused, "connection")),
+            self._node_sessions.receive_messages(),
+            self._node_sessions.receive_events(),
+            self._node_sessions.watch_silence(),
+            self._commit_loop.keep_deadlines(),
+            self._journal_keeper.run(),
+            self._file_keeper.run(),
+            self._planner.run(),
+            metrics.keep(
+                lambda: self._commit_loop.committed,
+                self._search_info,
+                lambda: bool(self._commit_loop.stalled),
+            ),
+            self._feed.admit_subscribers(),
+            self._log_relay.serve_shippers(),
+            self._log_relay.serve_followers(),
+            self._request_server.serve(),
+            watchdog(),
+        )
+
+    async def _bind(
+        self, kind: str, port: int, *, queued: int = HIGH_WATER, largest: int = MAX_BYTES
+    ) -> Socket:
+        address = f"tcp://{self._settings.listen.host}:{port}"
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BIND_WAIT_S
+        while True:
+            try:
+                return self._link.bind(kind, address, queued=queued, largest=largest)
+            except AddressInUseError:
+                if loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
+
+    async def _bind_feed_again(self) -> Socket:
+        while True:
+            try:
+                return await self._bind("XPUB", self._settings.listen.feed, largest=MAX_TOPIC)
+            except SettingsError as error:
+                log.error("nobody hears the feed", why=str(error))  # noqa: TRY400
+                await asyncio.sleep(1.0)
+
+    # --- what they ask of each other
+
+    def _perform(self, command: Command) -> None:
+        """Let one effect of a durable input out."""
+        match command:
+            case AskForPlan():
+                self._plans.request()
+            case SendDelta() | SendSweepDelta():
+                self._node_sessions.send(command)
+            case Announce(event=event):
+                self._feed.publish(event)
+                if event.job:
+                    self._log_relay.job_changed(event.job)
+
+    def _history(self) -> list[tuple[Seconds, PolicyEvent]]:
+        """What a search that begins anew learns from."""
+        left = self._commit_loop.reader.ended.latest(policy_events.KEPT_JOBS)
+        jobs = sorted([*left, *self._state().jobs.values()], key=lambda job: number_of(job.job))
+        return policy_events.history(jobs, self._commit_loop.records)
+
+    def _record(self, record: Record) -> None:
+        self._observer.recorded(record)
+
+    def _ask_node(self, node: NodeId, message: ToNode) -> bool:
+        return self._node_sessions.ask(node, message)
+
+    def _denied(self, why: str, address: str) -> None:
+        self._audit.refused("key", why, peer=address)
+
+    def _state(self) -> State:
+        """Of all that is durable."""
+        return self._commit_loop.committed.state
+
+    def _needed_archives(self) -> set[str]:
+        """Those of jobs that have not ended, also of such that are not durable yet."""
+        state = self._commit_loop.reactor.state
+        return {state.jobs[name].snapshot for name in state.active}
+
+    def _cluster_info(self, who: Identity) -> Cluster:
+        return Cluster(
+            release=__version__,
+            term=self.term,
+            policy=self._settings.policy.name,
+            user=who.name,
+            role=who.role,
+            feed_port=self._settings.listen.feed,
+            log_port=self._settings.listen.followers,
+            agents_port=self._settings.listen.agents,
+            last_seq=self._feed.last_seq,
+            stalled=self._commit_loop.stalled,
+            projects=() if sees_all(who) else projects_of(who),
+            topics=topics_of(who),
+        )
+
+    def _search_info(self) -> SearchInfo:
+        policy = self._settings.policy.name
+        return replies.search_info(self._commit_loop.committed.totals, policy, self._planner)
+
+
+def _timings(settings: ControllerSettings) -> SessionTimings:
+    return SessionTimings(**msgspec.structs.asdict(settings.silence))

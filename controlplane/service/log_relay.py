@@ -1,0 +1,416 @@
+"""The log relay: output and snapshots on sockets of their own, away from orders and events.
+
+How fast output of one job is taken: who is beyond his rate waits, in his own files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from controlplane.core.history import Process
+from controlplane.core.model.job import Job
+from controlplane.core.model.node import NodePhase
+from controlplane.core.state import State
+from controlplane.journal.records import JobRecords
+from controlplane.service.api.fair_queue import (
+    RequestShares,
+    Timer,
+    WaitingRequests,
+    deadline_of,
+    failed,
+)
+from controlplane.service.job_files import JobFiles
+from controlplane.service.log_store import LogStore
+from controlplane.service.rights import NODE, permit, refuse_revoked
+from controlplane.service.uploads import SnapshotStore
+from schemas.codec import FROM_SHIPPER, READ_LOG, encode
+from schemas.errors import DeniedError, OnesError, UnavailableError
+from schemas.host.logging import Audit
+from schemas.ids import JobId, NodeId, Rank, Seconds, Version, WorkerId, node_of, worker_id
+from schemas.transport import Identity, Incoming, Socket
+from schemas.wire.feed import (
+    GetSnapshot,
+    LogChunk,
+    LogEnded,
+    LogHello,
+    LogPage,
+    LogPiece,
+    LogStored,
+    ReadLog,
+    SnapshotPiece,
+    Stream,
+)
+from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower
+
+BURST_S: Final = 16.0  # of output that a job may ship at once
+MOST_CREDIT: Final = 2 << 20  # bytes that an agent may be ahead of what is stored, for each stream
+LEAST_CREDIT: Final = 256 << 10  # the same, of a job that is beyond its rate
+REMEMBERED: Final = 1000  # streams; those that are not beyond their rate may be forgotten
+Whom = TypeVar("Whom", bound=Hashable)
+Of = tuple[str, str]  # job and stream
+
+
+@dataclass(slots=True)
+class _Stream(Generic[Whom]):
+    tokens: float  # bytes
+    at: float  # when they were counted
+    took_at: float = float("-inf")  # when something came last
+    held: dict[Whom, None] = field(default_factory=dict)  # who waits for an answer, in this order
+
+
+class LogRates(Generic[Whom]):
+    """Gives credit for output, of each job's stream no more than its rate and a burst.
+
+    What arrives is stored at once, whatever its rate: it is the answer that waits, and with it the
+    credit for more. So nothing is lost, and nobody else waits.
+
+    Args:
+        answer: says to somebody what is stored, and how many bytes he may send beyond that.
+        per_s: bytes of one job's stream each second.
+        clock: seconds that only grow.
+        later: calls back after so many seconds.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Whom, int], None],
+        per_s: Callable[[], float],
+        clock: Callable[[], float] | None = None,
+        later: Callable[[float, Callable[[], None]], Timer] | None = None,
+    ) -> None:
+        self._answer = answer
+        self._per_s = per_s
+        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._later = later or (lambda s, call: asyncio.get_running_loop().call_later(s, call))
+        self._streams: dict[Of, _Stream[Whom]] = {}
+
+    def took(self, of: Of, size: int) -> None:
+        """Output was stored.
+
+        Args:
+            size: bytes.
+        """
+        stream = self._counted(of)
+        stream.tokens -= size
+        stream.took_at = stream.at
+
+    def answer(self, of: Of, whom: Whom) -> None:
+        """Answer now, or when the job is within its rate again.
+
+        Args:
+            whom: one who waits already is answered once, in his old place.
+        """
+        stream = self._counted(of)
+        if not stream.held and stream.tokens >= 0:
+            self._answer(whom, self._credit(stream))
+            return
+        if not stream.held:
+            self._wait(of, stream)
+        stream.held[whom] = None
+
+    def quiet_s(self, of: Of) -> float:
+        """How long nothing has come."""
+        stream = self._streams.get(of)
+        return float("inf") if stream is None else self._clock() - stream.took_at
+
+    def _wait(self, of: Of, stream: _Stream[Whom]) -> None:
+        wait_s = max(LEAST_CREDIT, -stream.tokens) / self._per_s()
+        self._later(wait_s, lambda: self._turn(of, stream))
+
+    def _turn(self, of: Of, stream: _Stream[Whom]) -> None:
+        """Answer as many of those who wait as there is credit for, the longest first."""
+        self._counted(of)
+        room = stream.tokens
+        while stream.held and room >= 0:
+            whom = next(iter(stream.held))
+            del stream.held[whom]
+            self._answer(whom, self._credit(stream))
+            room -= LEAST_CREDIT
+        if stream.held:
+            self._wait(of, stream)
+
+    def _credit(self, stream: _Stream[Whom]) -> int:
+        return int(min(MOST_CREDIT, max(LEAST_CREDIT, stream.tokens)))
+
+    def _counted(self, of: Of) -> _Stream[Whom]:
+        now, per_s = self._clock(), self._per_s()
+        stream = self._streams.get(of)
+        if stream is None:
+            if len(self._streams) >= REMEMBERED:
+                self._forget()
+            stream = self._streams[of] = _Stream(BURST_S * per_s, now)
+        stream.tokens = min(BURST_S * per_s, stream.tokens + (now - stream.at) * per_s)
+        stream.at = now
+        return stream
+
+    def _forget(self) -> None:
+        """Those that have all of their burst again are as new ones."""
+        now, full = self._clock(), BURST_S * self._per_s()
+        for of, stream in list(self._streams.items()):
+            if not stream.held and stream.tokens + (now - stream.at) * self._per_s() >= full:
+                del self._streams[of]
+
+
+MAX_PAGE: Final = 1 << 20
+PAGES_PER_S: Final = 2000.0  # of one user
+PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, that cost as much as one page more
+MISSING_S: Final = 60.0  # after a job's end, output that a living node does not ship is not there
+
+
+class _Shipped(NamedTuple):
+    """A worker's stream, and where those who ship it are."""
+
+    route: bytes
+    job: JobId
+    stream: Stream
+    version: Version
+    rank: Rank
+
+
+class LogRelay:
+    """Stores what agents ship and serves it to followers, a page for each request.
+
+    A follower holds credit for exactly one page at a time, so one that stalls costs nothing.
+
+    Args:
+        shippers: ROUTER for agents: output in, archives of working directories out.
+        followers: ROUTER for clients: pages out.
+        state: the core's state now: which nodes there are.
+        now: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        shippers: Socket,
+        followers: Socket,
+        store: LogStore,
+        snapshots: SnapshotStore,
+        files: JobFiles,
+        state: Callable[[], State],
+        job: Callable[[JobId], Job],
+        records: JobRecords,
+        now: Callable[[], Seconds],
+        audit: Audit,
+        bytes_per_s: float,
+    ) -> None:
+        self._shippers = shippers
+        self._followers = followers
+        self._store = store
+        self._snapshots = snapshots
+        self._files = files
+        self._state = state
+        self._job = job
+        self._records = records
+        self._now = now
+        self._audit = audit
+        self.bytes_per_s = bytes_per_s
+        self._waiters: dict[JobId, asyncio.Future[None]] = {}
+        self._rates: LogRates[_Shipped] = LogRates(self._give_credit, lambda: self.bytes_per_s)
+        self._shares = RequestShares(self._begin, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._waiting = WaitingRequests()
+
+    def end_revoked(self) -> None:
+        """Followers whose keys are not authorised any more hear that now."""
+        self._waiting.end_revoked()
+
+    async def serve_shippers(self) -> None:
+        """Take what agents ship, for ever."""
+        async for incoming in self._shippers:
+            try:
+                self._shipped(incoming)
+            except OnesError as error:
+                self._refused(incoming, error)
+            except (ValueError, ArithmeticError) as error:  # nothing that a frame holds may end us
+                self._audit.refused("log", repr(error), peer=str(incoming.identity))
+            except OSError as error:  # a full disk: not stored, so the agent sends it again
+                self._audit.refused("log", str(error), peer=str(incoming.identity))
+
+    async def serve_followers(self) -> None:
+        """Serve pages, for ever."""
+        async for incoming in self._followers:
+            try:
+                refuse_revoked(incoming)
+                request = READ_LOG.decode(incoming.frames[-1])
+                who = incoming.identity or Identity("", "")
+                permit(who, request, self._job(request.job).owner)
+                self._shares.put(str(who), (incoming, request), len(incoming.frames[-1]))
+            except OnesError as error:
+                if not self._shares.floods(str(incoming.identity or "")):
+                    self._fail(incoming, error)
+                elif self._followers.cut(incoming):
+                    self._refused(incoming, error)
+
+    def _begin(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
+        task = asyncio.create_task(self._answer(*asked))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def _fail(self, incoming: Incoming, error: OnesError) -> None:
+        self._refused(incoming, error)
+        self._followers.send(*incoming.frames[:-1], encode(failed(error)))
+
+    def _shipped(self, incoming: Incoming) -> None:
+        if not incoming.identity or incoming.identity.role != NODE:
+            raise DeniedError(f"{incoming.identity} may not ship logs")
+        message = FROM_SHIPPER.decode(incoming.frames[-1])
+        if isinstance(message, GetSnapshot):
+            data, total = self._snapshots.piece(message.digest, message.offset)
+            piece = SnapshotPiece(
+                digest=message.digest, offset=message.offset, data=data, total=total
+            )
+            self._shippers.send(incoming.route, encode(piece))
+            return
+        if isinstance(message, FileList | FilePiece | FilesRefused):
+            self._files.receive(NodeId(incoming.identity.name), message)
+            return
+        self._job(message.job)
+        of, who = (message.job, message.stream), (message.version, message.rank)
+        shipped = _Shipped(incoming.route, *of, *who)
+        match message:
+            case LogHello():
+                pass
+            case LogChunk(offset=offset, data=data):
+                self._store.append(*of, who, offset, data)
+                self._rates.took(of, len(data))
+                self._wake(message.job)
+            case LogEnded(size=size):
+                self._store.end(*of, who, size)
+                self._wake(message.job)
+                self._give_credit(shipped, LEAST_CREDIT)  # there is nothing more to send
+                return
+        self._rates.answer(of, shipped)
+
+    def _give_credit(self, to: _Shipped, credit: int) -> None:
+        size, ended = self._store.stored(to.job, to.stream, (to.version, to.rank))
+        stored = LogStored(
+            job=to.job,
+            version=to.version,
+            rank=to.rank,
+            stream=to.stream,
+            size=size,
+            ended=ended,
+            credit=credit,
+            full=self._store.full(to.job, to.stream),
+        )
+        self._shippers.send(to.route, encode(stored))
+
+    async def _answer(self, incoming: Incoming, request: ReadLog | FromFollower) -> None:
+        who, reply = incoming.identity or Identity("", ""), b""
+        incoming = replace(incoming, frames=(*incoming.frames[:-1], b""))  # it may wait for long
+        try:
+            if isinstance(request, ReadLog):
+                wait_s = request.wait_s
+                with self._shares.waits(str(who), wait_s), self._waiting.held(incoming, wait_s):
+                    reply = encode(await self._awaited(request))
+            else:
+                reply = encode(await self._files.reply(request, who))
+            refuse_revoked(incoming)  # it may have waited
+        except OnesError as error:
+            self._fail(incoming, error)
+        except OSError as error:
+            self._fail(incoming, UnavailableError(f"its output cannot be read: {error.strerror}"))
+        else:
+            self._followers.send(*incoming.frames[:-1], reply)
+        finally:
+            self._shares.ended(str(who), len(reply))
+
+    async def _awaited(self, request: ReadLog) -> LogPage:
+        """The page, when there is something on it or the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = deadline_of(request.wait_s)
+        while True:
+            waiter = self._waiter(request.job)
+            page = self._page(request)
+            left = deadline - loop.time()
+            if page.pieces or page.ended or left <= 0:
+                return page
+            await asyncio.wait([waiter], timeout=min(left, 1.0))
+
+    def _page(self, request: ReadLog) -> LogPage:
+        job = self._job(request.job)
+        started = self._records.processes(job.job)
+        ordered = {
+            worker.worker: Process(node_of(worker.slot), heard=worker.pid is not None)
+            for worker in job.workers.values()
+            if worker.worker not in started
+        }
+        processes = started | ordered
+        missing, final = self._missing(job, request, processes, ordered.keys())
+        pieces, cursor = self._store.read(
+            request.job,
+            request.stream,
+            request.rank,
+            request.cursor,
+            max(1, min(request.max_bytes, MAX_PAGE)),
+            since=request.since,
+        )
+        return LogPage(
+            job=request.job,
+            pieces=tuple(_at_its_node(job.job, piece, processes) for piece in pieces),
+            cursor=cursor,
+            ended=final and not pieces,
+            missing=missing if job.ended else (),
+        )
+
+    def _missing(
+        self,
+        job: Job,
+        request: ReadLog,
+        processes: Mapping[WorkerId, Process],
+        ordered: Container[WorkerId],
+    ) -> tuple[tuple[str, ...], bool]:
+        """Workers whose output is not complete yet, and whether nothing more can be expected.
+
+        Those of all ranks are waited for; named are those of the rank that was asked for.
+        """
+        missing, final = [], job.ended
+        late = job.ended and self._now() - job.accounting.since > MISSING_S
+        late = (
+            late and self._rates.quiet_s((job.job, request.stream)) > MISSING_S
+        )  # it may wait for long
+        for name, (node, heard) in processes.items():
+            version, rank = name.removeprefix(f"{job.job}.v").split(".r")
+            if self._store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
+                continue
+            host = self._state().nodes.get(node)
+            gone = host is None or host.phase is NodePhase.LOST
+            lost = gone or late or not (heard or name in ordered)
+            if request.rank in (None, int(rank)) and (lost or heard):
+                what = ", which is lost" if gone else "" if heard else ", if it ran there"
+                missing.append(f"{name} on {node}{what}")
+            final = final and lost
+        return tuple(missing), final
+
+    def _waiter(self, job: JobId) -> asyncio.Future[None]:
+        waiter = self._waiters.get(job)
+        if waiter is None or waiter.done():
+            waiter = self._waiters[job] = asyncio.get_running_loop().create_future()
+        return waiter
+
+    def _wake(self, job: JobId) -> None:
+        waiter = self._waiters.pop(job, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def job_changed(self, job: JobId) -> None:
+        """Wake followers of a job whose state changed.
+
+        Args:
+            job: nothing happens if nobody waits for it.
+        """
+        self._wake(job)
+
+    def _refused(self, incoming: Incoming, error: OnesError) -> None:
+        self._audit.refused("log message", str(error), peer=str(incoming.identity))
+
+
+def _at_its_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:
+    process = processes.get(worker_id(job, piece.version, piece.rank))
+    return piece if process is None else msgspec.structs.replace(piece, node=process.node)

@@ -1,1 +1,0 @@
-"""Output of workers: taken from agents, kept in files, served to followers."""

@@ -1,0 +1,291 @@
+"""What Prometheus reads: the cluster in numbers.
+
+HTTP for Prometheus: GET /metrics, and nobody who is slow or idle keeps others from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import h11
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
+from prometheus_client import Counter as Count
+from prometheus_client.exposition import choose_encoder
+
+from controlplane.core.model.job_phases import Phase
+from controlplane.core.model.node import NodePhase
+from controlplane.core.reactor import Reactor
+from schemas.errors import SettingsError
+from schemas.jobs import STATES
+from schemas.wire.client import SearchInfo
+
+EVERY_S: Final = 1.0
+PROMISES: Final = ("open", "kept", "broken")
+
+
+class Metrics:
+    """The cluster in numbers; written about once a second."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry = self.registry = CollectorRegistry()
+
+        def gauge(name: str, what: str, *labels: str) -> Gauge:
+            return Gauge(name, what, labels, registry=registry)
+
+        def count(name: str, what: str) -> Count:
+            return Count(name, what, registry=registry)
+
+        self._jobs = gauge("ones_jobs", "Jobs by state.", "state")
+        self._promises = gauge("ones_promises", "Promised ends of jobs by outcome.", "outcome")
+        self._slots = gauge("ones_slots", "Slots of nodes that are up.")
+        self._busy = gauge("ones_slots_busy", "Slots with a process.")
+        self._nodes = gauge("ones_nodes", "Nodes by state.", "state")
+        self._up = gauge("ones_search_up", "1 while the policy answers.")
+        self._best = gauge("ones_search_best_fitness", "Fitness of the best candidate.")
+        self._mean = gauge("ones_search_mean_fitness", "Mean fitness of the population.")
+        self._present = gauge("ones_search_incumbent_fitness", "Fitness of the plan in force.")
+        self._diversity = gauge(
+            "ones_search_diversity", "Mean share of jobs in which two candidates differ, 0 to 1."
+        )
+        self._decision = gauge("ones_decision_seconds", "How long the last answer took.")
+        self._predicted = gauge(
+            "ones_gain_predicted_ratio", "Predicted speed-up of re-scales, geometric mean."
+        )
+        self._realised = gauge("ones_gain_realised_ratio", "The same, as measured afterwards.")
+        self._gain_error = gauge(
+            "ones_gain_error_ratio", "Factor by which realised speed-ups were off, geometric mean."
+        )
+        self._length_error = gauge(
+            "ones_length_error_ratio", "Error of predicted work over what was left, median."
+        )
+        self._length_coverage = gauge(
+            "ones_length_coverage_ratio", "Share of jobs' work within the interval.", "interval"
+        )
+        self._stalled = gauge("ones_journal_stalled", "Whether the journal has no room.")
+        self._generations = count("ones_search_generations", "Generations evolved.")
+        self._restarts = count("ones_search_restarts", "Times that the search began anew.")
+        self._plans = count("ones_plans", "Plans that changed something.")
+        self._rescales = count("ones_rescales", "Changes of membership of jobs.")
+        self._batches = count("ones_batch_changes", "Changes of batch alone.")
+        self._told: dict[str, int] = {}
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """All numbers as text.
+
+        Args:
+            accept: header of a request: which formats its sender reads.
+
+        Returns:
+            The text and its content type.
+        """
+        encode, kind = choose_encoder(accept)
+        return encode(self.registry), kind
+
+    async def keep(
+        self,
+        core: Callable[[], Reactor],
+        search: Callable[[], SearchInfo],
+        stalled: Callable[[], bool],
+    ) -> None:
+        """Write the numbers about once a second, for ever.
+
+        Args:
+            search: how the scheduler stands now.
+            stalled: whether nothing becomes durable.
+        """
+        while True:
+            self.write(core(), search())
+            self._stalled.set(stalled())
+            await asyncio.sleep(EVERY_S)
+
+    def write(self, core: Reactor, search: SearchInfo) -> None:
+        """Take the numbers of now.
+
+        Args:
+            search: how the scheduler stands; a count below that of the last time began anew.
+        """
+        state, totals = core.state, core.totals
+        living = state.living_counts
+        for name in STATES:
+            count = living.phases[Phase(name)] + totals.ended.get(name, 0)
+            self._jobs.labels(name).set(count)
+        promises = {
+            "open": len(living.promised),
+            "kept": totals.promises_kept,
+            "broken": totals.promises_broken,
+        }
+        for outcome in PROMISES:
+            self._promises.labels(outcome).set(promises[outcome])
+        phases = Counter(node.phase for node in state.nodes.values())
+        for phase in NodePhase:
+            self._nodes.labels(phase.value).set(phases[phase])
+        up = [node for node in state.nodes.values() if node.phase is NodePhase.UP]
+        self._slots.set(sum(len(node.spec.slots) for node in up))
+        self._busy.set(len(state.slot_index.owners()))
+        self._up.set(search.running)
+        self._best.set(search.best_fitness)
+        self._mean.set(search.mean_fitness)
+        self._present.set(search.incumbent_fitness)
+        self._diversity.set(search.diversity)
+        self._decision.set(search.decision_ms / 1000.0)
+        self._predicted.set(_or_nan(search.predicted_gain))
+        self._realised.set(_or_nan(search.realised_gain))
+        self._gain_error.set(_or_nan(search.gain_error))
+        self._length_error.set(_or_nan(search.length_error))
+        self._length_coverage.labels("80").set(_or_nan(search.length_coverage_80))
+        self._length_coverage.labels("90").set(_or_nan(search.length_coverage_90))
+        for counter, name in (
+            (self._generations, "generations"),
+            (self._restarts, "restarts"),
+            (self._plans, "plans"),
+            (self._rescales, "rescales"),
+            (self._batches, "batch_changes"),
+        ):
+            value = int(getattr(search, name))
+            before = self._told.get(name, 0)
+            counter.inc(value - before if value >= before else value)
+            self._told[name] = value
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+MAX_CONNECTIONS: Final = 64
+MAX_HEADER: Final = 16 << 10  # bytes of a request: its line and headers
+REQUEST_S: Final = 5.0  # from its connection until a request has come
+REPLY_S: Final = 10.0  # until a reply has gone
+PAGE_S: Final = 0.5  # for so long a page is handed out again
+CHUNK: Final = 4096
+Render = Callable[[str], tuple[bytes, str]]  # of an Accept header, the page and its type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Visitor:
+    host: str
+    writer: asyncio.StreamWriter
+
+
+class MetricsServer:
+    """Answers one request of each connection, and closes it.
+
+    When there are as many as may be, the one that came first of those hosts gives way that have
+    the most.
+    """
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._pages: dict[str, tuple[float, bytes, str]] = {}
+        self._visitors: dict[_Visitor, None] = {}  # in order of their arrival
+        self._answering: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def served(self, host: str, port: int) -> AsyncIterator[None]:
+        """Answer meanwhile.
+
+        Args:
+            port: 0 is none.
+
+        Raises:
+            SettingsError: if the port cannot be had.
+        """
+        if not port:
+            yield
+            return
+        try:
+            server = await asyncio.start_server(self._arrived, host, port, limit=CHUNK)
+        except OSError as error:
+            what = f"listen.metrics: {host}:{port}: {error.strerror}"
+            raise SettingsError(what, "choose another port, or 0 for none", "metrics") from None
+        try:
+            yield
+        finally:
+            server.close()
+            for visitor in list(self._visitors):
+                visitor.writer.transport.abort()
+            for task in self._answering:
+                task.cancel()
+            await asyncio.gather(*self._answering, return_exceptions=True)
+
+    def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername") or ("",)
+        visitor = _Visitor(str(peer[0]), writer)
+        self._visitors[visitor] = None
+        if len(self._visitors) > MAX_CONNECTIONS:
+            hosts = Counter(each.host for each in self._visitors)
+            most = max(hosts.values())
+            first = next(each for each in self._visitors if hosts[each.host] == most)
+            del self._visitors[first]
+            first.writer.transport.abort()
+        task = asyncio.create_task(self._answer(reader, visitor))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, reader: asyncio.StreamReader, visitor: _Visitor) -> None:
+        writer = visitor.writer
+        writer.transport.set_write_buffer_limits(high=0)  # drained is sent
+        talk = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                request = await _request(talk, reader)
+            if request is not None:
+                async with asyncio.timeout(REPLY_S):
+                    await self._reply(talk, writer, request)
+        except (OSError, TimeoutError):
+            writer.transport.abort()
+        finally:
+            self._visitors.pop(visitor, None)
+            writer.close()
+
+    async def _reply(
+        self, talk: h11.Connection, writer: asyncio.StreamWriter, request: h11.Request | int
+    ) -> None:
+        kind, page = "text/plain; charset=utf-8", b""
+        if not isinstance(request, h11.Request):
+            status = request
+        elif request.target.partition(b"?")[0] != b"/metrics":
+            status, page = HTTPStatus.NOT_FOUND, b"/metrics is here\n"
+        elif request.method not in {b"GET", b"HEAD"}:
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+        else:
+            status = HTTPStatus.OK
+            accept = b",".join(value for name, value in request.headers if name == b"accept")
+            page, kind = self._page(accept.decode("latin-1"))
+        headers = {"Content-Type": kind, "Content-Length": str(len(page)), "Connection": "close"}
+        fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+        head = h11.Response(status_code=int(status), headers=fields)
+        for event in (head, h11.Data(data=page), h11.EndOfMessage()):
+            writer.write(talk.send(event) or b"")
+        await writer.drain()
+
+    def _page(self, accept: str) -> tuple[bytes, str]:
+        kept = self._pages.get(accept)
+        now = time.monotonic()
+        if kept is None or now - kept[0] > PAGE_S:
+            if len(self._pages) > MAX_CONNECTIONS:
+                self._pages.clear()
+            kept = self._pages[accept] = (now, *self._render(accept))
+        return kept[1:]
+
+
+async def _request(talk: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | int | None:
+    """What is asked; or the status that is all there is to say; None: nothing is."""
+    try:
+        while True:
+            event = talk.next_event()
+            if isinstance(event, h11.Request):
+                return event
+            if event is not h11.NEED_DATA:
+                return None
+            talk.receive_data(await reader.read(CHUNK))
+    except h11.RemoteProtocolError as error:
+        return error.error_status_hint

@@ -1,0 +1,383 @@
+"""Archives of working directories, by the sha256 of their bytes.
+
+Whose archives are whose: what each user sent, and what of it goes where it is too much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from schemas.errors import BadFieldError, TooLargeError, UnavailableError
+from schemas.host.archives import UNREADABLE, USUAL, ArchiveBounds, inspect
+from schemas.host.files import FileSeen
+
+
+class ArchiveSenders:
+    """A folder for each user, with an empty file for each archive that he sent all of.
+
+    Args:
+        folder: of these; it need not be there.
+        archives: the folder of the archives themselves.
+    """
+
+    def __init__(self, folder: Path, archives: Path) -> None:
+        self._folder = folder
+        self._archives = archives
+
+    def sent(self, who: str, digest: str) -> bool:
+        """Whether somebody sent an archive himself."""
+        return (self._of(who) / digest).is_file()
+
+    def note(self, who: str, digest: str) -> None:
+        """Somebody sent an archive.
+
+        Raises:
+            OSError: if the disk does not take it.
+        """
+        self._of(who).mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._of(who) / digest).touch(mode=0o600)
+
+    def archives_of(self, who: str) -> list[FileSeen]:
+        """What a user sent and is still here; when it was asked for last."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for mark in self._of(who).iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    status = (self._archives / mark.name).stat()
+                    found.append(FileSeen(mark.name, status.st_size, status.st_mtime))
+        return found
+
+    def drop(self, who: str, digest: str) -> None:
+        """An archive is a user's no more, and goes if it is nobody else's.
+
+        Raises:
+            OSError: if it cannot be deleted.
+        """
+        (self._of(who) / digest).unlink(missing_ok=True)
+        if not any(self._folder.glob(f"*/{digest}")):
+            (self._archives / digest).unlink(missing_ok=True)
+
+    def forget(self, digest: str) -> None:
+        """An archive is gone.
+
+        Raises:
+            OSError: if a mark of it cannot be deleted.
+        """
+        for mark in self._folder.glob(f"*/{digest}"):
+            mark.unlink(missing_ok=True)
+
+    def all(self) -> dict[str, set[str]]:
+        """The senders of each archive, without their names."""
+        found = defaultdict[str, set[str]](set)
+        for mark in self._folder.glob("*/*"):
+            found[mark.name].add(mark.parent.name)
+        return found
+
+    def _of(self, who: str) -> Path:
+        return self._folder / folder_of(who)
+
+
+def folder_of(who: str) -> str:
+    """A name for files of a user."""
+    return hashlib.sha256(who.encode()).hexdigest()[:16]
+
+
+def make_room(
+    archives: Iterable[FileSeen], most: int, *, stay: Collection[str], before: float
+) -> tuple[list[FileSeen], int]:
+    """Which archives of a user go: those that no job needs, the oldest first.
+
+    Args:
+        most: bytes that they may have then.
+        stay: names of those that some job needs.
+        before: what was asked for since stays, seconds since the epoch.
+
+    Returns:
+        Those that go, and how many bytes are left then.
+    """
+    ordered = sorted(archives, key=lambda file: (file.at, file.name))
+    left = sum(file.size for file in ordered)
+    going = []
+    for file in ordered:
+        if left > most and file.name not in stay and file.at <= before:
+            going.append(file)
+            left -= file.size
+    return going, left
+
+
+def beyond_share(
+    archives: Iterable[FileSeen], most: int, senders: Mapping[str, Collection[str]]
+) -> list[FileSeen]:
+    """Which archives of all users go: the oldest of whoever has the most, again and again.
+
+    Args:
+        archives: that may go.
+        most: bytes that they may have together.
+        senders: of each, by its name; those of nobody count as one more user's.
+
+    Returns:
+        Those that go.
+    """
+    ordered = sorted(archives, key=lambda file: (file.at, file.name))
+    left = sum(file.size for file in ordered)
+    theirs = defaultdict[str, dict[str, FileSeen]](dict)  # the oldest first
+    sizes = Counter[str]()
+    for file in ordered:
+        for who in senders.get(file.name) or ("",):
+            theirs[who][file.name] = file
+            sizes[who] += file.size
+    going = []
+    while left > most:
+        most_of_all = max(theirs, key=lambda who: (sizes[who], bool(theirs[who])))
+        file = next(iter(theirs[most_of_all].values()))
+        for who in senders.get(file.name) or ("",):
+            del theirs[who][file.name]
+            sizes[who] -= file.size
+        going.append(file)
+        left -= file.size
+    return going
+
+
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+PIECE_BYTES: Final = 1 << 20
+SENDERS: Final = "snapshot-senders"  # beside the folder of archives
+IDLE_S: Final = 60.0  # an upload that stands still for so long gives way to another of its user
+REMEMBERED: Final = 10_000  # archives that were found in order
+
+
+class SnapshotStore:
+    """A folder of archives; a name there is only taken when its content proved right.
+
+    Args:
+        folder: where they are; it is made if there is none, and left-over parts are deleted.
+        user_bytes: of one user's archives together.
+    """
+
+    needed: Callable[[], Collection[str]] = frozenset  # those of jobs that have not ended
+
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        bounds: ArchiveBounds = USUAL,
+        upload_bytes: int = 2 << 30,
+        user_bytes: int = 8 << 30,
+    ) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder
+        self.senders = ArchiveSenders(folder.with_name(SENDERS), folder)
+        self.max_bytes = max_bytes
+        self.bounds = bounds
+        self.upload_bytes = upload_bytes
+        self.user_bytes = user_bytes
+        self._counting = threading.Lock()  # what a user has, and what comes to it
+        self._parts = defaultdict[str, dict[Path, int]](dict)  # bytes of each, by user
+        self._inspected: dict[str, ArchiveBounds] = {}  # found in order, and by which bounds
+        self._finishing: dict[Path, asyncio.Future[None]] = {}  # parts that are being hashed
+        for left_over in folder.glob("*.part"):
+            left_over.unlink()
+
+    def is_of(self, who: str, digest: str) -> bool:
+        """Whether the whole archive is here, and somebody sent all of it himself.
+
+        Args:
+            digest: sha256 of the archive, hexadecimal; False for anything else.
+        """
+        return self.has(digest) and self.senders.sent(who, digest)
+
+    def has(self, digest: str) -> bool:
+        """Whether the whole archive is here; one that is asked for is as good as new.
+
+        Args:
+            digest: sha256 of the archive, hexadecimal; False for anything else.
+        """
+        if not DIGEST.fullmatch(digest):
+            return False
+        try:
+            os.utime(self.folder / digest)
+        except OSError:
+            return (self.folder / digest).is_file()
+        return True
+
+    async def inspect(self, digest: str) -> None:
+        """Refuse an archive that no node would unpack; once for each, in a thread.
+
+        Raises:
+            TooLargeError: if it comes to more than its bounds.
+            BadFieldError: if it cannot be unpacked at all.
+        """
+        if self._inspected.get(digest) == self.bounds:
+            return
+        bounds = self.bounds
+        await asyncio.to_thread(_inspect, self.folder / digest, bounds)
+        if len(self._inspected) >= REMEMBERED:
+            self._inspected.clear()
+        self._inspected[digest] = bounds
+
+    def forget(self, name: str) -> None:
+        """Delete an archive, or a part of one.
+
+        Args:
+            name: of its file; nothing happens if it is not there.
+
+        Raises:
+            OSError: if it cannot be deleted.
+        """
+        (self.folder / name).unlink(missing_ok=True)
+        self.senders.forget(name)
+        for parts in self._parts.values():
+            parts.pop(self.folder / name, None)
+
+    async def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
+        """Store a piece; the whole is held against its digest in a thread.
+
+        Args:
+            who: whose piece it is; two who send the same archive do not disturb each other, and do
+                not hear of each other's: who names a digest need not have the archive.
+            digest: sha256 of the whole archive, hexadecimal.
+            offset: of `data`, bytes; 0 begins anew.
+            total: size of the archive, bytes.
+
+        Returns:
+            How many bytes are here; `total` when the archive is complete.
+
+        Raises:
+            BadFieldError: if the digest is none, or the whole does not have it.
+            TooLargeError: if it is larger than this cluster takes, or this user may have.
+            UnavailableError: if the disk does not take it.
+        """
+        if not DIGEST.fullmatch(digest):
+            raise BadFieldError("digest is no sha256", "give 64 hexadecimal digits", "digest")
+        if total > self.max_bytes:
+            what = f"the working directory packs to {total} bytes, the bound is {self.max_bytes}"
+            raise TooLargeError(what, "leave data out of it (.onesignore)", "total")
+        if self.is_of(who, digest):
+            return total
+        part = self.folder / f"{digest}.{folder_of(who)}.part"
+        if offset == 0:
+            await asyncio.to_thread(self._count, who, total, self.needed())
+        if (finishing := self._finishing.get(part)) is not None:  # the last piece was repeated
+            await asyncio.shield(finishing)
+            return total
+        have = part.stat().st_size if part.exists() else 0
+        if offset == 0:
+            have = 0
+        if offset != have or have + len(data) > total:
+            return have
+        self._make_room(who, part, have, total if offset == 0 else have + len(data))
+        try:
+            with part.open("ab" if have else "wb") as file:
+                file.write(data)
+        except OSError as error:
+            raise UnavailableError(f"snapshot: {error.strerror}", "free space, try again") from None
+        have += len(data)
+        self._parts[who][part] = have
+        if have == total:
+            finishing = self._finishing[part] = asyncio.ensure_future(
+                asyncio.to_thread(self._finish, part, digest, who, self.needed())
+            )
+            finishing.add_done_callback(lambda _: self._finished(who, part))
+            await asyncio.shield(finishing)
+        return have
+
+    def _finished(self, who: str, part: Path) -> None:
+        del self._finishing[part]
+        self._parts[who].pop(part, None)
+        if not self._parts[who]:
+            del self._parts[who]
+
+    def _make_room(self, who: str, part: Path, have: int, wanted: int) -> None:
+        """A user's parts stay within their bound: those that nobody goes on with give way."""
+        others = {path: size for path, size in self._parts[who].items() if path != part}
+        left = sum(others.values())
+        for path, size in others.items():  # the one that was begun first
+            if left + wanted <= self.upload_bytes:
+                break
+            if path not in self._finishing and time.time() - _changed_at(path) > IDLE_S:
+                path.unlink(missing_ok=True)
+                del self._parts[who][path]
+                left -= size
+        if left + wanted > self.upload_bytes:
+            what = f"your unfinished uploads take {left + have} bytes, with this one more than "
+            hint = "let the others end, or wait a minute"
+            raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
+
+    def _count(self, who: str, size: int, needed: Collection[str]) -> None:
+        """Have room for one more of a user's archives; his that no job needs give way."""
+        mine = self.senders.archives_of(who)
+        before = time.time() - IDLE_S  # what was just sent may be submitted any moment
+        going, left = make_room(mine, self.user_bytes - size, stay=needed, before=before)
+        if left + size > self.user_bytes:
+            what = f"your working directories of live jobs and of the last minute take {left} bytes"
+            hint = "let jobs end, leave data out of it (.onesignore), or have limits.archive_bytes "
+            raise TooLargeError(
+                f"{what}, with this one more than {self.user_bytes}",
+                f"{hint}raised",
+                "limits.archive_bytes",
+            )
+        for file in going:
+            self.senders.drop(who, file.name)
+
+    def _finish(self, part: Path, digest: str, who: str, needed: Collection[str]) -> None:
+        try:
+            with part.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+                size = os.fstat(file.fileno()).st_size
+            if found != digest:
+                part.unlink()
+                what = "the archive does not have its digest"
+                raise BadFieldError(what, "send it again", "digest")
+            with self._counting:
+                try:
+                    self._count(who, size, needed)
+                except TooLargeError:
+                    part.unlink()
+                    raise
+                part.rename(self.folder / digest)
+                self.senders.note(who, digest)
+        except OSError as error:
+            raise UnavailableError(f"snapshot: {error.strerror}", "send it again") from None
+
+    def piece(self, digest: str, offset: int) -> tuple[bytes, int]:
+        """A piece of an archive.
+
+        Args:
+            offset: where the piece begins, bytes.
+
+        Returns:
+            At most 1 MiB from there on, and the archive's size; -1 when it is not here.
+        """
+        if not self.has(digest) or offset < 0:
+            return b"", -1
+        with (self.folder / digest).open("rb") as file:
+            file.seek(offset)
+            return file.read(PIECE_BYTES), os.fstat(file.fileno()).st_size
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _inspect(path: Path, bounds: ArchiveBounds) -> None:
+    try:
+        with path.open("rb") as file:
+            inspect(file, bounds)
+    except FileNotFoundError:
+        return  # it went as it was asked for: nodes will say so
+    except UNREADABLE as error:
+        what = f"snapshot: its archive cannot be unpacked: {error}"
+        raise BadFieldError(what, "pack a tar file of files and folders", "snapshot") from None

@@ -1,0 +1,326 @@
+"""How small the average completion time of a trace could be, whatever the policy.
+
+How long a job takes with the cluster to itself, as its user submitted it.
+
+A lower bound of the average completion time, whatever the policy.
+
+How little a job can take: its least slot seconds, and its least time, on any schedule.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.models.job_model import JobModel, Throughput, TrainingModel, packed
+from controlplane.sim.results import TraceJob
+
+FloatArray = NDArray[np.float64]
+
+
+def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity: float) -> float:
+    """No schedule has a smaller average completion time (end minus release).
+
+    The largest of three bounds, each of which relaxes something else. A job is fluid: at any
+    moment it progresses at any rate up to `most`, and all rates together stay within `capacity`.
+
+    - Shortest remaining processing time first on one machine as fast as the cluster, which is
+      optimal there (Schrage 1968). It ignores `most`.
+    - Every job alone: work / most.
+    - Mean busy times. A job that progresses at most at rate m ends at least work / (2 m) after
+      the mean moment of its work, and the sum of these mean moments is smallest if the least
+      work goes first, pre-emptively (Goemans 1997, LP in mean busy times).
+
+    Shortest-first under the limits `most` itself is no lower bound: on 4 slots, jobs of
+    (work 4, most 4) and (work 4.4, most 1) take 6.4 s in all with the shorter one first, but 5.7 s
+    if the longer one keeps its one slot from the start.
+
+    Args:
+        release: shape (J,), seconds.
+        work: shape (J,), slot seconds at the best efficiency the job can have; 0 or more.
+        most: shape (J,), slots whose worth of speed the job can use at most; above 0, may be
+            infinite.
+        capacity: slots of the cluster; above 0.
+
+    Returns:
+        Seconds; 0 without jobs.
+
+    Raises:
+        ValueError: if shapes differ or a value is out of its range.
+    """
+    _check(release, work, most, capacity)
+    if not len(work):
+        return 0.0
+    flow = least_flow(
+        release.tolist(), work.tolist(), np.minimum(most, capacity).tolist(), float(capacity)
+    )
+    return flow / len(work)
+
+
+def least_flow(
+    release: Sequence[float], work: Sequence[float], fastest: Sequence[float], capacity: float
+) -> float:
+    """The bound of `fluid_srpt` on the sum of completion times, unchecked and for few jobs fast.
+
+    Args:
+        release: seconds.
+        work: slot seconds.
+        fastest: slots, at most `capacity`.
+    """
+    size = [area / capacity for area in work]
+    ends, _ = _one_machine(release, size, shortest=True)
+    _, busy = _one_machine(release, size, shortest=False)
+    alone = [area / fast for area, fast in zip(work, fastest, strict=True)]
+    released = sum(release)
+    return max(sum(ends) - released, sum(alone), sum(busy) + sum(alone) / 2.0 - released)
+
+
+def _check(release: FloatArray, work: FloatArray, most: FloatArray, capacity: float) -> None:
+    if not release.shape == work.shape == most.shape == (len(release),):
+        raise ValueError(f"shapes differ: {release.shape}, {work.shape}, {most.shape}")
+    if not (np.isfinite(release).all() and np.isfinite(work).all() and (work >= 0.0).all()):
+        raise ValueError("release and work must be finite, and work not negative")
+    if not ((most > 0.0).all() and 0.0 < capacity < np.inf):
+        raise ValueError("most and capacity must be above 0")
+
+
+def _one_machine(
+    release: Sequence[float], size: Sequence[float], *, shortest: bool
+) -> tuple[list[float], list[float]]:
+    """Run jobs one at a time on a machine of speed 1, pre-emptively.
+
+    Args:
+        release: seconds.
+        size: seconds.
+        shortest: first the job with the least remaining work; else with the least work of all.
+
+    Returns:
+        When each job ends, and the mean moment of its work.
+    """
+    order = sorted(range(len(release)), key=release.__getitem__)
+    left, ends, busy = list(size), list(release), [0.0] * len(size)
+    waiting: list[tuple[float, int]] = []
+    now, arrived = -math.inf, 0
+    while waiting or arrived < len(order):
+        if not waiting:
+            now = max(now, release[order[arrived]])
+        while arrived < len(order) and release[order[arrived]] <= now:
+            job = order[arrived]
+            heapq.heappush(waiting, (size[job], job))
+            arrived += 1
+        _, job = heapq.heappop(waiting)
+        end = now + left[job]
+        until = min(end, release[order[arrived]]) if arrived < len(order) else end
+        share = (until - now) / size[job] if size[job] else 1.0
+        busy[job] += share * (now + until) / 2.0
+        if until < end:
+            left[job] -= until - now
+            heapq.heappush(waiting, (left[job] if shortest else size[job], job))
+        else:
+            ends[job] = end
+        now = until
+    return ends, busy
+
+
+ONE_BY_ONE: Final = 8  # sizes up to this, then whole nodes
+PER_DOUBLING: Final = 3  # batches
+BETWEEN: Final = 0.95  # what lies between the sizes and batches that were tried may be better
+LEAST_S: Final = 1e-9  # of a job's time
+TINIEST: Final = 1e-300  # divisor where nothing goes on
+
+
+@dataclass(frozen=True, slots=True)
+class MinCost:
+    """Both are reached by schedules that differ: a bound, not a plan."""
+
+    slot_s: float  # least slots times seconds
+    least_s: float  # least seconds
+
+
+def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> MinCost:
+    """The best size and batch for every epoch, less a few percent for those between.
+
+    What a sample is worth depends on batch and epoch, how fast samples go on size and batch: the
+    two are asked for apart.
+
+    Args:
+        job_model: of a job that may choose its batch.
+        fixed_batch: that policies of fixed batch give it, if it is above the largest it may choose;
+            else 0.
+    """
+    spec = job_model.spec
+    most = min(max(spec.slots[1], fixed_batch and slots), slots)
+    sizes = [*range(1, min(ONE_BY_ONE, most) + 1), *range(ONE_BY_ONE + widest, most + 1, widest)]
+    batches = _batches(spec.batch_size, max(spec.batch_limit, fixed_batch), fixed_batch)
+    speed = _speeds(job_model, sizes, batches, widest)
+    efficiency = _efficiencies(job_model, sizes, batches, speed, widest)
+    ends = np.array([0.0, *(job_model.epoch_ends_at(epoch) for epoch in range(job_model.epochs))])
+    rate = (speed[:, :, None] * efficiency[None, :, :]).max(axis=1)  # (size, epoch)
+    if not (rate.max(axis=0) > 0.0).all():
+        return MinCost(0.0, LEAST_S)
+    seconds = np.diff(ends) / np.maximum(rate, TINIEST)
+    least_slot_s = (seconds * np.array(sizes)[:, None]).min(axis=0).sum()
+    least_s = seconds.min(axis=0).sum()
+    return MinCost(float(least_slot_s) * BETWEEN, max(float(least_s) * BETWEEN, LEAST_S))
+
+
+def _speeds(
+    job_model: JobModel, sizes: Sequence[int], batches: Sequence[int], widest: int
+) -> FloatArray:
+    """Samples per second in the first epoch, shape (sizes, batches); 0 where it cannot run."""
+    speed = np.zeros((len(sizes), len(batches)))
+    for column, batch in enumerate(batches):
+        for row, size in enumerate(sizes):
+            known = known_throughput(job_model, size, batch, 0, widest) if size <= batch else None
+            if known is not None:
+                speed[row, column] = known.samples_per_s
+    return speed
+
+
+def _efficiencies(
+    job_model: JobModel,
+    sizes: Sequence[int],
+    batches: Sequence[int],
+    speed: FloatArray,
+    widest: int,
+) -> FloatArray:
+    """Progress per sample, shape (batches, epochs), as the smallest size has it that can run."""
+    found = np.zeros((len(batches), job_model.epochs))
+    for column, batch in enumerate(batches):
+        fits = next((size for row, size in enumerate(sizes) if speed[row, column] > 0.0), None)
+        for epoch in range(job_model.epochs if fits is not None else 0):
+            known = known_throughput(job_model, fits or 1, batch, epoch, widest)
+            found[column, epoch] = known.progress_per_s / known.samples_per_s if known else 0.0
+    return found
+
+
+def _batches(first: int, most: int, fixed: int) -> list[int]:
+    steps = int(np.ceil(np.log2(max(most / first, 1.0)) * PER_DOUBLING))
+    between = {min(most, round(first * 2.0 ** (step / PER_DOUBLING))) for step in range(steps + 1)}
+    return sorted(between | {most} | ({fixed} if fixed else set()))
+
+
+def known_throughput(
+    job_model: JobModel, size: int, batch: int, epoch: int, widest: int
+) -> Throughput | None:
+    """Of a group on as few nodes as possible; None: it cannot run.
+
+    Args:
+        batch: global, samples per step.
+    """
+    try:
+        throughput = job_model.throughput(packed(size, widest), batch, epoch)
+    except TraceError:
+        return None  # nothing like it was measured
+    return throughput if throughput.samples_per_s > 0.0 else None
+
+
+def lower_bound_s(
+    jobs: Sequence[TraceJob],
+    model: TrainingModel,
+    *,
+    slots: int,
+    widest: int,
+    fastest: float,
+    seed: int,
+) -> float | None:
+    """No schedule of these jobs on these slots has a smaller average completion time.
+
+    Args:
+        jobs: that are counted; the others enter as if they needed nothing.
+        fastest: speed of its fastest GPU, relative to the one that the model describes.
+        seed: of everything that differs from job to job.
+
+    Returns:
+        Seconds; None if there are no jobs, or some crash or are cancelled.
+    """
+    if not jobs or any(
+        job.crashes_at is not None or job.cancelled_after_s is not None for job in jobs
+    ):
+        return None
+    costs = _min_costs(jobs, model, slots=slots, widest=widest, seed=seed)
+    return fluid_srpt(
+        np.array([float(job.at) for job in jobs]),
+        np.array([cost.slot_s for cost in costs]) / fastest,
+        np.array([cost.slot_s / cost.least_s for cost in costs]),
+        float(slots),
+    )
+
+
+def _min_costs(
+    jobs: Sequence[TraceJob], model: TrainingModel, *, slots: int, widest: int, seed: int
+) -> list[MinCost]:
+    """The least that each job can cost, worked out once for those that are alike."""
+    known: dict[tuple[str, int, int, int, float], MinCost] = {}
+    batches: dict[tuple[str, int, int], int] = {}
+    costs = []
+    for job in jobs:
+        job_model = model.job_model(job, "elastic", seed=seed)
+        tuned = (job.workload, job.slots, job.batch)
+        if tuned not in batches:
+            batches[tuned] = model.job_model(job, "fixed", seed=seed).spec.batch_size
+        # A batch that is not above the limit lies between those that are tried.
+        beyond = batches[tuned] > job_model.spec.batch_limit
+        fixed = batches[tuned] if beyond else 0
+        alone = known_throughput(job_model, 1, job_model.spec.batch_size, 0, widest)
+        speed = alone.samples_per_s if alone else 0.0
+        key = (job.workload, job_model.epochs, job_model.epoch_samples, fixed, speed)
+        if key not in known:
+            known[key] = min_cost(job_model, fixed, slots, widest)
+        costs.append(known[key])
+    return costs
+
+
+def times_alone(
+    jobs: Sequence[TraceJob],
+    model: TrainingModel,
+    *,
+    widest: int,
+    speed: float,
+    first_stall_s: float | None,
+    seed: int,
+) -> Mapping[str, tuple[int, float]]:
+    """The slots that each job asks for, and what it takes alone on them, close together.
+
+    The batch is the one that its user tuned for these slots, whatever a policy would choose, so
+    that it is the same for every policy; the GPUs are as fast as the cluster's are on average. Its
+    first start counts, too.
+
+    Args:
+        widest: slots of the cluster's largest node.
+        speed: mean speed of its GPUs, relative to the one that the model describes.
+        first_stall_s: what any start takes; None: as the model says.
+        seed: of everything that differs from job to job.
+
+    Returns:
+        Job -> slots and seconds; jobs whose group was never measured are missing.
+    """
+    found: dict[str, tuple[int, float]] = {}
+    for job in jobs:
+        job_model = model.job_model(job, "fixed", seed=seed)
+        training_s = _training_s(job_model, widest)
+        if training_s is not None:
+            start_s = job_model.costs.overridden(None, first_stall_s).start_s
+            found[job.name] = (job_model.spec.wanted, start_s + training_s / speed)
+    return found
+
+
+def _training_s(job_model: JobModel, widest: int) -> float | None:
+    """Seconds that it trains; None: a group like it was never measured."""
+    wanted, batch = job_model.spec.wanted, job_model.spec.batch_size
+    total, before = 0.0, 0.0
+    for epoch in range(job_model.epochs):
+        known = known_throughput(job_model, wanted, batch, epoch, widest)
+        if known is None or known.progress_per_s <= 0.0:
+            return None
+        ends = job_model.epoch_ends_at(epoch)
+        total += max(0.0, ends - before) / known.progress_per_s
+        before = max(before, ends)
+    return total

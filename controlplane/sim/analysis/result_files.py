@@ -1,0 +1,208 @@
+"""Results in a file with one JSON document on each line, from which long experiments go on.
+
+Results as a flat table with one row for each job, also as a Parquet file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar
+
+import msgspec
+
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.results import SimulationResult
+
+T = TypeVar("T")
+
+
+class _Key(msgspec.Struct, frozen=True):
+    """The fields of a result that say which simulation it is of; the others are skipped."""
+
+    policy: str
+    options: dict[str, Any]
+    setting: dict[str, Any]
+    seed: int
+
+
+def key(result: SimulationResult | _Key) -> str:
+    """What two results of the same simulation have in common: policy, options, setting, seed.
+
+    Args:
+        result: only those four fields of it count.
+
+    Returns:
+        JSON text, the same in whichever order options were given.
+    """
+    parts = (result.policy, result.options, result.setting, result.seed)
+    return msgspec.json.encode(parts, order="deterministic").decode()
+
+
+def create(path: Path) -> None:
+    """Make an empty file if there is none, to know in advance that results can be kept.
+
+    Args:
+        path: of the file; what it holds is left as it is.
+
+    Raises:
+        ResultsError: if it cannot be written.
+    """
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "choose another file") from None
+
+
+def append(path: Path, result: SimulationResult) -> bool:
+    """Put a result at the end of a file, on the disk when this returns.
+
+    A line that a crash tore is cut off first. Several processes may append at the same time.
+
+    Args:
+        path: of the file; made if there is none.
+
+    Returns:
+        Whether it was written; False if the file has a result of the same simulation.
+
+    Raises:
+        ResultsError: if the file cannot be written, or holds something else.
+    """
+    try:
+        with path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+            file.seek(0)
+            mine, size = key(result), 0
+            for number, line in _whole_lines(file):
+                if key(_decoded(path, number, line, _Key)) == mine:
+                    return False
+                size += len(line)
+            file.truncate(size)
+            file.write(msgspec.json.encode(result) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "choose another file") from None
+    return True
+
+
+def load(path: Path) -> list[SimulationResult]:
+    """The results in a file, each simulation once; none if there is no file.
+
+    A last line without an end was torn by a crash and does not count.
+
+    Raises:
+        ResultsError: if it cannot be read, or a line is no result.
+    """
+    found: dict[str, SimulationResult] = {}
+    try:
+        with path.open("rb") as file:
+            for number, line in _whole_lines(file):
+                result = _decoded(path, number, line, SimulationResult)
+                found.setdefault(key(result), result)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "name a readable file") from None
+    return list(found.values())
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(file, start=1):
+        if line.endswith(b"\n"):
+            yield number, line
+
+
+def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = f"{path}:{number}: {error}"
+        raise ResultsError(what, "delete the line to simulate it again") from None
+
+
+EXTRA: Final = "parquet"  # of this project: what Parquet files need
+COLUMNS: Final = (
+    "job",
+    "application",
+    "submitted_at",
+    "started_at",
+    "ended_at",
+    "state",
+    "jct_s",
+    "queued_s",
+    "exec_s",
+    "slot_s",
+    "rescales",
+    "batch_changes",
+    "trained_s",
+    "extrapolated_s",
+    "counted",
+)
+
+
+def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
+    """A flat table: one row for each job of each result, `COLUMNS` and which simulation it was.
+
+    Args:
+        results: of any policies, sizes and seeds.
+
+    Returns:
+        Times in seconds; options and setting as JSON text.
+    """
+    return [
+        {
+            "policy": result.policy,
+            "options": _text(result.options),
+            "setting": _text(result.setting),
+            "seed": result.seed,
+            "slots": result.slots,
+            **{column: getattr(job, column) for column in COLUMNS},
+        }
+        for result in results
+        for job in result.jobs
+    ]
+
+
+def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
+    """Put the table of `job_rows` into a Parquet file.
+
+    Raises:
+        ResultsError: if pyarrow is not installed, or the file cannot be written.
+    """
+    arrow, parquet = _pyarrow(), _pyarrow("parquet")
+    try:
+        parquet.write_table(arrow.Table.from_pylist(job_rows(results)), path)
+    except OSError as error:
+        raise ResultsError(f"{path}: {error}", "choose another file") from None
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """The rows that `write_parquet` wrote.
+
+    Raises:
+        ResultsError: if pyarrow is not installed, or the file cannot be read.
+    """
+    arrow, parquet = _pyarrow(), _pyarrow("parquet")
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (OSError, arrow.ArrowException) as error:
+        raise ResultsError(f"{path}: {error}", "name a Parquet file") from None
+    return rows
+
+
+def _text(value: dict[str, object]) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+def _pyarrow(part: str = "") -> Any:
+    """Imported when it is needed: it is large, and seldom there."""
+    try:
+        return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
+    except ImportError:
+        hint = f"in a checkout of ONES: pip install '.[{EXTRA}]'"
+        raise ResultsError("Parquet files need pyarrow", hint) from None

@@ -1,0 +1,264 @@
+"""What a result amounts to: averages, tails, costs, and what they leave out.
+
+Finish-time fairness: how long jobs took, over what their share of the cluster would have taken.
+
+Themis (Mahajan et al., NSDI '20, section 3): rho is the time that a job takes in the shared cluster
+over the time that it would take in a cluster of its own of 1 / n of the size. Shockwave (Zheng et
+al., NSDI '23, section 2): n is the mean number of jobs that are there over its life, a job above 1
+is treated unfairly, and the largest rho of all jobs is how badly.
+
+How right policies were about when waiting jobs start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.sim.analysis.loss_series import loss_figures
+from controlplane.sim.results import JobResult, SimulationResult
+
+FloatArray = NDArray[np.float64]
+
+
+def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
+    """Rho of each counted job that succeeded and whose time alone is known.
+
+    rho = completion time / (time alone x max(1, n w / S)), with w the slots that its user asked
+    for, S those of the cluster and n the mean number of jobs from its submission to its end,
+    itself and uncounted ones too. Where a share of S / n slots is less than w, the job has its w
+    slots for that part of the time, as in Shockwave; where it is more, it needs no more than w.
+
+    Returns:
+        Job -> rho, above 0; at most 1: it was done no later than with its share.
+    """
+    there = mean_contention(result)
+    return {
+        job.job: job.jct_s / (job.alone_s * max(1.0, jobs * job.wanted / result.slots))
+        for job, jobs in zip(result.jobs, there, strict=True)
+        if job.counted and job.state == "succeeded" and job.alone_s and job.jct_s is not None
+    }
+
+
+def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
+    """Finish-time fairness in three figures; None where no job has one.
+
+    Returns:
+        `ftf_mean` and `ftf_worst` of `finish_time_fairness`, and `ftf_unfair_share`: the share of
+        these jobs, in [0, 1], that are above 1.
+    """
+    found = np.array(list(finish_time_fairness(result).values()))
+    if not len(found):
+        return {"ftf_mean": None, "ftf_worst": None, "ftf_unfair_share": None}
+    return {
+        "ftf_mean": float(found.mean()),
+        "ftf_worst": float(found.max()),
+        "ftf_unfair_share": float((found > 1.0).mean()),
+    }
+
+
+def mean_contention(result: SimulationResult) -> FloatArray:
+    """How many jobs there were, on average over the life of each, itself among them.
+
+    Args:
+        result: of one simulation; a job that did not end is there up to its last moment.
+
+    Returns:
+        Shape (J,), at least 1.
+    """
+    begins = np.array([float(job.submitted_at) for job in result.jobs])
+    ends = np.array([_left_at(job, result) for job in result.jobs])
+    if not len(begins):
+        return begins
+    return np.maximum(1.0, _means(begins, np.maximum(begins, ends)))
+
+
+def _left_at(job: JobResult, result: SimulationResult) -> float:
+    return float(result.ended_at if job.ended_at is None else job.ended_at)
+
+
+def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
+    """Mean number of the intervals [begin, end) over each of them."""
+    times = np.unique(np.concatenate([begins, ends]))
+    count = np.searchsorted(np.sort(begins), times, side="right")
+    count = count - np.searchsorted(np.sort(ends), times, side="right")
+    area = np.concatenate([[0.0], np.cumsum(count[:-1] * np.diff(times))])
+    first, last = np.searchsorted(times, begins), np.searchsorted(times, ends)
+    length = ends - begins
+    means = np.divide(
+        area[last] - area[first], length, out=np.ones(len(length)), where=length > 0.0
+    )
+    return np.asarray(means, dtype=np.float64)
+
+
+def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
+    """What came of the first forecast of each counted job's first start.
+
+    Returns:
+        `start_forecasts`: how many there are of jobs that waited on after they were told and then
+        started. `start_error_median`: the median of |expected - real| / real, of the waits from
+        the forecast on. `start_coverage`: the share of starts, in [0, 1], within the interval
+        that was told, which is meant to hold 80% of them. Both None without forecasts.
+    """
+    told = [
+        (job.forecast, float(job.started_at))
+        for job in result.jobs
+        if job.counted
+        and job.forecast is not None
+        and job.started_at is not None
+        and job.started_at > job.forecast.told_at
+    ]
+    if not told:
+        return {"start_forecasts": 0, "start_error_median": None, "start_coverage": None}
+    errors = [abs(f.at - came) / (came - f.told_at) for f, came in told]
+    within = [f.earliest <= came <= f.latest for f, came in told]
+    return {
+        "start_forecasts": len(told),
+        "start_error_median": float(np.median(errors)),
+        "start_coverage": float(np.mean(within)),
+    }
+
+
+def summary(result: SimulationResult) -> dict[str, Any]:
+    """The figures of one simulation, as JSON can hold them; what there is not is None.
+
+    Averages are over the finished jobs among the counted ones: those that came to an end which
+    their user did not ask for. `unfinished`, `failed`, `cancelled` and `rejected` say how many of
+    the counted jobs those averages lack, or (`failed`) hold although they came to nothing.
+
+    Returns:
+        Times in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each counted
+        job, None where there is no completion time. `makespan_s`, from the first submission to
+        the last end of all jobs, is None while a job is unfinished. `utilisation` is the share of
+        the cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
+        completion time over its lower bound, which has to be one of the counted jobs alone.
+        `extrapolated_share` is the share of their training time, in [0, 1], in which a group was
+        as fast as its model extrapolates it, because nothing like it was ever measured. `utility`
+        is what the ends of the counted jobs were worth to their users, and `utility_share` that
+        over what they could have been worth; None where nobody states a utility. `lateness_s` is
+        the mean over all promised ends that came, of which those in time count as 0.
+        What `ftf_*` and `start_*` say is in `fairness` and `forecast_calibration`.
+        Where jobs have true losses, what `loss_series.loss_figures` says comes on top.
+    """
+    counted = [job for job in result.jobs if job.counted]
+    average = _mean(_completions(counted))
+    bound = result.bound_s
+    return {
+        "policy": result.policy,
+        "options": result.options,
+        "setting": result.setting,
+        "seed": result.seed,
+        "slots": result.slots,
+        "jobs": len(counted),
+        **_averages(counted),
+        "p50_jct_s": _quantile(_completions(counted), 0.50),
+        "p90_jct_s": _quantile(_completions(counted), 0.90),
+        "p99_jct_s": _quantile(_completions(counted), 0.99),
+        "makespan_s": _makespan(result),
+        "utilisation": _utilisation(result),
+        "decision_ms_mean": _mean(result.decisions_ms),
+        "decision_ms_p99": _quantile(result.decisions_ms, 0.99),
+        "bound_avg_jct_s": bound,
+        "vs_bound": average / bound if average is not None and bound else None,
+        **fairness_figures(result),
+        **forecast_figures(result),
+        **loss_figures(result),
+        "unfinished": sum(job.ended_at is None for job in counted),
+        "failed": sum(job.state == "failed" for job in counted),
+        "cancelled": sum(job.state == "cancelled" for job in counted),
+        "rejected": sum(job.state == "rejected" for job in counted),
+        **_ends(counted),
+        "events": result.events,
+        "wall_s": result.wall_s,
+        "jct_s": {job.job: job.jct_s for job in counted},
+        "per_application": {
+            name: _of_application([job for job in counted if job.application == name])
+            for name in sorted({job.application for job in counted})
+        },
+    }
+
+
+def _ends(jobs: Sequence[JobResult]) -> dict[str, float | int | None]:
+    """What ends were worth, and what became of those that were promised."""
+    worth = [job.worth for job in jobs if job.worth is not None]
+    most = sum(job.most_worth for job in jobs)
+    late = [
+        max(0.0, job.ended_at - job.promised_at)
+        for job in jobs
+        if job.promised_at is not None and job.ended_at is not None and job.state == "succeeded"
+    ]
+    return {
+        "utility": sum(worth) if worth else None,
+        "utility_share": sum(worth) / most if most > 0.0 else None,
+        "promised": sum(job.promised_at is not None for job in jobs),
+        "promises_kept": sum(each == 0.0 for each in late),
+        "promises_broken": sum(each > 0.0 for each in late),
+        "lateness_s": _mean(late),
+    }
+
+
+def finished(result: SimulationResult) -> list[JobResult]:
+    """The counted jobs that have a completion time."""
+    return [job for job in result.jobs if job.counted and job.jct_s is not None]
+
+
+def _averages(jobs: Sequence[JobResult]) -> dict[str, float | None]:
+    done = [job for job in jobs if job.jct_s is not None]
+    return {
+        "avg_jct_s": _mean(_completions(jobs)),
+        "geo_jct_s": _geometric_mean(_completions(jobs)),
+        "avg_exec_s": _mean([job.exec_s for job in done]),
+        "avg_queue_s": _mean([job.queued_s for job in done]),
+        "rescales_per_job": _mean([job.rescales for job in done]),
+        "extrapolated_share": _extrapolated_share(jobs),
+    }
+
+
+def _extrapolated_share(jobs: Sequence[JobResult]) -> float | None:
+    trained_s = sum(job.trained_s for job in jobs)
+    return sum(job.extrapolated_s for job in jobs) / trained_s if trained_s > 0.0 else None
+
+
+def _of_application(jobs: Sequence[JobResult]) -> dict[str, float | None]:
+    return {
+        "jobs": len(jobs),
+        "unfinished": sum(job.ended_at is None for job in jobs),
+        **_averages(jobs),
+    }
+
+
+def _completions(jobs: Sequence[JobResult]) -> list[float]:
+    return [job.jct_s for job in jobs if job.jct_s is not None]
+
+
+def _makespan(result: SimulationResult) -> float | None:
+    ends = [job.ended_at for job in result.jobs if job.ended_at is not None]
+    if not ends or len(ends) < len(result.jobs):
+        return None
+    return max(ends) - min(job.submitted_at for job in result.jobs)
+
+
+def _utilisation(result: SimulationResult) -> float | None:
+    if not result.jobs:
+        return None
+    span = result.ended_at - min(job.submitted_at for job in result.jobs)
+    offered = result.slots * span
+    return result.busy_slot_s / offered if offered > 0.0 else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _geometric_mean(values: Sequence[float]) -> float | None:
+    """None too if one is 0, which has no logarithm."""
+    if not values or min(values) <= 0.0:
+        return None
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return float(np.quantile(values, share)) if len(values) else None

@@ -1,0 +1,279 @@
+"""Plays every node's agent: deltas in, what its workers do and report out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from controlplane.sim.engine.event_queue import Kernel
+from controlplane.sim.engine.jobs import JobProcesses
+from controlplane.sim.engine.training import GroupTraining
+from controlplane.sim.engine.workers import PORT, SendReport, WorkerProcesses, born_as
+from schemas.ids import JobId, NodeId, Version, WorkerId, node_of
+from schemas.nodes import Group, Member
+from schemas.wire.agent import (
+    JOIN,
+    PREPARE,
+    RECOVER,
+    START,
+    SUSPEND,
+    SWITCH,
+    GroupDelta,
+    GroupFormed,
+    JobCleared,
+    Quiesced,
+    StoreOpened,
+    Suspended,
+)
+
+SIGTERM: Final = 15
+
+
+class NodeAgents:
+    """All nodes' agents at once.
+
+    With `instant_changes`, slots change hands in no time and every change is followed by a stall,
+    as in the published simulators; else newcomers start beside a group that trains on.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        send: SendReport,
+        jobs: Mapping[JobId, JobProcesses],
+        processes: WorkerProcesses,
+        training: GroupTraining,
+        *,
+        instant_changes: bool,
+    ) -> None:
+        """Begin with all nodes up.
+
+        Args:
+            send: takes what a node's agent reports.
+            jobs: that have processes or may get some.
+            instant_changes: whether slots change hands in no time.
+        """
+        self._kernel = kernel
+        self._send = send
+        self._jobs = jobs
+        self._processes = processes
+        self._training = training
+        self._instant_changes = instant_changes
+        self._down: set[NodeId] = set()
+
+    # --- orders
+
+    def apply(self, node: NodeId, delta: GroupDelta) -> None:
+        """Do what an agent would; that of a node which is down does nothing.
+
+        Args:
+            delta: what it should have of one job.
+        """
+        if node in self._down:
+            return
+        if delta.group is None:
+            self._call_soon(self._confirm_cleared, node, delta)
+        job = self._jobs.get(delta.job)
+        if job is None:
+            return
+        wanted = _wanted(delta, node)
+        self._terminate_unwanted(job, node, wanted, delta)
+        if delta.group is None:
+            return
+        if delta.stage == PREPARE and delta.kind != RECOVER:
+            self._prepare(job, delta, wanted)
+        if delta.kind == RECOVER and delta.stage == PREPARE:
+            self._quiesce(job, delta, wanted)
+        first = job.seen < (delta.version, delta.stage)
+        job.seen = max(job.seen, (delta.version, delta.stage))
+        if delta.stage == SWITCH and first:
+            self._switch(job, delta)
+
+    def _terminate_unwanted(
+        self, job: JobProcesses, node: NodeId, wanted: Mapping[WorkerId, Member], delta: GroupDelta
+    ) -> None:
+        for name, worker in list(job.workers.items()):
+            older = worker.version <= delta.version
+            if node_of(worker.slot) == node and name not in wanted and older:
+                self._call_soon(self._terminate, job, name)
+
+    def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
+        """Say so when nothing older than `delta` is left: orders may have been lost on the way."""
+        job = self._jobs.get(delta.job)
+        here = job.workers.values() if job is not None else ()
+        if not any(node_of(w.slot) == node and w.version < delta.version for w in here):
+            self._send(node, JobCleared(job=delta.job, version=delta.version))
+
+    def _terminate(self, job: JobProcesses, name: WorkerId) -> None:
+        if name in job.workers and job.group is not None and job.group.member(name) is not None:
+            self._training.stop(job)
+            job.group = None
+        self._processes.exit(job, name, signal=SIGTERM)
+
+    def _call_soon(self, what: Callable[..., None], *arguments: object) -> None:
+        """At this time, behind what is under way."""
+        now, priority = self._kernel.now, self._kernel.priority
+        self._kernel.call_at(now, what, *arguments, priority=priority)
+
+    # --- prepare
+
+    def _prepare(
+        self, job: JobProcesses, delta: GroupDelta, wanted: Mapping[WorkerId, Member]
+    ) -> None:
+        for name, member in wanted.items():
+            version, _ = born_as(name)
+            if name not in job.workers and version == delta.version:
+                self._processes.start(job, member, self._start_s(job, delta.kind))
+        members = delta.group.members if delta.group else ()
+        first = members[0].worker if members else None
+        if delta.kind != JOIN or first not in wanted or first not in job.workers:
+            return
+        if job.workers[first].version < delta.version and len(members) > 1:
+            self._call_soon(self._open_store, job, first, delta.version)
+
+    def _start_s(self, job: JobProcesses, kind: str) -> float:
+        if self._instant_changes:
+            return 0.0
+        return job.costs.prepare_s if kind == JOIN else _stall_s(job, kind)
+
+    def _open_store(self, job: JobProcesses, name: WorkerId, version: Version) -> None:
+        self._processes.report(job, name, partial(StoreOpened, group=version, port=PORT))
+
+    def _quiesce(
+        self, job: JobProcesses, delta: GroupDelta, wanted: Mapping[WorkerId, Member]
+    ) -> None:
+        """A member was lost: the others stop and say which step they are at."""
+        self._training.stop(job)
+        training = job.training
+        for name in wanted:
+            if name in job.workers:
+                quiesced = partial(
+                    Quiesced,
+                    group=delta.version,
+                    step=int(training.steps),
+                    epoch=training.epoch,
+                    full=job.workers[name].ready and job.group is not None,
+                    port=PORT,
+                )
+                self._call_soon(self._processes.report, job, name, quiesced)
+
+    # --- switch
+
+    def _switch(self, job: JobProcesses, delta: GroupDelta) -> None:
+        now = self._kernel.now
+        if delta.kind == SUSPEND:
+            self._call_soon(self._suspend, job, delta)
+        elif delta.kind == START or self._instant_changes or _only_batch_changes(job, delta.group):
+            self._call_soon(self._form, job, delta)
+        else:
+            job.training.stall(now + job.costs.switch_s, now)
+            self._kernel.call_at(now + job.costs.switch_s, self._form, job, delta)
+
+    def _form(self, job: JobProcesses, delta: GroupDelta) -> None:
+        group = delta.group
+        if group is None or any(member.worker not in job.workers for member in group.members):
+            return  # somebody died meanwhile
+        if job.seen > (delta.version, SWITCH):
+            return  # it was called off, or something newer came
+        stall_s = 0.0
+        if self._instant_changes and not _only_batch_changes(job, group):
+            stall_s = _stall_s(job, delta.kind)
+        if delta.kind == START:
+            self._restore(job, group)
+        job.group, job.started = group, True
+        self._training.start(job, stall_s)
+        training = job.training
+        for member in group.members:
+            formed = partial(
+                GroupFormed, group=group.version, epoch=training.epoch, step=int(training.steps)
+            )
+            self._processes.report(job, member.worker, formed)
+        for member in delta.former:
+            self._call_soon(self._leave, job, member.worker)
+
+    def _restore(self, job: JobProcesses, group: Group) -> None:
+        """What was not saved is lost."""
+        training = job.training
+        training.advance(self._kernel.now)
+        training.roll_back(training.saved if group.resume else 0.0)
+        training.steps = training.saved_steps
+
+    def _leave(self, job: JobProcesses, name: WorkerId) -> None:
+        self._processes.exit(job, name, code=0)
+
+    def _suspend(self, job: JobProcesses, delta: GroupDelta) -> None:
+        group = job.group
+        if group is None or job.seen > (delta.version, SWITCH):
+            return
+        training, leaving = job.training, list(job.workers)
+        self._training.stop(job)
+        training.save()
+        suspended = partial(
+            Suspended,
+            group=delta.version,
+            epoch=training.epoch,
+            step=int(training.steps),
+            samples_done=int(training.progress),
+        )
+        self._processes.report(job, group.members[0].worker, suspended)
+        job.group = None
+        for name in leaving:  # the next ones may have been ordered by now
+            self._processes.exit(job, name, code=0)
+
+    # --- nodes
+
+    def is_down(self, node: NodeId) -> bool:
+        """Whether a node is lost, and has not come back yet."""
+        return node in self._down
+
+    def lose_node(self, node: NodeId) -> list[JobProcesses]:
+        """Take a node away with all processes on it.
+
+        Args:
+            node: of the cluster. Its processes end without a word.
+
+        Returns:
+            The jobs whose groups had workers there.
+        """
+        self._down.add(node)
+        hit = []
+        for job in list(self._jobs.values()):
+            here = [name for name, w in job.workers.items() if node_of(w.slot) == node]
+            if not here:
+                continue
+            for name in here:
+                self._processes.remove(job, name)
+            group = job.group
+            if group is not None and any(member.worker in here for member in group.members):
+                hit.append(job)
+        return hit
+
+    def return_node(self, node: NodeId) -> None:
+        """Let a node come back empty; it obeys again.
+
+        Args:
+            node: nothing happens if it is not lost.
+        """
+        self._down.discard(node)
+
+
+def _stall_s(job: JobProcesses, kind: str) -> float:
+    """Seconds that nobody trains in a change of this kind."""
+    if kind != START:
+        return job.costs.switch_s
+    return job.costs.restart_s if job.started else job.costs.start_s
+
+
+def _only_batch_changes(job: JobProcesses, group: Group | None) -> bool:
+    """Whether the members stay: then the batch changes between two steps."""
+    before = job.group
+    if before is None or group is None:
+        return False
+    return [member.worker for member in before.members] == [m.worker for m in group.members]
+
+
+def _wanted(delta: GroupDelta, node: NodeId) -> dict[WorkerId, Member]:
+    """The workers that may be on `node`."""
+    members = (*(delta.group.members if delta.group else ()), *delta.former)
+    return {member.worker: member for member in members if node_of(member.slot) == node}

@@ -1,0 +1,218 @@
+"""What workers measure of their speed and their gradients: what they can, and with an error.
+
+Tells the policy of a group's steps while it trains, as the workers' telemetry does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+from zlib import crc32
+
+from numpy.random import Generator, default_rng
+
+from controlplane.core.model.report_bounds import first_noise_scale
+from controlplane.core.reactor import Reactor
+from controlplane.policy.api import StepsSeen
+from controlplane.sim.engine.event_queue import Kernel, SimOptions
+from controlplane.sim.engine.jobs import JobProcesses
+from controlplane.sim.engine.oracle import demand_of_model
+from controlplane.sim.engine.planner import SimulatedPlanner
+from controlplane.sim.models.job_model import StepParts
+from schemas.ids import JobId, node_of
+from schemas.nodes import Group
+
+REPORT_DRAWS: Final = 78  # which stream of a seed the errors of reports are drawn from
+JOB_DRAWS: Final = 79  # and those that a job keeps
+WAIT_DRAWS: Final = 80  # and those of waits for reductions
+
+
+class MeasuredFigures:
+    """Between the truth and every report of a worker.
+
+    Errors are drawn job by job, in the order of its reports: those of one job do not depend on what
+    others do.
+    """
+
+    def __init__(self, options: SimOptions) -> None:
+        """Begin with no report made.
+
+        Args:
+            options: how far measurements are off, and who measures a noise scale.
+        """
+        self._options = options
+        self._draws: dict[tuple[int, JobId], Generator] = {}
+        self._scale_errors: dict[JobId, float] = {}
+
+    def error(self, job: JobId) -> float:
+        """The factor by which one figure of one report is off: log-normal around 1."""
+        return self._drawn(job, REPORT_DRAWS)
+
+    def _drawn(self, job: JobId, stream: int) -> float:
+        spread = self._options.noise
+        if spread <= 0.0:
+            return 1.0
+        draws = self._draws.get((stream, job))
+        if draws is None:
+            seed = (self._options.seed, stream, crc32(job.encode()))
+            draws = self._draws[stream, job] = default_rng(seed)
+        return math.exp(spread * float(draws.standard_normal()))
+
+    def parts(self, job: JobId, true: StepParts | None, faster: float) -> StepParts | None:
+        """How a step divides, as it is told with a speed.
+
+        Waits for peers have an error of their own: else the share of a step in which a worker waits
+        would be known exactly, however wrong its time is.
+
+        Args:
+            true: of its group's steps; None: nobody knows.
+        """
+        if true is None:
+            return None
+        pass_s, wait_s = true.pass_s / faster, true.sync_s / faster
+        if wait_s > 0.0:
+            wait_s = min(wait_s * self._drawn(job, WAIT_DRAWS), pass_s)
+        return replace(true, pass_s=pass_s, sync_s=wait_s)
+
+    def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
+        """As rank 0 of the present group tells it.
+
+        A live worker needs two sizes of batch: its share and the group's, or a pass and the step
+        (`elastic.metrics`). One that is alone and takes its step in one pass has one.
+
+        Args:
+            true: of its gradients, samples; None: it measures none.
+        """
+        if true is None or not (self._options.noise_scale_alone or _has_two_batches(job)):
+            return None
+        return true * self._scale_error(job.id) * self.error(job.id)
+
+    def _scale_error(self, job: JobId) -> float:
+        """The factor by which all its noise scales are off."""
+        most = self._options.noise_scale_error
+        if most <= 1.0:
+            return 1.0
+        known = self._scale_errors.get(job)
+        if known is None:
+            rng = default_rng((self._options.seed, JOB_DRAWS, crc32(job.encode())))
+            known = self._scale_errors[job] = most ** float(rng.uniform(-1.0, 1.0))
+        return known
+
+
+def _has_two_batches(job: JobProcesses) -> bool:
+    parts = job.training.throughput.parts
+    alone = job.group is None or len(job.group.members) == 1
+    return not alone or (parts is not None and parts.passes > 1)
+
+
+FIRST_REPORT_S: Final = 2.0  # after a group began, at least
+WARM_STEPS: Final = 12  # that a first report tells of, at least
+LEAST_SPEED: Final = 1e-9  # samples per second
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A group that reports, as long as it trains."""
+
+    job: JobProcesses
+    version: int
+    began_at: float  # steps that the job had done
+
+
+class StepTelemetry:
+    """The first report of a group comes after a dozen steps, then each twice as late."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        reactor: Reactor,
+        planner: SimulatedPlanner,
+        measured: MeasuredFigures,
+        *,
+        longest_s: float,
+    ) -> None:
+        """Begin without groups.
+
+        Args:
+            reactor: the core, which knows each job's present group.
+            planner: observes it, and is asked again when a group's speed is known.
+            measured: between the truth and what workers report.
+            longest_s: seconds between two reports, at most.
+        """
+        self._kernel = kernel
+        self._reactor = reactor
+        self._planner = planner
+        self._measured = measured
+        self._longest_s = longest_s
+
+    def begin(self, job: JobProcesses) -> None:
+        """A group of `job` trains from now on, or from the end of its stall.
+
+        Args:
+            job: without a group, nothing happens. It reports as long as that group trains.
+        """
+        training, group = job.training, job.group
+        if group is None:
+            return
+        speed = max(training.throughput.samples_per_s, LEAST_SPEED)
+        step_s = training.throughput.step_s or group.global_batch / speed
+        wait_s = max(FIRST_REPORT_S, WARM_STEPS * step_s)
+        begin = max(self._kernel.now, training.stalled_until)
+        watched = _Watched(job, group.version, training.steps)
+        self._kernel.call_at(begin + wait_s, self._report, watched, wait_s, 0)
+
+    def _report(self, watched: _Watched, wait_s: float, reported: int) -> None:
+        """Report, while the same group trains, and do so again later."""
+        job, version = watched.job, watched.version
+        group = job.group
+        known = self._reactor.state.jobs[job.id]
+        if group is None or group.version != version or known.group is None:
+            return
+        now, training = self._kernel.now, job.training
+        training.advance(now)
+        if training.throughput.samples_per_s > 0.0 and known.group.version == version:
+            group_steps = max(1, int(training.steps - watched.began_at))
+            self._planner.observe(self._steps(job, group, known.family, group_steps))
+            if reported <= 1:  # its speed is known now
+                self._planner.ask()
+        if reported:
+            wait_s = min(2.0 * wait_s, max(self._longest_s, wait_s))
+        self._kernel.call_at(now + wait_s, self._report, watched, wait_s, reported + 1)
+
+    def _steps(self, job: JobProcesses, group: Group, family: str, group_steps: int) -> StepsSeen:
+        training = job.training
+        slots = [member.slot for member in group.members]
+        scale = training.model.noise_scale(training.epoch, group.global_batch)
+        faster = self._measured.error(job.id)  # one measurement: times are off with the speed
+        parts = self._measured.parts(job.id, training.throughput.parts, faster)
+        cores, sent = _usage(job)
+        return StepsSeen(
+            job=job.id,
+            family=family,
+            group=group.version,
+            slots=len(slots),
+            nodes=len({node_of(slot) for slot in slots}),
+            global_batch=group.global_batch,
+            step=int(training.steps),
+            samples_done=int(training.progress),
+            samples_per_s=training.throughput.samples_per_s * faster,
+            noise_scale=first_noise_scale(self._measured.noise_scale(job, scale)),
+            cpu_cores=cores,
+            sent_bytes_per_s=sent,
+            group_steps=group_steps,
+            pass_s=None if parts is None else parts.pass_s,
+            sync_s=None if parts is None else parts.sync_s,
+            local_batch=0 if parts is None else parts.local_batch,
+            passes=0 if parts is None else parts.passes,
+        )
+
+
+def _usage(job: JobProcesses) -> tuple[float, float]:
+    """Cores and bytes per second of a worker: what it asks for, at the speed that it has."""
+    training, placement = job.training, job.placement()
+    demand, workers = demand_of_model(training.model), sum(placement)
+    alone = training.model.throughput(placement, training.batch, training.epoch)
+    share = min(1.0, training.throughput.samples_per_s / max(alone.samples_per_s, LEAST_SPEED))
+    sent = 1.0 if demand.servers else 2.0 * (workers - 1) / workers
+    return share * demand.cores, share * sent * demand.gradient_bytes_per_s

@@ -1,0 +1,279 @@
+"""How groups train through virtual time: speeds, ends of epochs, and scripts that fail.
+
+Which jobs train on each node, where neighbours slow each other down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from controlplane.sim.cluster import RELATIVE_SPEEDS
+from controlplane.sim.engine.event_queue import AFTER, USUAL, Kernel, SimOptions
+from controlplane.sim.engine.jobs import JobProcesses
+from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
+from controlplane.sim.engine.workers import WorkerProcesses
+from controlplane.sim.models.demands import Interference
+from controlplane.sim.models.job_model import Throughput
+from schemas.ids import JobId, NodeId, SlotId, node_of, slot_id
+from schemas.nodes import Group, NodeSpec
+from schemas.wire.agent import EpochReported, GroupBroken, ScriptFailed, TrainingFinished
+
+
+class SharedNodes:
+    """Keeps who trains where, and asks the model of interference what that costs."""
+
+    def __init__(self, interference: Interference) -> None:
+        """Begin with nobody training.
+
+        Args:
+            interference: is asked anew for every speed.
+        """
+        self._interference = interference
+        self._training_on: dict[NodeId, dict[JobId, int]] = {}  # workers of each
+
+    def enter(self, job: JobProcesses) -> None:
+        """The job's group trains on its nodes from now on, and nowhere else.
+
+        Args:
+            job: without a group, it trains nowhere.
+        """
+        self.leave(job.id)
+        for member in job.group.members if job.group is not None else ():
+            here = self._training_on.setdefault(node_of(member.slot), {})
+            here[job.id] = here.get(job.id, 0) + 1
+
+    def leave(self, job: JobId) -> None:
+        """It trains nowhere.
+
+        Args:
+            job: may train nowhere already.
+        """
+        for here in self._training_on.values():
+            here.pop(job, None)
+
+    def neighbours(self, job: JobId) -> list[JobId]:
+        """The other jobs that train on any of its nodes, each once.
+
+        Args:
+            job: itself is not among them; if it trains nowhere, it has none.
+        """
+        return list(dict.fromkeys(
+            other
+            for here in self._training_on.values() if job in here
+            for other in here if other != job
+        ))  # fmt: skip
+
+    def remaining_speed(self, job: JobProcesses) -> float:
+        """The share of its speed that a training job keeps, in (0, 1]."""
+        at: Mapping[NodeId, dict[JobId, int]] = {
+            node: self._training_on[node] for node in job.nodes()
+        }
+        return self._interference.remaining_speed(job.id, at)
+
+
+class GroupTraining:
+    """Counts the progress of every group, and lets its workers report what they come to."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        jobs: Mapping[JobId, JobProcesses],
+        processes: WorkerProcesses,
+        nodes: Iterable[NodeSpec],
+        options: SimOptions,
+        *,
+        measured: MeasuredFigures,
+    ) -> None:
+        """Begin with nobody training.
+
+        Args:
+            jobs: that have processes or may get some.
+            nodes: of the cluster, with the types of their GPUs.
+            measured: between the truth and what workers report.
+        """
+        self.shared_nodes: SharedNodes | None = None  # where jobs slow each other down
+        self.telemetry: StepTelemetry | None = None  # where somebody reads it
+        self._kernel = kernel
+        self._jobs = jobs
+        self._processes = processes
+        self._options = options
+        self._measured = measured
+        self._slot_speeds: dict[SlotId, float] = {
+            slot_id(node.node, slot.index): RELATIVE_SPEEDS.get(slot.model, 1.0)
+            for node in nodes
+            for slot in node.slots
+        }
+        self._all_usual = set(self._slot_speeds.values()) == {1.0}
+
+    # --- groups begin and end
+
+    def start(self, job: JobProcesses, stall_s: float) -> None:
+        """`job.group` trains from now on.
+
+        Args:
+            job: with a group that was formed just now.
+            stall_s: seconds before its first step.
+        """
+        now, training, group = self._kernel.now, job.training, job.group
+        if group is None:
+            return
+        training.advance(now)
+        batch = group.global_batch
+        lost = 0.0
+        if training.batch:
+            lost = training.model.lost_progress(training.batch, batch, training.epoch)
+        if lost:
+            training.roll_back(training.progress - lost)
+        training.batch = batch
+        training.stalled_until = now + stall_s
+        former: list[JobId] = []
+        if self.shared_nodes is not None:
+            former = self.shared_nodes.neighbours(job.id)
+            self.shared_nodes.enter(job)
+        training.set_throughput(self._throughput(job), now)
+        self._schedule_epoch_end(job)
+        if self.shared_nodes is not None:
+            self._refresh(dict.fromkeys([*former, *self.shared_nodes.neighbours(job.id)]))
+        if self.telemetry is not None:
+            self.telemetry.begin(job)
+
+    def stop(self, job: JobProcesses) -> None:
+        """Nobody trains this job any more: nothing of it is to come.
+
+        Args:
+            job: its neighbours are faster from now on, where nodes are shared.
+        """
+        job.training.stop(self._kernel.now)
+        if self.shared_nodes is not None:
+            neighbours = self.shared_nodes.neighbours(job.id)
+            self.shared_nodes.leave(job.id)
+            self._refresh(neighbours)
+
+    def break_group(self, job: JobProcesses) -> None:
+        """The group lost a member: the others stand still, and one of them says so.
+
+        Args:
+            job: if none of its members is left, it has no group any more, and nobody says so.
+        """
+        group = job.group
+        self.stop(job)
+        left = [m.worker for m in group.members if m.worker in job.workers] if group else []
+        if group is not None and left:
+            broken = partial(GroupBroken, group=group.version, error="peer gone")
+            self._processes.report(job, left[0], broken)
+        else:
+            job.group = None
+
+    # --- speeds
+
+    def _throughput(self, job: JobProcesses) -> Throughput:
+        """As its model says, less what slow GPUs and neighbours take."""
+        training = job.training
+        usual = training.model.throughput(job.placement(), training.batch, training.epoch)
+        factor = 1.0
+        if not self._all_usual and job.group is not None:
+            factor = min(self._slot_speeds[member.slot] for member in job.group.members)
+        if self.shared_nodes is not None:
+            factor *= self.shared_nodes.remaining_speed(job)
+        return usual if factor == 1.0 else usual.times(factor)
+
+    def _refresh(self, jobs: Iterable[JobId]) -> None:
+        """Train on at the speeds of now."""
+        for name in jobs:
+            job = self._jobs.get(name)
+            if job is not None and job.group is not None and job.training.is_training:
+                job.training.set_throughput(self._throughput(job), self._kernel.now)
+                self._schedule_epoch_end(job)
+
+    # --- epochs
+
+    def _schedule_epoch_end(self, job: JobProcesses) -> None:
+        """Its end, or the failure of its script before that, if nothing changes till then."""
+        training = job.training
+        exact = training.epoch_due(self._kernel.now)
+        if not math.isfinite(exact):
+            return
+        crash_at = _crash_progress(job)
+        if crash_at is not None and crash_at < training.model.epoch_ends_at(training.epoch):
+            when = training.due_at(crash_at, self._kernel.now)
+            self._kernel.call_at(when, self._script_fails, job, training.revision)
+            return
+        when, priority = exact, USUAL
+        if self._options.whole_seconds:
+            when, round_s = float(round(exact)), self._options.round_s
+            on_round = round_s > 0 and when % round_s == 0
+            priority = AFTER if on_round and exact > when else USUAL
+        self._kernel.call_at(when, self._epoch_ends, job, training.revision, priority=priority)
+
+    def _epoch_ends(self, job: JobProcesses, revision: int) -> None:
+        training = job.training
+        if training.revision != revision or job.group is None:
+            return
+        samples_per_s = training.finish_epoch(self._kernel.now)
+        training.save()
+        self._report_epoch(job, job.group, samples_per_s)
+        if training.epoch >= training.model.epochs:
+            self._finish(job, job.group)
+        if job.group is not None and training.is_training:
+            training.set_throughput(self._throughput(job), self._kernel.now)
+            self._schedule_epoch_end(job)
+
+    def _report_epoch(self, job: JobProcesses, group: Group, samples_per_s: float) -> None:
+        """Rank 0 reports it."""
+        training, model = job.training, job.training.model
+        faster = self._measured.error(job.id)
+        parts = self._measured.parts(job.id, training.throughput.parts, faster)
+        stop, metrics = model.spec.stop, model.epoch_metrics(training.epoch, group.global_batch)
+        reported = partial(
+            EpochReported,
+            group=group.version,
+            epoch=training.epoch,
+            step=int(training.steps),
+            samples_done=round(training.progress),
+            epoch_samples=model.epoch_samples,
+            epochs=stop.epochs if stop is not None else None,
+            samples_per_s=samples_per_s * faster,
+            duration_s=0.0,
+            train_loss=metrics.train_loss,
+            metrics=metrics.metrics,
+            global_batch=group.global_batch,
+            lr=group.lr or 0.0,
+            noise_scale=self._measured.noise_scale(job, metrics.noise_scale),
+            pass_s=None if parts is None else parts.pass_s,
+            sync_s=None if parts is None else parts.sync_s,
+            local_batch=0 if parts is None else parts.local_batch,
+            passes=0 if parts is None else parts.passes,
+        )
+        self._processes.report(job, group.members[0].worker, reported)
+
+    def _finish(self, job: JobProcesses, group: Group) -> None:
+        """All workers end."""
+        self.stop(job)
+        job.group = None
+        finished = partial(TrainingFinished, why="its stop rule is met")
+        self._processes.report(job, group.members[0].worker, finished)
+        for name in [member.worker for member in group.members]:
+            self._processes.exit(job, name, code=0)
+
+    def _script_fails(self, job: JobProcesses, revision: int) -> None:
+        """The script raises on every worker of the group."""
+        group = job.group
+        if job.training.revision != revision or group is None:
+            return
+        job.crashed = True
+        self.stop(job)
+        job.group = None
+        failed = partial(ScriptFailed, error="RuntimeError: as its trace says", where="train.py:1")
+        self._processes.report(job, group.members[0].worker, failed)
+        for member in group.members:
+            self._processes.exit(job, member.worker, code=1)
+
+
+def _crash_progress(job: JobProcesses) -> float | None:
+    """Progress at which its script will fail; None: it will not."""
+    if job.crashes_at is None or job.crashed:
+        return None
+    model = job.training.model
+    return job.crashes_at * model.epoch_ends_at(model.epochs - 1)

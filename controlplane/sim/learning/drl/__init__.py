@@ -1,1 +1,0 @@
-"""How the network of policy `drl` is trained."""

@@ -1,0 +1,373 @@
+"""Actor and critic, and how they learn from a buffer of what they did (experience replay).
+
+The networks under training, and what they are in a model's file.
+
+Episodes that the policy under training lives through, job by job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from torch import Tensor, nn
+
+from controlplane.policy.learned.gang_model import (
+    CLASSES,
+    SHAPES,
+    STRUCTURE,
+    Actor,
+    Choice,
+    place_gang,
+    sampled,
+)
+from controlplane.policy.learned.model_file import DenseNet, softmax
+from controlplane.policy.learned.shared_nodes import WORKERS, RewardModel, SharedNodes
+from controlplane.prediction import FloatArray
+from controlplane.sim.learning.harmony_testbed import (
+    EXPLORED_PATTERNS,
+    Arrival,
+    Episode,
+    HarmonyTestbed,
+    at_random,
+    pattern,
+)
+
+SUMMARY: Final = 7  # of the critic's inputs, beside those by class
+
+
+@dataclass(slots=True)
+class Placement:
+    """One job's workers, and what came of it."""
+
+    state: FloatArray  # what the critic sees, before it is placed
+    choices: list[Choice]
+    log_probability: float  # of these choices, as they were made
+    reward: float = 0.0  # discounted, until the next job is placed
+    discount: float = 1.0  # of all that comes after that
+
+
+@dataclass(slots=True)
+class Rollout:
+    """Explores an episode with the policy of now."""
+
+    actor: Actor
+    rng: Generator
+    explore: float  # share of the jobs that are placed by a pattern
+    horizon_s: float  # a reward so much later counts e times less
+    placements: list[Placement] = field(default_factory=list)
+
+    def run(self, bed: HarmonyTestbed, model: RewardModel) -> None:
+        """Live through a trace.
+
+        Args:
+            bed: the trace; its truth is not asked.
+            model: says what jobs cost each other, and so how fast they are.
+        """
+
+        def speeds(shared: SharedNodes, training: Sequence[str]) -> dict[str, float]:
+            losses = shared.losses()
+            return {name: 1.0 - losses[name] for name in training}
+
+        shared = SharedNodes(model, bed.sizes)
+        Episode(bed.arrivals, shared, speeds, bed.start_s).run(self._place, self._pass)
+
+    def _place(self, shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) -> None:
+        state = critic_inputs(shared, job, line)
+        ways = len(EXPLORED_PATTERNS) + 1
+        by_pattern = self.rng.random() < self.explore
+        choose = sampled(self.rng)
+        if by_pattern:
+            way = int(self.rng.integers(ways))
+            choose = (
+                pattern([*EXPLORED_PATTERNS][way])
+                if way < len(EXPLORED_PATTERNS)
+                else at_random(self.rng)
+            )
+        choices = place_gang(shared, self.actor, job.name, choose)
+        policy = math.prod(float(softmax(one.among.scores)[one.place]) for one in choices)
+        chance = math.prod(1.0 / len(one.among.nodes) for one in choices)
+        other = chance / ways  # at least: patterns may have chosen the same
+        if by_pattern:
+            other = max(other, 1.0 / ways)
+        mixed = (1.0 - self.explore) * policy + self.explore * other
+        self.placements.append(Placement(state, choices, math.log(mixed)))
+
+    def _pass(self, passed_s: float, speed: float, jobs: int) -> None:
+        """The sum of normalised speeds less the number of jobs, for so long.
+
+        Paper: the sum of normalised speeds of the concurrent jobs. Here: less what it would be if
+        every job that is there trained alone. Summed up over time the paper's is the work that was
+        done, which no placement changes; this is minus what the jobs lose by waiting and by their
+        neighbours, and it hardly depends on who happens to come.
+        """
+        if self.placements:
+            last, decay = self.placements[-1], math.exp(-passed_s / self.horizon_s)
+            last.reward += last.discount * (speed - jobs) * (1.0 - decay)  # times the horizon
+            last.discount *= decay
+
+
+def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) -> FloatArray:
+    """What the critic sees: the job set, and the placement as a whole.
+
+    Returns:
+        Shape (7 + 3 classes,).
+    """
+    classes, losses = shared.model.classes, shared.losses()
+    found = np.zeros(SUMMARY + 3 * classes)
+    found[0] = (math.fsum(1.0 - loss for loss in losses.values()) - 1.0) / WORKERS
+    found[1] = (len(losses) - 1) / WORKERS  # the one that is placed now is among them
+    found[2] = len(line) / WORKERS
+    found[3] = float(shared.free.sum() / shared.sizes.sum())
+    found[4] = float((shared.free == shared.sizes).mean())
+    found[5] = float((shared.free > 0).mean())
+    found[6] = job.size / WORKERS
+    found[SUMMARY + job.number] = 1.0
+    for one in shared.jobs.values():
+        found[SUMMARY + classes + one.number] += sum(one.workers.values()) / WORKERS
+    for waiting in line:
+        found[SUMMARY + 2 * classes + waiting.number] += waiting.size / WORKERS
+    return found
+
+
+def critic_width(classes: int) -> int:
+    """Inputs of the critic."""
+    return SUMMARY + 3 * classes
+
+
+LAMBDA: Final = 0.95  # of advantages
+MOST_RATIO: Final = 2.0  # weight of what is more probable now than when it was done
+RATES: Final = (3e-3, 3e-3)  # of learning; of the actor and of the critic
+ENTROPY: Final = 0.003
+Batch = dict[str, Tensor]
+
+
+class ActorCritic:
+    """Learns from placements."""
+
+    def __init__(self, actor: nn.Module, sharpness: nn.Parameter, critic: nn.Module) -> None:
+        """Begin with an empty buffer.
+
+        Args:
+            sharpness: weight of expected losses of speed in the score.
+            critic: V(s).
+        """
+        self.actor, self.sharpness, self.critic = actor, sharpness, critic
+        self.optimiser = torch.optim.Adam(
+            [
+                {"params": [*actor.parameters(), sharpness], "lr": RATES[0]},
+                {"params": critic.parameters(), "lr": RATES[1]},
+            ]
+        )
+
+    def slow_down(self, share: float) -> None:
+        """Learn at a share of the usual rates from now on.
+
+        Args:
+            share: above 0.
+        """
+        for group, rate in zip(self.optimiser.param_groups, RATES, strict=True):
+            group["lr"] = rate * share
+
+    def values(self, placements: Sequence[Placement]) -> FloatArray:
+        """V(s) before each placement, shape (len(placements),)."""
+        states = torch.tensor(np.array([one.state for one in placements]), dtype=torch.float32)
+        with torch.no_grad():
+            values: FloatArray = self.critic(states)[:, 0].double().numpy()
+        return values
+
+    def advantages(self, placements: Sequence[Placement]) -> tuple[FloatArray, FloatArray]:
+        """How much better each was than expected, and what the critic should have said.
+
+        Args:
+            placements: of one whole episode, in order.
+
+        Returns:
+            Two arrays of shape (len(placements),).
+        """
+        values = np.append(self.values(placements), 0.0)
+        found, later = np.zeros(len(placements)), 0.0
+        for at in reversed(range(len(placements))):
+            one = placements[at]
+            error = one.reward + one.discount * values[at + 1] - values[at]
+            found[at] = later = error + one.discount * LAMBDA * later
+        return found, found + values[:-1]
+
+    def learn(self, batch: Batch) -> tuple[float, float]:
+        """One step on some placements of the buffer.
+
+        Returns:
+            The loss of the critic, and the entropy of the choices.
+        """
+        scores = self.actor(batch["features"])[..., 0] - self.sharpness * batch["costs"]
+        scores = scores.masked_fill(~batch["allowed"], -1e9)
+        logs = torch.log_softmax(scores, dim=-1)
+        chosen = logs.gather(-1, batch["chosen"][..., None])[..., 0]
+        placed = batch["placed"]
+        log_probability = (chosen * placed).sum(dim=1)
+        entropy = -((logs.exp() * logs).sum(dim=-1) * placed).sum() / placed.sum()
+        ratio = (log_probability.detach() - batch["log_probability"]).exp().clamp(max=MOST_RATIO)
+        actor_loss = -(ratio * batch["advantage"] * log_probability).mean()
+        critic_loss = ((self.critic(batch["state"])[:, 0] - batch["value"]) ** 2).mean()
+        loss = actor_loss + critic_loss - ENTROPY * entropy
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.actor.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.critic.parameters(), 1.0)
+        self.optimiser.step()
+        return critic_loss.item(), entropy.item()
+
+
+def as_batch(
+    placements: Sequence[Placement],
+    advantages: FloatArray,
+    values: FloatArray,
+    most_workers: int,
+    most_nodes: int,
+) -> Batch:
+    """Placements as tensors, padded.
+
+    Args:
+        advantages: shape (B,).
+        values: for the critic, shape (B,).
+    """
+    inputs = placements[0].choices[0].among.features.shape[1]
+    shape = (len(placements), most_workers, most_nodes)
+    features, costs = np.zeros((*shape, inputs), np.float32), np.zeros(shape, np.float32)
+    allowed = np.zeros(shape, np.bool_)
+    allowed[..., 0] = True  # also of workers that are not there
+    chosen, placed = np.zeros(shape[:2], np.int64), np.zeros(shape[:2], np.float32)
+    for row, one in enumerate(placements):
+        for worker, choice in enumerate(one.choices):
+            many = len(choice.among.nodes)
+            features[row, worker, :many] = choice.among.features
+            costs[row, worker, :many] = choice.among.costs
+            allowed[row, worker, :many] = True
+            chosen[row, worker] = choice.place
+            placed[row, worker] = 1.0
+    spread = advantages.std() + 1e-6
+    return {
+        "features": torch.tensor(features),
+        "costs": torch.tensor(costs),
+        "allowed": torch.tensor(allowed),
+        "chosen": torch.tensor(chosen),
+        "placed": torch.tensor(placed),
+        "log_probability": torch.tensor(
+            [one.log_probability for one in placements], dtype=torch.float32
+        ),
+        "advantage": torch.tensor((advantages - advantages.mean()) / spread, dtype=torch.float32),
+        "value": torch.tensor(values, dtype=torch.float32),
+        "state": torch.tensor(np.array([one.state for one in placements]), dtype=torch.float32),
+    }
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """One after the other."""
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+SHARPNESS: Final = 15.0  # of expected losses in the score, to begin with
+CRITIC_HIDDEN: Final = 64
+
+
+class Networks:
+    """Reward model, actor and critic."""
+
+    def __init__(self, seed: int) -> None:
+        """Draw them; the actor begins as the greedy choice by the reward model."""
+        generator = torch.Generator().manual_seed(seed)
+        self.beside = _dense(_widths("beside"), generator)
+        self.spread = _dense(_widths("spread"), generator)
+        self.actor = _dense(_widths("actor"), generator)
+        self.critic = _dense([critic_width(CLASSES), CRITIC_HIDDEN, 1], generator)
+        self.sharpness = nn.Parameter(torch.tensor([SHARPNESS]))
+        with torch.no_grad():
+            for network in (self.actor, self.critic):
+                [*network.parameters()][-2].zero_()  # weights of the last layer
+
+    @property
+    def all(self) -> nn.ModuleDict:
+        """Those that are modules, by name."""
+        return nn.ModuleDict(
+            {
+                "beside": self.beside,
+                "spread": self.spread,
+                "actor": self.actor,
+                "critic": self.critic,
+            }
+        )
+
+    def reward_model(self) -> RewardModel:
+        """As it is now, without torch."""
+        return RewardModel(plain(self.beside), plain(self.spread), CLASSES)
+
+    def placing(self) -> Actor:
+        """The actor as it is now, without torch."""
+        return Actor(plain(self.actor), float(self.sharpness.item()))
+
+
+def plain(network: nn.Sequential) -> DenseNet:
+    """A network without torch; a copy."""
+    return DenseNet(
+        tuple(
+            (_array(layer.weight).T.copy(), _array(layer.bias))
+            for layer in network
+            if isinstance(layer, nn.Linear)
+        )
+    )
+
+
+def arrays_of(reward: RewardModel, actor: Actor, families: int) -> dict[str, FloatArray]:
+    """What a model's file holds.
+
+    Classes that were never met are given the mean of those that were: of a family that nobody
+    knows the mean is expected.
+
+    Args:
+        families: how many classes were met, the first ones.
+    """
+    nets = {"beside": reward.beside_net, "spread": reward.spread_net, "actor": actor.net}
+    found: dict[str, FloatArray] = {"sharpness": np.array([actor.sharpness])}
+    for name, net in nets.items():
+        for place, (weight, bias) in enumerate(net.layers):
+            found[f"{name}.{place}.weight"] = weight.T.copy()
+            found[f"{name}.{place}.bias"] = bias
+    blocks = {
+        "beside": (0, CLASSES + 2, 2 * CLASSES + 2, 3 * CLASSES + 2),
+        "spread": (0,),
+        "actor": (STRUCTURE, STRUCTURE + CLASSES),
+    }
+    for name, starts in blocks.items():
+        first = found[f"{name}.0.weight"]
+        for start in starts:
+            mean = first[:, start : start + families].mean(axis=1, keepdims=True)
+            first[:, start + families : start + CLASSES] = mean
+    return found
+
+
+def _widths(name: str) -> list[int]:
+    widths, layer = [SHAPES[f"{name}.0.weight"][1]], 0
+    while f"{name}.{layer}.weight" in SHAPES:
+        widths.append(SHAPES[f"{name}.{layer}.weight"][0])
+        layer += 1
+    return widths
+
+
+def _dense(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        linear = nn.Linear(before, after)
+        nn.init.xavier_uniform_(linear.weight, generator=generator)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _array(tensor: torch.Tensor) -> FloatArray:
+    return tensor.detach().double().numpy().copy()

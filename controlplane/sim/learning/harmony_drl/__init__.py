@@ -1,1 +1,0 @@
-"""Training of `harmony-drl`: an environment of its own, reward model, actor and critic."""

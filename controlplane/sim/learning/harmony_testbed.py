@@ -1,0 +1,271 @@
+"""The simulator's own truth about jobs, for an environment without the simulator.
+
+A cluster in which jobs come, are placed, slow each other down and end: no more than that.
+
+Job-aware exploration: a whole job is placed by one idea, and not one worker at random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.random import Generator, default_rng
+
+from controlplane.policy.learned.gang_model import Candidates, Choose
+from controlplane.policy.learned.shared_nodes import SharedNodes
+from controlplane.sim.engine.oracle import demand_of_model
+from controlplane.sim.models.demands import Demand, Interference
+from controlplane.sim.models.harmony import BATCHES
+from controlplane.sim.models.interference import make_interference, parse_interference
+from controlplane.sim.models.job_model import JobModel, packed
+from controlplane.sim.scenario import HARMONY, Scenario
+from controlplane.sim.scenario_loading import model_of, trace_of, usual_demands
+from schemas.ids import JobId, NodeId
+
+ROUNDING: Final = 1e-9  # of work: a job that has so little left has ended
+Speeds = Callable[[SharedNodes, Sequence[str]], Mapping[str, float]]
+PassTime = Callable[[float, float, int], None]
+Place = Callable[[SharedNodes, "Arrival", Sequence["Arrival"]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A job that is submitted."""
+
+    name: str
+    at: float  # seconds
+    number: int  # of its class
+    size: int  # workers
+    work_s: float  # that it trains alone on as few nodes as possible
+
+
+@dataclass(slots=True)
+class _Running:
+    arrival: Arrival
+    left_s: float  # of its work
+    trains_at: float  # it starts until then
+
+
+@dataclass(slots=True)
+class Episode:
+    """From the first submission to the last end.
+
+    As in the simulator, time goes from event to event. Paper: intervals of equal length. Here: an
+    interval ends when a job comes or ends, which is when anything can be decided.
+    """
+
+    arrivals: Sequence[Arrival]  # by time
+    shared: SharedNodes  # with nobody there
+    speeds: Speeds  # shares of their speed alone that these jobs have
+    start_s: float = 0.0  # from its slots to its first step
+    now: float = 0.0
+    ends: dict[str, float] = field(default_factory=dict)  # of jobs, seconds
+    _coming: deque[Arrival] = field(default_factory=deque)
+    _line: deque[Arrival] = field(default_factory=deque)
+    _running: dict[str, _Running] = field(default_factory=dict)
+
+    def run(self, place: Place, pass_time: PassTime | None = None) -> None:
+        """Live through it.
+
+        Args:
+            place: puts a job for which there is room onto nodes; it is added there without
+                workers, and told who waits behind it.
+            pass_time: told of seconds that pass, of the sum of normalised speeds in them, and of
+                the jobs that are there, whether they run or wait.
+        """
+        self._coming.extend(self.arrivals)
+        while self._coming or self._line or self._running:
+            while self._coming and self._coming[0].at <= self.now:
+                self._line.append(self._coming.popleft())
+            while self._line and self._line[0].size <= int(self.shared.free.sum()):
+                job = self._line.popleft()
+                self.shared.add(job.name, job.number, job.size)
+                place(self.shared, job, self._line)
+                self._running[job.name] = _Running(job, job.work_s, self.now + self.start_s)
+            self._advance(pass_time)
+
+    def _advance(self, pass_time: PassTime | None) -> None:
+        """To the next event."""
+        training = [name for name, job in self._running.items() if job.trains_at <= self.now]
+        speeds = self.speeds(self.shared, training) if training else {}
+        until = self._coming[0].at if self._coming else math.inf
+        for name, job in self._running.items():
+            due = self.now + job.left_s / speeds[name] if name in speeds else job.trains_at
+            until = min(until, due)
+        passed = until - self.now
+        if pass_time is not None and passed > 0.0:
+            pass_time(passed, math.fsum(speeds.values()), len(self._running) + len(self._line))
+        self.now = until
+        for name, speed in speeds.items():
+            job = self._running[name]
+            if job.left_s <= speed * passed * (1.0 + ROUNDING):
+                self.ends[name] = until
+                del self._running[name]
+                self.shared.remove(name)
+            else:
+                job.left_s -= speed * passed
+
+
+TRAINED_FAMILIES: Final = tuple(BATCHES)
+PATTERNS: Final[tuple[Literal["uniform", "poisson", "google"], ...]] = (
+    "uniform",
+    "poisson",
+    "google",
+)
+LOADS: Final = (0.8, 1.3)  # times the usual interval between submissions
+LOADS_DRAWN: Final = 7  # tells these draws from the trace's
+
+
+@dataclass(slots=True)
+class HarmonyTestbed:
+    """One trace of a scenario: its jobs, and how fast they are wherever they are placed."""
+
+    scenario: Scenario
+    seed: int
+    families: Sequence[str]  # by number of their class
+    arrivals: tuple[Arrival, ...] = ()
+    start_s: float = 0.0
+    _jobs: dict[JobId, JobModel] = field(default_factory=dict)
+    _demands: dict[JobId, Demand] = field(default_factory=dict)
+    _shared: SharedNodes | None = None
+    _rule: Interference | None = None
+
+    def __post_init__(self) -> None:
+        """Draw the trace, as the simulator does."""
+        scenario, model = self.scenario, model_of(self.scenario)
+        found: list[Arrival] = []
+        for job in trace_of(scenario, self.seed).jobs:
+            truth = self._jobs[JobId(job.name)] = model.job_model(job, "fixed", seed=self.seed)
+            self._demands[JobId(job.name)] = demand_of_model(truth)
+            number = self.families.index(truth.spec.family or "")
+            work_s = _work_s(truth, job.slots, scenario.widest)
+            found.append(Arrival(job.name, job.at, number, job.slots, work_s))
+            self.start_s = truth.costs.start_s
+        self.arrivals = tuple(found)
+        demands = usual_demands(scenario)
+        form = parse_interference(scenario.interference)
+        self._rule = make_interference(form, self, self.seed, demands)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Slots of every node."""
+        return [group.slots for group in self.scenario.nodes for _ in range(group.count)]
+
+    def speeds(self, shared: SharedNodes, training: Sequence[str]) -> dict[str, float]:
+        """Shares of their speed alone on few nodes that jobs have.
+
+        Args:
+            training: jobs that slow each other down; others there start only.
+        """
+        self._shared = shared
+        here: dict[int, dict[JobId, int]] = {}
+        for name in training:
+            for node, workers in shared.jobs[name].workers.items():
+                here.setdefault(node, {})[JobId(name)] = workers
+        found: dict[str, float] = {}
+        for name in training:
+            job = JobId(name)
+            found[name] = self._apart(job)
+            if self._rule is not None:
+                at = {_node(node): here[node] for node in shared.jobs[name].workers}
+                found[name] *= self._rule.remaining_speed(job, at)
+        return found
+
+    def _apart(self, job: JobId) -> float:
+        """Of its speed on few nodes, what it has where its nodes are."""
+        model = self._jobs[job]
+        placement = tuple(self.placement(job).values())
+        few = packed(sum(placement), self.scenario.widest)
+        batch = model.spec.batch_size
+        now = model.throughput(placement, batch, 0).progress_per_s
+        return now / model.throughput(few, batch, 0).progress_per_s
+
+    # --- what rules of interference ask
+
+    def family(self, job: JobId) -> str:
+        """What it trains."""
+        return self._jobs[job].application
+
+    def placement(self, job: JobId) -> Mapping[NodeId, int]:
+        """Its workers on each node."""
+        if self._shared is None:
+            return {}
+        return {_node(at): many for at, many in self._shared.jobs[job].workers.items()}
+
+    def demand(self, job: JobId) -> Demand:
+        """What its workers and servers ask of a node."""
+        return self._demands[job]
+
+    def gpu(self, node: NodeId) -> str:
+        """All nodes are alike."""
+        return ""
+
+    def slots(self, node: NodeId) -> int:
+        """How many slots it has."""
+        return self.sizes[int(node)]
+
+
+def _node(number: int) -> NodeId:
+    return NodeId(str(number))
+
+
+def _work_s(model: JobModel, slots: int, widest: int) -> float:
+    """Seconds that a job trains alone on as few nodes as possible."""
+    total, progress, placement = 0.0, 0.0, packed(slots, widest)
+    for epoch in range(model.epochs):
+        ends = model.epoch_ends_at(epoch)
+        rate = model.throughput(placement, model.spec.batch_size, epoch).progress_per_s
+        total += (ends - progress) / rate
+        progress = ends
+    return total
+
+
+def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
+    """A trace of Harmony's testbed: one of the paper's three arrival patterns, at some load.
+
+    Args:
+        seed: of the trace, and of its pattern and load.
+    """
+    rng = default_rng((seed, LOADS_DRAWN))
+    scenario = replace(
+        HARMONY,
+        jobs=jobs,
+        arrivals=PATTERNS[int(rng.integers(len(PATTERNS)))],
+        interval_s=HARMONY.interval_s * float(rng.uniform(*LOADS)),
+    )
+    return HarmonyTestbed(scenario, seed, TRAINED_FAMILIES)
+
+
+# Of the features of `gang_placement.features_of`.
+ROOM, HERE, FITS, JOBS = 2, 3, 4, 11
+EXPLORED_PATTERNS: Final[Mapping[str, Mapping[int, float]]] = {
+    "packed": {FITS: 4.0, HERE: 8.0, ROOM: -1.0},  # on few nodes, the tightest that fit
+    "balanced": {HERE: -8.0, ROOM: 1.0},  # on the emptiest nodes, each worker on another
+    "least loaded": {JOBS: -8.0, HERE: 1.0},  # where the fewest jobs are
+}
+
+
+def pattern(name: str) -> Choose:
+    """Places every worker of a job by one rule."""
+    weights = EXPLORED_PATTERNS[name]
+
+    def choose(among: Candidates) -> int:
+        found = sum(among.features[:, column] * weight for column, weight in weights.items())
+        return int(np.argmax(found))
+
+    return choose
+
+
+def at_random(rng: Generator) -> Choose:
+    """Places every worker anywhere."""
+
+    def choose(among: Candidates) -> int:
+        return int(rng.integers(len(among.scores)))
+
+    return choose

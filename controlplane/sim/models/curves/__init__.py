@@ -1,1 +1,0 @@
-"""How classical learning jobs train: loss curves of real trainings, replayed."""

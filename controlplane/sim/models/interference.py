@@ -1,0 +1,485 @@
+"""From the form of an option to the rule that it names.
+
+Which rule, as `--interference` says it.
+
+Slow-downs that were measured: pairs of jobs that share a GPU, published with Gavel.
+
+`simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT; Narayanan et
+al., OSDI '20) has steps per second alone and beside every other job, for K80, P100 and V100. They
+share a *GPU*, so pairs that compete for it alone are slowed down, too: the harshest neighbours.
+
+Slow-downs by who the neighbours are.
+
+Slow-downs from what jobs ask of a node: cores, PCIe and the network, never the GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+from zlib import crc32
+
+import msgspec
+from numpy.random import default_rng
+
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.models.demands import KNOWN_AS, Bound, Demand, Interference, TrainingJobs
+from schemas.ids import JobId, NodeId
+
+Kind = Literal["none", "pollux", "pairwise", "class", "resources", "gavel"]
+KINDS: Final = "none, pollux:SHARE, pairwise:SHARE, class:SHARE, resources:SHARE or gavel:FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A rule, with its mean slow-down or its file."""
+
+    kind: Kind
+    share: float = 0.0  # in [0, 1): of the speed that is lost, on average or always
+    file: str = ""
+
+
+def parse_interference(text: str) -> Form:
+    """`none`, a kind with a share as in `pairwise:0.25`, or `gavel:FILE`.
+
+    A share of 0 is `none`.
+
+    Args:
+        text: as an option of a command has it.
+
+    Raises:
+        TraceError: if it is none of these.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "gavel" and rest:
+        return Form("gavel", file=rest)
+    try:
+        share = float(rest) if rest else 0.0
+    except ValueError:
+        share = -1.0
+    if kind == "gavel" or kind not in get_args(Kind) or not 0.0 <= share < 1.0:
+        hint = "with 0 <= SHARE < 1"
+        raise TraceError(f"interference {text!r} is not one of {KINDS}", hint, "interference")
+    return Form(cast("Kind", kind), share) if share else Form("none")
+
+
+USUAL_GPU: Final = "v100"
+LEAST_SPEED: Final = 0.01  # that anybody keeps
+# Which of the measured jobs stands for a model that is not among them: by kind, middle batches.
+NEAREST: Final[Mapping[str, str]] = {
+    "resnet50": "ResNet-50 (batch size 32)", "vgg16": "ResNet-50 (batch size 64)",
+    "alexnet": "ResNet-50 (batch size 16)", "inception": "ResNet-50 (batch size 128)",
+    "resnext110": "ResNet-18 (batch size 128)", "googlenet": "ResNet-18 (batch size 64)",
+    "seq2seq": "Transformer (batch size 64)", "bert": "Transformer (batch size 32)",
+    "wlm": "LM (batch size 20)", "ctc": "LM (batch size 5)", "speech": "LM (batch size 80)",
+    "recommendation": "Recommendation (batch size 2048)", "yolo": "CycleGAN",
+}  # fmt: skip
+OTHERS: Final = "A3C"  # stands for whatever nobody knows
+
+Pairs = Mapping[str, Mapping[str, float]]  # job -> neighbour -> share of its speed that is left
+
+
+def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """GPU type -> job -> neighbour -> the share of its speed that the job keeps, in (0, 1].
+
+    Pairs that did not fit into the memory of one GPU have a speed of 0 there; for them the worst of
+    the job's other neighbours counts.
+
+    Raises:
+        TraceError: if it cannot be read, or is another file.
+    """
+    try:
+        table = msgspec.json.decode(path.expanduser().read_bytes())
+    except OSError as error:
+        raise _refused(path, error.strerror or "cannot be read") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _refused(path, f"is no JSON ({error})") from None
+    if not isinstance(table, dict):
+        raise _refused(path, "is no table by GPU type")
+    found = {
+        gpu: _pairs(path, gpu, rows)
+        for gpu, rows in table.items()
+        if not gpu.endswith("_unconsolidated")
+    }
+    if USUAL_GPU not in found or OTHERS not in found[USUAL_GPU]:
+        raise _refused(path, f"has no pairs of {OTHERS} on {USUAL_GPU}")
+    return found
+
+
+def _pairs(path: Path, gpu: str, rows: Any) -> dict[str, dict[str, float]]:
+    if not isinstance(rows, dict):
+        raise _refused(path, f"has no table of {gpu}")
+    found: dict[str, dict[str, float]] = {}
+    for key, row in rows.items():
+        name = _single(key)
+        if name is None:
+            continue
+        try:
+            alone = float(row["null"])
+            beside = {
+                other: float(speeds[0])
+                for label, speeds in row.items()
+                if (other := _single(label)) is not None
+            }
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError):
+            raise _refused(path, f"{gpu}, {name}: no steps per second") from None
+        good = [speed for speed in (alone, *beside.values()) if math.isfinite(speed)]
+        if alone <= 0.0 or min(good) < 0.0 or len(good) <= len(beside):
+            raise _refused(path, f"{gpu}, {name}: a speed is no number from 0 on")
+        worst = min((speed for speed in beside.values() if speed > 0.0), default=alone)
+        found[name] = {
+            other: min(1.0, max(LEAST_SPEED, (speed or worst) / alone))
+            for other, speed in beside.items()
+        }
+    return found
+
+
+def _single(key: str) -> str | None:
+    """The job of a key such as `('A3C', 1)`, if it has one GPU."""
+    try:
+        name, gpus = ast.literal_eval(key)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return str(name) if gpus == 1 else None
+
+
+def _refused(path: Path, what: str) -> TraceError:
+    hint = "give simulation_throughputs.json as Gavel publishes it"
+    return TraceError(f"interference {path}: {what}", hint, "interference")
+
+
+@dataclass(slots=True)
+class MeasuredInterference:
+    """The worst neighbour counts, on the worst node, as measured on GPUs of that node's type."""
+
+    pairs: Mapping[str, Pairs]
+    jobs: TrainingJobs
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
+        """What the worst neighbour leaves."""
+        mine = self._name(job)
+        return min(
+            (
+                self._kept(self.jobs.gpu(node), mine, self._name(other))
+                for node, here in at.items()
+                for other in here
+                if other != job
+            ),
+            default=1.0,
+        )
+
+    def _kept(self, gpu: str, mine: str, other: str) -> float:
+        table = self.pairs.get(gpu) or self.pairs[USUAL_GPU]
+        row = table.get(mine, {})
+        return row.get(other, min(row.values(), default=1.0))
+
+    def _name(self, job: JobId) -> str:
+        family = self.jobs.family(job)
+        known = self._names.get(family)
+        if known is None:
+            known = self._names[family] = measured_name(family, self.pairs[USUAL_GPU])
+        return known
+
+
+def measured_name(family: str, known: Pairs) -> str:
+    """The measured job that stands for a family: itself, or the nearest by `NEAREST`.
+
+    Args:
+        family: of jobs; traces may call theirs as the file does.
+    """
+    if family in known:
+        return family
+    part = next((KNOWN_AS[part] for part in KNOWN_AS if part in family.lower()), "")
+    near = NEAREST.get(part, OTHERS)
+    return near if near in known else OTHERS
+
+
+# How much a job loses (first) beside another one (second), as it is bound; chosen: most beside its
+# like, but on the GPU, which it shares with nobody; scaled to the mean that is asked for.
+LOSSES: Final[Mapping[tuple[Bound, Bound], float]] = {
+    ("cpu", "cpu"): 1.0, ("cpu", "pcie"): 0.3, ("cpu", "network"): 0.3, ("cpu", "compute"): 0.4,
+    ("pcie", "cpu"): 0.2, ("pcie", "pcie"): 1.0, ("pcie", "network"): 0.5, ("pcie", "compute"): 0.1,
+    ("network", "cpu"): 0.2, ("network", "pcie"): 0.4, ("network", "network"): 1.0,
+    ("network", "compute"): 0.1, ("compute", "cpu"): 0.4, ("compute", "pcie"): 0.1,
+    ("compute", "network"): 0.1, ("compute", "compute"): 0.1,
+}  # fmt: skip
+STEPS: Final = 60  # of a bisection
+
+
+@dataclass(slots=True)
+class DistributedInterference:
+    """Pollux' rule: jobs on several nodes that share one of them are slowed by a fixed share."""
+
+    share: float
+    spread: Callable[[JobId], bool]  # whether a job is on several nodes
+
+    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
+        """Less when another spread job is on one of its nodes."""
+        if not self.spread(job):
+            return 1.0
+        meets = any(other != job and self.spread(other) for here in at.values() for other in here)
+        return 1.0 - self.share if meets else 1.0
+
+
+@dataclass(slots=True)
+class PairwiseInterference:
+    """The worst neighbour counts: speed = exp(-max theta[family, family of the other]).
+
+    Each ordered pair of families has a slow-down of its own, drawn once from the seed between 0
+    and twice the mean.
+    """
+
+    mean: float
+    seed: int
+    family: Callable[[JobId], str]
+    _drawn: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
+        """What the worst neighbour leaves."""
+        mine = self.family(job)
+        others = {self.family(other) for here in at.values() for other in here if other != job}
+        return min((1.0 - self._loss(mine, other) for other in others), default=1.0)
+
+    def _loss(self, mine: str, other: str) -> float:
+        known = self._drawn.get((mine, other))
+        if known is None:
+            rng = default_rng((self.seed, crc32(mine.encode()), crc32(other.encode())))
+            known = self._drawn[mine, other] = min(0.9, float(rng.uniform(0.0, 2.0 * self.mean)))
+        return known
+
+
+@dataclass(slots=True)
+class ClassInterference:
+    """Classes of jobs slow each other down, and every neighbour adds to it.
+
+    speed = exp(-max over the job's nodes of scale x sum of LOSSES[class, class of the other]).
+    """
+
+    bound: Callable[[JobId], Bound]
+    scale: float = 1.0
+
+    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
+        """What the worst node leaves."""
+        mine = self.bound(job)
+        sums = [
+            math.fsum(LOSSES[mine, self.bound(other)] for other in here if other != job)
+            for here in at.values()
+        ]
+        return math.exp(-self.scale * max(sums, default=0.0))
+
+
+def class_scale(share: float, bounds: Iterable[Bound]) -> float:
+    """The scale at which random pairs of jobs lose so much of their speed on average.
+
+    Args:
+        share: mean over both jobs of all pairs of two models, in (0, 1).
+    """
+    pairs = [LOSSES[pair] for pair in permutations(bounds, 2)]
+    low, high = 0.0, 1e3
+    for _ in range(STEPS):
+        middle = (low + high) / 2.0
+        mean = sum(1.0 - math.exp(-middle * loss) for loss in pairs) / max(1, len(pairs))
+        low, high = (middle, high) if mean < share else (low, middle)
+    return high
+
+
+Amounts = tuple[float, float, float]  # cores, PCIe bytes/s, network bytes/s that are sent
+# A node of Harmony's testbed has 8 cores, 2 GPUs, a NIC of 50 Gb/s. Of that NIC the servers' TCP
+# reaches about 12 Gb/s; chosen. PCIe: 4 GB/s, through the host's memory and back; chosen.
+PER_SLOT: Final[Amounts] = (4.0, 2.0e9, 0.75e9)
+MOST_SCALE: Final = 1e6
+
+
+def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, int]:
+    """Parameter servers on each node of a job.
+
+    Paper: servers are placed like workers. Here a cluster gives out GPUs, and servers, which need
+    none, go along: they are dealt out to the workers in rank order.
+
+    Args:
+        placement: workers on each node, in rank order.
+    """
+    nodes = [node for node, many in placement.items() for _ in range(many)]
+    found = dict.fromkeys(placement, 0)
+    for number in range(servers):
+        found[nodes[number % len(nodes)]] += 1
+    return found
+
+
+def node_demand(demand: Demand, placement: Mapping[NodeId, int], node: NodeId) -> Amounts:
+    """What a job at full speed asks of one of its nodes.
+
+    With g gradient bytes per second of one worker, w workers and p servers in all, w' and p' here:
+
+    - servers: every worker sends its gradients to all servers and gets parameters back. What
+      leaves the node is w' g (1 - p'/p) + (p'/p) g (w - w'), and every gradient passes PCIe twice;
+    - all-reduce: a ring passes each node once, and 2 (w - 1)/w g leaves it where there is another
+      node; as much passes PCIe for every worker, where there are two.
+
+    Args:
+        placement: its workers on each node, in rank order.
+        node: one of these.
+    """
+    workers, here = sum(placement.values()), placement[node]
+    rate, servers = demand.gradient_bytes_per_s, demand.servers
+    if servers:
+        served = servers_on(placement, servers)[node]
+        share = served / servers
+        cores = demand.cores * here + demand.server_cores * served
+        sent = rate * (here * (1.0 - share) + share * (workers - here))
+        through = 2.0 * rate
+    else:
+        cores = demand.cores * here
+        through = 2.0 * (workers - 1) / workers * rate
+        sent = through if len(placement) > 1 else 0.0
+    return cores, here * (demand.input_bytes_per_s + through), sent
+
+
+def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, capacity: Amounts) -> float:
+    """How many times as long a step takes where a node is asked for more than it has.
+
+    1 + the sum over resources of wait x (asked / capacity - 1), where that is above 0 and the job
+    itself uses the resource: everybody gets the same share of what he asks for.
+
+    Args:
+        own: what the job asks of the node.
+        all_of_it: what all jobs there ask of it.
+    """
+    return 1.0 + sum(
+        wait * max(0.0, asked / there - 1.0)
+        for wait, mine, asked, there in zip(demand.waits, own, all_of_it, capacity, strict=True)
+        if mine > 0.0
+    )
+
+
+@dataclass(slots=True)
+class ResourceInterference:
+    """A job is as fast as on its worst node, beside what it would be there by itself.
+
+    speed = 1 / (1 + scale (stretch with all / stretch alone - 1)): what a job's own workers do to
+    each other is part of its speed alone.
+    """
+
+    jobs: TrainingJobs
+    scale: float = 1.0
+
+    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
+        """What its worst node leaves."""
+        return min((self._on(job, node, here) for node, here in at.items()), default=1.0)
+
+    def _on(self, job: JobId, node: NodeId, here: Mapping[JobId, int]) -> float:
+        demand, own = self.jobs.demand(job), self._asks(job, node)
+        others = [self._asks(other, node) for other in here if other != job]
+        if not others:
+            return 1.0
+        slots = self.jobs.slots(node)
+        capacity = (PER_SLOT[0] * slots, PER_SLOT[1] * slots, PER_SLOT[2] * slots)
+        return kept(demand, own, others, capacity, self.scale)
+
+    def _asks(self, job: JobId, node: NodeId) -> Amounts:
+        return node_demand(self.jobs.demand(job), self.jobs.placement(job), node)
+
+
+def kept(
+    demand: Demand, own: Amounts, others: Iterable[Amounts], capacity: Amounts, scale: float
+) -> float:
+    """The share of its speed that a job keeps on a node, in (0, 1].
+
+    Args:
+        others: what each other job asks of it; their order does not matter.
+        scale: of all slow-downs, 1 for those of the demands as they are.
+    """
+    parts = [own, *others]
+    everything = (
+        math.fsum(part[0] for part in parts),
+        math.fsum(part[1] for part in parts),
+        math.fsum(part[2] for part in parts),
+    )
+    alone = stretch(demand, own, own, capacity)
+    more = stretch(demand, own, everything, capacity) / alone - 1.0
+    return 1.0 / (1.0 + scale * max(0.0, more))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two jobs with a worker, and a server if there are any, on each of two nodes of two slots."""
+
+    mine: Demand
+    other: Demand
+    own: Amounts = field(init=False)
+    its: Amounts = field(init=False)
+
+    def __post_init__(self) -> None:
+        both = {NodeId("a"): 1, NodeId("b"): 1}
+        object.__setattr__(self, "own", node_demand(self.mine, both, NodeId("a")))
+        object.__setattr__(self, "its", node_demand(self.other, both, NodeId("a")))
+
+    def loss(self, scale: float) -> float:
+        """The share of its speed that the first one loses."""
+        capacity = (2 * PER_SLOT[0], 2 * PER_SLOT[1], 2 * PER_SLOT[2])
+        return 1.0 - kept(self.mine, self.own, [self.its], capacity, scale)
+
+
+@cache
+def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
+    """The scale at which random pairs of jobs lose so much of their speed on average.
+
+    Pairs as in Harmony's case study 2, two different models on the same servers, but that both
+    have a worker (and a server, if any) on each of two nodes, so that they use the network.
+
+    Args:
+        share: mean over both jobs of all pairs, in (0, 1).
+
+    Raises:
+        TraceError: if they ask for too little to slow each other down so much.
+    """
+    pairs = [_Pair(mine, other) for mine, other in permutations(demands, 2)]
+
+    def mean(scale: float) -> float:
+        return sum(pair.loss(scale) for pair in pairs) / max(1, len(pairs))
+
+    most = mean(MOST_SCALE)
+    if most < share:
+        what = f"interference: these jobs slow each other down by at most {most:.2f} on average"
+        raise TraceError(what, "give a smaller SHARE", "interference")
+    low, high = 0.0, MOST_SCALE
+    for _ in range(STEPS):
+        middle = math.sqrt(max(low, 1e-9) * high)
+        low, high = (middle, high) if mean(middle) < share else (low, middle)
+    return high
+
+
+def make_interference(
+    form: Form, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
+) -> Interference | None:
+    """The rule; None: nobody slows anybody down.
+
+    Args:
+        jobs: that train, now and later.
+        seed: of what `pairwise` draws; nothing else is drawn.
+        demands: of the models among which SHARE is the mean, for `class` and `resources`.
+
+    Raises:
+        TraceError: if a file cannot be used, or the share cannot be reached.
+    """
+    match form.kind:
+        case "none":
+            return None
+        case "pollux":
+            return DistributedInterference(form.share, lambda job: len(jobs.placement(job)) > 1)
+        case "pairwise":
+            return PairwiseInterference(form.share, seed, jobs.family)
+        case "class":
+            scale = class_scale(form.share, [demand.bound for demand in demands])
+            return ClassInterference(lambda job: jobs.demand(job).bound, scale)
+        case "resources":
+            return ResourceInterference(jobs, scale_for(form.share, demands))
+        case "gavel":
+            return MeasuredInterference(read_pairs(Path(form.file)), jobs)

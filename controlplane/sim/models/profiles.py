@@ -1,0 +1,459 @@
+"""A model from measurements: step times by placement, statistical progress by batch and epoch.
+
+A folder for each application, with tables in the layout of Pollux' simulator (OSDI 2021).
+
+How a measured application trains: times by placement and batch, progress by batch and epoch.
+
+The tables of a measured application, as they lie in its folder.
+
+Their layout is that of Pollux' simulator (OSDI 2021): `placements.csv` and `scalability.csv` have
+the times of a pass, `validation-BATCH.csv` what training made of each global batch.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.csv_parsing import CsvRow, with_header
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    EpochMetrics,
+    Placement,
+    StepParts,
+    Throughput,
+)
+from controlplane.sim.results import TraceJob
+from schemas.jobs import KEEP, JobSpec, StopRule
+
+LEAST_STEP_S: Final = 1e-9
+LEAST_NOISE: Final = 1e-30
+MOST_NOISE: Final = 1e30
+VALIDATION: Final = ("progress", "iteration", "grad_sqr", "grad_var")
+
+PassTimes = tuple[float, float]  # seconds of a pass, and of its synchronisation
+Size = tuple[int, int, int]  # nodes, slots, local batch
+
+
+@dataclass(frozen=True, slots=True)
+class EpochProfile:
+    """One row of a validation table: an epoch with one global batch."""
+
+    progress: float
+    iteration: float
+    sqr: float
+    var: float
+
+
+def smallest_rotation(placement: Placement) -> Placement:
+    """Of all ways to begin around the ring, the lexicographically smallest.
+
+    Args:
+        placement: slots on each node, at least one node.
+    """
+    return min(placement[at:] + placement[:at] for at in range(len(placement)))
+
+
+def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
+    """Times by local batch, for each placement.
+
+    Args:
+        file: with columns placement, local_bsz, step_time and sync_time; times in seconds.
+
+    Returns:
+        Placement, as its smallest rotation -> local batch (samples) -> seconds of a pass and of its
+        synchronisation, means over the lines that have both.
+
+    Raises:
+        TraceError: if a line is wrong, or nothing was measured on one slot.
+    """
+    seen: dict[Placement, dict[int, list[PassTimes]]] = {}
+    for row in with_header(file, ("placement", "local_bsz", "step_time", "sync_time")):
+        digits = row.text("placement")
+        if not digits.isdecimal() or "0" in digits:
+            raise row.error(
+                "placement", f"{digits[:40]!r} is no row of digits 1 to 9", "correct it"
+            )
+        placement = smallest_rotation(tuple(int(digit) for digit in digits))
+        times = _times(row)
+        seen.setdefault(placement, {}).setdefault(row.whole("local_bsz", 1), []).append(times)
+    if (1,) not in seen:
+        raise TraceError(f"{file}: nothing was measured on one slot", "add placement 1")
+    return {
+        placement: {local: _mean(table[local]) for local in sorted(table)}
+        for placement, table in seen.items()
+    }
+
+
+def read_sizes(file: Path) -> dict[Size, NDArray[np.float64]]:
+    """(pass, synchronisation) seconds, shape (2,), by nodes, slots and local batch.
+
+    Args:
+        file: with columns num_nodes, num_replicas, local_bsz, step_time and sync_time.
+
+    Raises:
+        TraceError: if a line is wrong.
+    """
+    seen: dict[Size, list[PassTimes]] = {}
+    columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+    for row in with_header(file, columns):
+        key = (row.whole("num_nodes", 1), row.whole("num_replicas", 1), row.whole("local_bsz", 1))
+        seen.setdefault(key, []).append(_times(row))
+    return {key: np.array(_mean(times)) for key, times in seen.items()}
+
+
+def _times(row: CsvRow) -> PassTimes:
+    """Seconds of a step, and of the part of it that is synchronisation."""
+    step_s = row.number("step_time", LEAST_STEP_S)
+    return step_s, row.number("sync_time", 0.0, step_s)
+
+
+def _mean(times: Sequence[PassTimes]) -> PassTimes:
+    return sum(t[0] for t in times) / len(times), sum(t[1] for t in times) / len(times)
+
+
+def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
+    """A row for each epoch, for each global batch.
+
+    Args:
+        epochs: that each table must have, at least.
+
+    Raises:
+        TraceError: if a table is wrong or too short, or there is none.
+    """
+    found: dict[int, list[EpochProfile]] = {}
+    for file in sorted(folder.glob("validation-*.csv")):
+        number = file.stem.partition("-")[2]
+        if not number.isdigit() or int(number) < 1:
+            raise TraceError(f"{file}: its name should say the batch", "as in validation-128.csv")
+        table = [
+            EpochProfile(
+                row.number("progress"),
+                row.number("iteration"),
+                row.number("grad_sqr", 0.0, MOST_NOISE),
+                row.number("grad_var", LEAST_NOISE, MOST_NOISE),
+            )
+            for row in with_header(file, VALIDATION, ("metric",))
+        ]
+        if len(table) < epochs:
+            what = f"{file}: {len(table)} epochs, a job of {folder.name} takes {epochs}"
+            raise TraceError(what, "give a table with all of them")
+        found[int(number)] = table
+    if not found:
+        raise TraceError(f"{folder} has no validation-BATCH.csv", "give one for each global batch")
+    return found
+
+
+EPOCHS: Final[Mapping[str, int]] = {  # after which a job of each application is done
+    "bert": 2,
+    "cifar10": 100,
+    "deepspeech2": 80,
+    "imagenet": 90,
+    "ncf": 10,
+    "yolov3": 50,
+}
+MOST_LOCAL: Final[Mapping[str, int]] = {"yolov3": 8}  # its larger measured ones ran out of memory
+MOST_NODES: Final = 16  # that were measured
+
+
+class MeasuredApplication:
+    """One application's tables."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the tables of a folder, which is named after the application.
+
+        Args:
+            folder: of one application, with the tables of Pollux' published profiles.
+
+        Raises:
+            TraceError: if one is missing or damaged, or nobody knows the application.
+        """
+        self.name = folder.name
+        if self.name not in EPOCHS:
+            known = ", ".join(sorted(EPOCHS))
+            raise TraceError(f"{folder}: nobody knows how many epochs it takes", f"known: {known}")
+        self.epochs = EPOCHS[self.name]
+        self._placements = read_placements(folder / "placements.csv")
+        self._sizes = read_sizes(folder / "scalability.csv")
+        locals_ = [local for table in self._placements.values() for local in table]
+        self.least_local = min(self._placements[1,])
+        self.most_local = MOST_LOCAL.get(self.name, max(locals_))
+        self._validation = read_validation(folder, self.epochs)
+        self.batches = sorted(self._validation)
+        self.first_batch, self.most_batch = self.batches[0], self.batches[-1]
+        tables = list(self._validation.values())
+        self.ends = [min(table[epoch].progress for table in tables) for epoch in range(self.epochs)]
+        self._speeds: dict[tuple[Placement, int], tuple[float, float]] = {}
+        self._surface: Any = None
+
+    def speed(self, placement: Placement, local: int) -> tuple[float, float]:
+        """Seconds of one pass and of its synchronisation.
+
+        Args:
+            placement: slots on each node.
+            local: batch of each slot, samples.
+
+        Raises:
+            TraceError: if nothing near was measured.
+        """
+        key = (placement, local)
+        known = self._speeds.get(key)
+        if known is None:
+            known = self._speeds[key] = self._measured(smallest_rotation(placement), local)
+        return known
+
+    def _measured(self, placement: Placement, local: int) -> tuple[float, float]:
+        table = self._placements.get(placement)
+        low = max(local, self.least_local)  # a smaller batch takes no less
+        if table is not None:
+            batches = list(table)
+            if low > batches[-1]:
+                self._missing(placement, local)
+            step = np.interp(low, batches, [table[batch][0] for batch in batches])
+            sync = np.interp(low, batches, [table[batch][1] for batch in batches])
+            return float(step), float(sync)
+        point = (min(len(placement), MOST_NODES), sum(placement), low)
+        step, sync = self._interpolated()([point])[0].tolist()
+        if math.isnan(step):
+            self._missing(placement, local)
+        return step, sync
+
+    def _missing(self, placement: Placement, local: int) -> None:
+        where = "+".join(str(count) for count in placement)
+        what = f"{self.name} was never measured near {where} slots with a local batch of {local}"
+        raise TraceError(what, "give a smaller batch, or tables with more measurements")
+
+    def _interpolated(self) -> Any:
+        """Linear over (nodes, slots, local batch), placements of one shape averaged."""
+        if self._surface is None:
+            from scipy.interpolate import LinearNDInterpolator  # noqa: PLC0415 - slow to load
+
+            seen: dict[tuple[int, int, int], list[PassTimes]] = {}
+            for placement, table in self._placements.items():
+                for local, times in table.items():
+                    seen.setdefault((len(placement), sum(placement), local), []).append(times)
+            means = {point: np.mean(times, axis=0) for point, times in seen.items()}
+            points = self._sizes | means
+            order = sorted(points)
+            self._surface = LinearNDInterpolator(
+                np.array(order, dtype=np.float64), np.array([points[point] for point in order])
+            )
+        return self._surface
+
+    def noise(self, batch: float, epoch: int) -> tuple[float, float]:
+        """|g|^2 and the trace of its covariance, linear between measured batches.
+
+        Args:
+            batch: global, samples.
+            epoch: 0-based; later ones than measured are like the last.
+        """
+        at = min(epoch, self.epochs - 1)
+        if batch <= self.first_batch or batch >= self.most_batch:
+            row = self._edge(batch)[at]
+            return row.sqr, row.var
+        low, high, share = self._between(batch)
+        one, other = self._validation[low][at], self._validation[high][at]
+        mixed = one.sqr * (1 - share) + other.sqr * share
+        return mixed, one.var * (1 - share) + other.var * share
+
+    def iterations(self, batch: float, epoch: int) -> float:
+        """Steps to the end of an epoch, linear between measured batches.
+
+        Args:
+            batch: global, samples.
+            epoch: 0-based.
+        """
+        if batch <= self.first_batch or batch >= self.most_batch:
+            return self._edge(batch)[epoch].iteration
+        low, high, share = self._between(batch)
+        one, other = self._validation[low][epoch], self._validation[high][epoch]
+        return one.iteration * (1 - share) + other.iteration * share
+
+    def _edge(self, batch: float) -> list[EpochProfile]:
+        return self._validation[self.first_batch if batch <= self.first_batch else self.most_batch]
+
+    def _between(self, batch: float) -> tuple[int, int, float]:
+        place = bisect_left(self.batches, batch)
+        low, high = self.batches[place - 1], self.batches[place]
+        return low, high, (batch - low) / (high - low)
+
+
+ONE_SLOT: Final = frozenset({"ncf"})  # applications that never run on several
+PASSES: Final = 8  # into which an elastic job may cut the batch of one slot
+MOST_SLOTS: Final = 64
+TINY: Final = 1e-8
+MAX_NAME: Final = 100
+
+
+@dataclass(slots=True)
+class ProfiledJob:
+    """A job of a measured application."""
+
+    app: MeasuredApplication
+    spec: JobSpec
+    costs: ChangeCosts
+    _steps: dict[tuple[Placement, int], tuple[int, StepParts]] = field(default_factory=dict)
+
+    @property
+    def application(self) -> str:
+        """The folder's name."""
+        return self.app.name
+
+    @property
+    def epoch_samples(self) -> int:
+        """||D||, as the smallest batch went through it."""
+        return round(self.app.iterations(self.app.first_batch, 0) * self.app.first_batch)
+
+    @property
+    def epochs(self) -> int:
+        """Of its application."""
+        return self.app.epochs
+
+    def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
+        """Gain over the first batch, divided by the time of a step with all its passes."""
+        key = (placement, batch)
+        known = self._steps.get(key)
+        if known is None:
+            known = self._steps[key] = self._step(placement, batch)
+        true_batch, parts = known
+        step_s = parts.step_s
+        sqr, var = self.app.noise(true_batch, epoch)
+        gain = (var + sqr) / (var / (true_batch / self.app.first_batch) + sqr)
+        progress_per_s = gain / step_s * self.app.first_batch
+        return Throughput(true_batch / step_s, progress_per_s, step_s, parts=parts)
+
+    def _step(self, placement: Placement, batch: int) -> tuple[int, StepParts]:
+        """The batch as it is dealt out in equal passes, and these."""
+        app, slots = self.app, sum(placement)
+        share = math.ceil(batch / slots - TINY)
+        more = math.ceil(share / app.most_local - TINY) - 1
+        if slots == 1 and batch > app.first_batch:
+            more = max(1, more)
+        local = math.ceil(share / (more + 1) - TINY)
+        local = max(1, min(local, app.most_batch // (slots * (more + 1))))
+        step_s, sync_s = app.speed(placement, local)
+        return slots * local * (more + 1), StepParts(step_s, sync_s, local, more + 1)
+
+    def epoch_ends_at(self, epoch: int) -> float:
+        """At the smallest progress that any measured batch had by then."""
+        return self.app.ends[min(epoch, self.epochs - 1)] * self.app.first_batch
+
+    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
+        """None was measured."""
+        return 0.0
+
+    def noise_scale(self, epoch: int, batch: int) -> float | None:
+        """The phi with which gain = B / B0 (phi + B0) / (phi + B); None where |g|^2 is 0.
+
+        It is that of the batch as it was asked for; a group's throughput is that of the batch as
+        it is dealt out, which may be a few samples more.
+        """
+        sqr, var = self.app.noise(batch, epoch)
+        return var / sqr * self.app.first_batch if sqr > 0 else None
+
+    def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
+        """The noise scale of the epoch that is over, and nothing else."""
+        noise = self.noise_scale(max(0, epoch - 1), batch)
+        return EpochMetrics(train_loss=None, metrics={}, noise_scale=noise)
+
+    def loss_left(self, epoch: int) -> float | None:
+        """None was published."""
+        return None
+
+    def remaining_steps(self, epoch: int, progress: float) -> float:
+        """Up to the beginning of the last epoch, at least 1: as the published simulator counts."""
+        last = self.epochs - 1
+        if epoch >= last:
+            return 1.0
+        batch = self.spec.batch_size
+        return self.app.iterations(batch, last) - self.app.iterations(batch, epoch)
+
+
+class ProfilesModel:
+    """The applications of a folder."""
+
+    def __init__(
+        self, folder: Path, costs: ChangeCosts, *, stated: bool = False, whole_seconds: bool = False
+    ) -> None:
+        """Choose the tables; an application's are read when a job needs them.
+
+        Args:
+            folder: with a folder for each application, or a folder `traces` with these.
+            stated: users state the epochs that their jobs take; else nobody knows.
+            whole_seconds: epochs end at whole seconds.
+
+        Raises:
+            TraceError: if there is no such folder.
+        """
+        if not folder.is_dir():
+            what = f"{folder} is no folder"
+            raise TraceError(
+                what, "give the one that has a folder for each application", "profiles"
+            )
+        self.whole_seconds = whole_seconds
+        self._folder = folder / "traces" if (folder / "traces").is_dir() else folder
+        self._costs = costs
+        self._stated = stated
+        self._applications: dict[str, MeasuredApplication] = {}
+
+    def job_model(
+        self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
+    ) -> ProfiledJob:
+        """The truth about `job`; the same for every seed."""
+        app = self._application(job.workload)
+        stop = StopRule(epochs=app.epochs) if self._stated else None
+        specify = self._elastic if batch == "elastic" else self._fixed
+        return ProfiledJob(app, specify(app, job, stop), self._costs)
+
+    def _application(self, name: str) -> MeasuredApplication:
+        if name not in self._applications:
+            folder = self._folder / name
+            if not name.isalnum() or len(name) > MAX_NAME or not folder.is_dir():
+                found = sorted(each.name for each in self._folder.iterdir() if each.is_dir())
+                what = f"application {name[:40]!r} has no profile in {self._folder}"
+                raise TraceError(what, f"profiled: {', '.join(found)}", "application")
+            self._applications[name] = MeasuredApplication(folder)
+        return self._applications[name]
+
+    def _elastic(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
+        alone = app.name in ONE_SLOT
+        local = app.most_batch if alone else min(app.most_batch, app.most_local * PASSES)
+        return JobSpec(
+            name=job.name,
+            script="train.py",
+            family=app.name,
+            batch_size=app.most_batch if alone else app.first_batch,
+            max_batch_size=app.most_batch,
+            max_local_batch=local,
+            slots=(1, 1) if alone else (1, MOST_SLOTS),
+            slots_wanted=1 if alone else min(job.slots, MOST_SLOTS),
+            stop=stop,
+            retries=1,
+        )
+
+    def _fixed(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
+        alone = app.name in ONE_SLOT
+        batch = job.batch or app.first_batch * job.slots
+        if batch > app.most_batch:
+            what = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
+            raise TraceError(f"{what}, not {batch}", "lower its batch_size", "batch_size")
+        most = 1 if alone else max(1, min(MOST_SLOTS, batch // app.least_local))
+        return JobSpec(
+            name=job.name,
+            script="train.py",
+            family=app.name,
+            batch_size=batch,
+            max_batch_size=KEEP,
+            slots=(1, max(most, 1 if alone else job.slots)),
+            slots_wanted=1 if alone else job.slots,
+            stop=stop,
+            retries=1,
+        )

@@ -1,1 +1,0 @@
-"""How measured applications train: tables in the layout of Pollux' simulator."""

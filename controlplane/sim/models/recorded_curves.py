@@ -1,0 +1,563 @@
+"""Trains for real and writes down what each training lost, iteration by iteration.
+
+The trainings whose losses are recorded: the algorithms of SLAQ's evaluation on real data.
+
+SLAQ section 3: classification (SVM, MLP, logistic regression, boosted trees, SVM with polynomial
+kernels), regression (linear, boosted trees), unsupervised (k-means, LDA). All data sets come with
+scikit-learn, and one with Python; those of `make_*` are generated.
+
+Losses with their gradients, and plain descents on them, one loss for each iteration.
+
+Libraries tell the loss of a descent seldom, and only some iterations of it; these tell each one.
+
+Data sets that come with scikit-learn and Python, ready to be learnt from.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pydoc_data import topics
+from typing import Any, Final, Literal
+
+import numpy as np
+import scipy
+import sklearn
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from sklearn import datasets
+from sklearn.cluster import KMeans
+from sklearn.decomposition import LatentDirichletAllocation
+from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.kernel_approximation import Nystroem
+from sklearn.metrics import log_loss
+from sklearn.neural_network import MLPClassifier
+from sklearn.preprocessing import LabelBinarizer, StandardScaler
+
+from controlplane.sim.cluster import TraceError
+from controlplane.sim.models.curves import Convergence, LossCurve, RecordedCurves
+
+FloatArray = NDArray[np.float64]
+ValueAndGradient = Callable[[FloatArray], tuple[float, FloatArray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss over weights that begin at zero."""
+
+    value_and_gradient: ValueAndGradient  # of weights of `shape`
+    shape: tuple[int, int]  # features, outputs
+    smoothness: float  # largest curvature; of a hinge: none, 1
+
+
+def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0) -> Objective:
+    """Mean squared error over two, and a ridge.
+
+    Args:
+        features: shape (n, d).
+        targets: shape (n, k).
+        ridge: weight of the squared norm over two.
+    """
+    count = len(features)
+
+    def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
+        error = features @ weights - targets
+        value = 0.5 * float(np.square(error).sum()) / count
+        gradient = features.T @ error / count + ridge * weights
+        return value + 0.5 * ridge * float(np.square(weights).sum()), gradient
+
+    shape = (features.shape[1], targets.shape[1])
+    return Objective(value_and_gradient, shape, _curvature(features) + ridge)
+
+
+def softmax(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objective:
+    """Mean cross-entropy of a multinomial logistic regression, and a ridge.
+
+    Args:
+        features: shape (n, d).
+        labels: one-hot, shape (n, k).
+        ridge: weight of the squared norm over two.
+    """
+    count = len(features)
+
+    def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
+        scores = features @ weights
+        scores -= scores.max(axis=1, keepdims=True)
+        log_total = np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        value = -float(np.sum(labels * (scores - log_total))) / count
+        gradient = features.T @ (np.exp(scores - log_total) - labels) / count + ridge * weights
+        return value + 0.5 * ridge * float(np.square(weights).sum()), gradient
+
+    shape = (features.shape[1], labels.shape[1])
+    return Objective(value_and_gradient, shape, 0.5 * _curvature(features) + ridge)
+
+
+def hinge(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objective:
+    """Mean hinge loss of linear machines, one against the rest, and a ridge; a subgradient.
+
+    Args:
+        features: shape (n, d).
+        labels: one-hot, shape (n, k).
+        ridge: weight of the squared norm over two.
+    """
+    count, signs = len(features), 2.0 * labels - 1.0
+
+    def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
+        short = 1.0 - signs * (features @ weights)
+        value = float(np.maximum(short, 0.0).sum()) / count
+        gradient = -features.T @ (signs * (short > 0.0)) / count + ridge * weights
+        return value + 0.5 * ridge * float(np.square(weights).sum()), gradient
+
+    return Objective(value_and_gradient, (features.shape[1], labels.shape[1]), 1.0)
+
+
+def descend(
+    objective: Objective, iterations: int, step: float, decay: Literal["none", "root"] = "none"
+) -> list[float]:
+    """Losses of a gradient descent on all data, from weights of zero.
+
+    Args:
+        objective: to lower.
+        iterations: how many.
+        step: in units of one over its smoothness.
+        decay: of the step: none, or by the root of the iteration, as Spark's MLlib has it.
+
+    Returns:
+        Before the first iteration, then after each one.
+    """
+    weights = np.zeros(objective.shape)
+    losses = []
+    for iteration in range(1, iterations + 2):
+        value, gradient = objective.value_and_gradient(weights)
+        losses.append(value)
+        shrink = np.sqrt(iteration) if decay == "root" else 1.0
+        weights = weights - step / objective.smoothness / shrink * gradient
+    return losses
+
+
+def minimise(objective: Objective, iterations: int) -> list[float]:
+    """Losses of L-BFGS from weights of zero, until it has converged.
+
+    Args:
+        objective: to lower.
+        iterations: at most.
+
+    Returns:
+        Before the first iteration, then after each one.
+    """
+
+    def flat(weights: FloatArray) -> tuple[float, FloatArray]:
+        value, gradient = objective.value_and_gradient(weights.reshape(objective.shape))
+        return value, gradient.ravel()
+
+    start = np.zeros(int(np.prod(objective.shape)))
+    losses = [flat(start)[0]]
+    limits = {"maxiter": iterations, "ftol": 1e-9, "gtol": 1e-6}
+    minimize(
+        flat,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options=limits,
+        callback=lambda weights: losses.append(flat(weights)[0]),
+    )
+    return losses
+
+
+def _curvature(features: FloatArray) -> float:
+    """Largest eigenvalue of the mean of x x'."""
+    return float(np.linalg.norm(features, 2) ** 2) / len(features)
+
+
+@cache
+def load(data: str, scaled: str = "standard") -> tuple[FloatArray, FloatArray]:
+    """Features with a column of ones, and targets as they are.
+
+    Args:
+        data: what scikit-learn calls it, after `load_`; or a `make_`, which generates it.
+        scaled: standard: mean 0 and deviation 1; largest: at most 1, spreads as different as
+            they are.
+
+    Returns:
+        Shapes (n, d + 1) and (n,) or (n, k).
+    """
+    made = {
+        "make_regression": partial(
+            datasets.make_regression, 1000, 40, n_targets=1, effective_rank=10, noise=1.0
+        ),
+        "make_classification": partial(
+            datasets.make_classification, 1000, 40, n_informative=10, flip_y=0.05
+        ),
+        "make_blobs": partial(datasets.make_blobs, 4000, 8, centers=60, cluster_std=5.0),
+    }
+    if data in made:
+        features, targets = made[data](random_state=0)[:2]
+    else:
+        features, targets = getattr(datasets, f"load_{data}")(return_X_y=True)
+    if scaled == "standard":
+        features = StandardScaler().fit_transform(features)
+    else:  # largest 1: columns keep their different spreads
+        features = features / np.abs(features).max(axis=0).clip(1e-9)
+    ones = np.ones((len(features), 1))
+    return np.hstack([features, ones]), np.asarray(targets)
+
+
+def one_hot(labels: FloatArray) -> FloatArray:
+    """A column for each class; of two classes one column.
+
+    Args:
+        labels: shape (n,).
+
+    Returns:
+        0 and 1, shape (n, 1) of two classes, else (n, classes).
+    """
+    return np.asarray(LabelBinarizer().fit_transform(labels), dtype=float)
+
+
+def classes(labels: FloatArray) -> FloatArray:
+    """A column for each class, of two classes as well.
+
+    Args:
+        labels: shape (n,).
+
+    Returns:
+        0 and 1, shape (n, classes).
+    """
+    found = one_hot(labels)
+    return np.hstack([1.0 - found, found]) if found.shape[1] == 1 else found
+
+
+def outputs(targets: FloatArray) -> FloatArray:
+    """Regression targets of mean 0 and deviation 1.
+
+    Args:
+        targets: shape (n,) or (n, k).
+
+    Returns:
+        Shape (n, k).
+    """
+    return np.asarray(StandardScaler().fit_transform(targets.reshape(len(targets), -1)))
+
+
+@cache
+def words(data: str) -> Any:
+    """Counts of words; an image of digits is a document of its pixels.
+
+    Args:
+        data: digits, else the topics of Python's own help.
+
+    Returns:
+        Shape (documents, words), dense or sparse.
+    """
+    if data == "digits":
+        return datasets.load_digits().data[:150]
+    count = CountVectorizer(stop_words="english", min_df=2, max_features=1500)
+    return count.fit_transform(topics.topics.values())
+
+
+Run = Callable[[int], list[float]]  # of a seed: losses before the first iteration and after each
+Settings = dict[str, str | float]
+DESCENT: Final = 200  # iterations
+STAGES: Final = 150  # of boosted trees
+PASSES: Final = 120  # of a network over its data
+LLOYD: Final = 100  # of k-means, at most
+TOPIC_PASSES: Final = 60
+NEVER: Final = 1e-12  # a learning rate that changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One algorithm with its settings on one data set."""
+
+    family: str
+    convergence: Convergence
+    data: str
+    settings: Settings
+    run: Run
+
+    @property
+    def name(self) -> str:
+        """Family, data set and settings."""
+        told = "-".join(f"{key}{value}" for key, value in self.settings.items())
+        return "/".join(part for part in (self.family, self.data, told) if part)
+
+
+def all_trainings() -> list[Training]:
+    """Every training of every family, in a fixed order."""
+    families = (
+        _linear_regression, _logistic_regression, _logistic_lbfgs, _linear_svm, _polynomial_svm,
+        _k_means, _boosted_classifiers, _boosted_regressions, _networks, _topics,
+    )  # fmt: skip
+    return [training for family in families for training in family()]
+
+
+# --- descents
+
+
+def _linear_regression() -> Iterator[Training]:
+    for data, scaled, step in (
+        ("diabetes", "standard", 1.0), ("diabetes", "standard", 0.2), ("diabetes", "largest", 1.0),
+        ("linnerud", "standard", 1.0), ("linnerud", "largest", 1.8),
+        ("make_regression", "standard", 1.0),
+    ):  # fmt: skip
+
+        def run(_: int, data: str = data, scaled: str = scaled, step: float = step) -> list[float]:
+            features, targets = load(data, scaled)
+            return descend(least_squares(features, outputs(targets)), DESCENT, step)
+
+        settings: Settings = {"scaled": scaled, "step": step}
+        yield Training("linear-regression", "sublinear", data, settings, run)
+
+
+def _logistic_regression() -> Iterator[Training]:
+    for data, scaled, step in (
+        ("breast_cancer", "standard", 1.0), ("breast_cancer", "largest", 2.0),
+        ("digits", "standard", 1.0), ("digits", "largest", 4.0), ("wine", "standard", 0.5),
+        ("iris", "standard", 1.0), ("make_classification", "standard", 0.5),
+    ):  # fmt: skip
+
+        def run(_: int, data: str = data, scaled: str = scaled, step: float = step) -> list[float]:
+            features, labels = load(data, scaled)
+            return descend(softmax(features, classes(labels)), DESCENT, step)
+
+        settings: Settings = {"scaled": scaled, "step": step}
+        yield Training("logistic-regression", "sublinear", data, settings, run)
+
+
+def _logistic_lbfgs() -> Iterator[Training]:
+    for data, ridge in (
+        ("breast_cancer", 1e-4), ("breast_cancer", 1e-2), ("digits", 1e-4), ("digits", 1e-3),
+        ("wine", 1e-4), ("iris", 1e-5),
+    ):  # fmt: skip
+
+        def run(_: int, data: str = data, ridge: float = ridge) -> list[float]:
+            features, labels = load(data)
+            return minimise(softmax(features, classes(labels), ridge), DESCENT)
+
+        yield Training("logistic-lbfgs", "linear", data, {"ridge": ridge}, run)
+
+
+def _linear_svm() -> Iterator[Training]:
+    for data, step, ridge in (
+        ("breast_cancer", 0.1, 1e-4), ("digits", 0.1, 1e-4), ("digits", 0.05, 1e-3),
+        ("wine", 0.1, 1e-3), ("make_classification", 0.2, 1e-3),
+    ):  # fmt: skip
+
+        def run(_: int, data: str = data, step: float = step, ridge: float = ridge) -> list[float]:
+            features, labels = load(data)
+            return descend(hinge(features, one_hot(labels), ridge), DESCENT, step, "root")
+
+        settings: Settings = {"step": step, "ridge": ridge}
+        yield Training("svm-linear", "sublinear", data, settings, run)
+
+
+def _polynomial_svm() -> Iterator[Training]:
+    for data, degree, step in (
+        ("breast_cancer", 2, 2.0), ("breast_cancer", 3, 1.0), ("digits", 2, 0.5),
+        ("digits", 3, 0.5), ("wine", 2, 1.0),
+    ):  # fmt: skip
+
+        def run(
+            seed: int, data: str = data, degree: int = degree, step: float = step
+        ) -> list[float]:
+            features, labels = load(data)
+            kernel = Nystroem(
+                kernel="polynomial", degree=degree, gamma=1.0 / features.shape[1], coef0=1.0,
+                n_components=100, random_state=seed,
+            )  # fmt: skip
+            mapped = StandardScaler(with_mean=False).fit_transform(kernel.fit_transform(features))
+            scaled = np.asarray(mapped) / np.sqrt(mapped.shape[1])
+            return descend(hinge(scaled, one_hot(labels), 1e-4), DESCENT, step, "root")
+
+        settings: Settings = {"degree": degree, "step": step}
+        yield Training("svm-polynomial", "sublinear", data, settings, run)
+
+
+# --- clusters and topics
+
+
+def _k_means() -> Iterator[Training]:
+    for data, clusters in (
+        ("digits", 10), ("digits", 40), ("breast_cancer", 20), ("make_blobs", 60),
+        ("make_blobs", 120),
+    ):  # fmt: skip
+        run = partial(_lloyd, data, clusters)
+        yield Training("k-means", "linear", data, {"clusters": clusters}, run)
+
+
+def _lloyd(data: str, clusters: int, seed: int) -> list[float]:
+    """Mean squared distance to the nearest centre, from random points as centres."""
+    features, _ = load(data)
+    centres = features[np.random.default_rng(seed).choice(len(features), clusters, replace=False)]
+    losses: list[float] = []
+    while len(losses) <= LLOYD:
+        distances = np.square(features).sum(axis=1)[:, None] - 2.0 * features @ centres.T
+        loss = float((distances + np.square(centres).sum(axis=1)).min(axis=1).mean())
+        if losses and loss >= losses[-1]:
+            break
+        losses.append(loss)
+        means = KMeans(clusters, init=centres, n_init=1, max_iter=1, tol=0.0)
+        centres = means.fit(features).cluster_centers_
+    return losses
+
+
+def _topics() -> Iterator[Training]:
+    for data, count, decay in (
+        ("digits", 10, 0.7), ("digits", 20, 0.6), ("pydoc_topics", 5, 0.7),
+        ("pydoc_topics", 10, 0.6), ("pydoc_topics", 20, 0.6),
+    ):  # fmt: skip
+        run = partial(_dirichlet, data, count, decay)
+        settings: Settings = {"topics": count, "decay": decay}
+        yield Training("lda", "non-convex", data, settings, run)
+
+
+def _dirichlet(data: str, count: int, decay: float, seed: int) -> list[float]:
+    """Logarithm of the perplexity, per word, of online variational Bayes on all documents."""
+    counts = words(data)
+    model = LatentDirichletAllocation(
+        count, learning_decay=decay, total_samples=counts.shape[0], max_iter=0, random_state=seed,
+        batch_size=counts.shape[0],
+    )  # fmt: skip
+    model.fit(counts)  # draws its topics, no more
+    losses = [float(np.log(model.perplexity(counts)))]
+    for _ in range(TOPIC_PASSES):
+        model.partial_fit(counts)
+        losses.append(float(np.log(model.perplexity(counts))))
+    return losses
+
+
+# --- trees and networks
+
+
+def _boosted_classifiers() -> Iterator[Training]:
+    for data, rate, depth in (
+        ("breast_cancer", 0.1, 3), ("breast_cancer", 0.05, 2), ("digits", 0.1, 2),
+        ("wine", 0.05, 3), ("iris", 0.05, 2),
+    ):  # fmt: skip
+
+        def run(seed: int, data: str = data, rate: float = rate, depth: int = depth) -> list[float]:
+            features, labels = load(data)
+            model = GradientBoostingClassifier(
+                learning_rate=rate, n_estimators=STAGES, max_depth=depth, subsample=0.7,
+                max_features="sqrt", random_state=seed,
+            ).fit(features, labels)  # fmt: skip
+            priors = np.full((len(labels), 1), 1.0) * classes(labels).mean(axis=0)
+            stages = [priors, *model.staged_predict_proba(features)]
+            return [float(log_loss(labels, each)) for each in stages]
+
+        settings: Settings = {"rate": rate, "depth": depth}
+        yield Training("boosted-classification", "linear", data, settings, run)
+
+
+def _boosted_regressions() -> Iterator[Training]:
+    for data, rate, depth in (
+        ("diabetes", 0.1, 3), ("diabetes", 0.2, 2), ("diabetes", 0.05, 4),
+        ("make_regression", 0.1, 3), ("make_regression", 0.1, 2),
+    ):  # fmt: skip
+
+        def run(seed: int, data: str = data, rate: float = rate, depth: int = depth) -> list[float]:
+            features, targets = load(data)
+            scaled = outputs(targets)[:, 0]
+            model = GradientBoostingRegressor(
+                learning_rate=rate, n_estimators=STAGES, max_depth=depth, random_state=seed
+            ).fit(features, scaled)
+            stages = [np.full(len(scaled), scaled.mean()), *model.staged_predict(features)]
+            return [float(np.mean(np.square(scaled - each))) for each in stages]
+
+        settings: Settings = {"rate": rate, "depth": depth}
+        yield Training("boosted-regression", "linear", data, settings, run)
+
+
+def _networks() -> Iterator[Training]:
+    for data, width, solver, rate in (
+        ("digits", 32, "adam", 1e-3), ("digits", 64, "sgd", 0.01),
+        ("breast_cancer", 16, "adam", 1e-3), ("wine", 16, "sgd", 0.02), ("iris", 16, "adam", 0.01),
+    ):  # fmt: skip
+        run = partial(_network, data, width, solver, rate)
+        settings: Settings = {"width": width, "solver": solver, "rate": rate}
+        yield Training("mlp", "non-convex", data, settings, run)
+
+
+def _network(data: str, width: int, solver: str, rate: float, seed: int) -> list[float]:
+    """Cross-entropy over all training data after each pass."""
+    features, labels = load(data)
+    known = np.unique(labels)
+
+    def network(rate: float) -> Any:
+        return MLPClassifier((width,), solver=solver, learning_rate_init=rate, random_state=seed)
+
+    untrained = network(NEVER).partial_fit(features, labels, classes=known)
+    losses = [float(log_loss(labels, untrained.predict_proba(features)))]
+    model = network(rate)
+    for _ in range(PASSES):
+        model.partial_fit(features, labels, classes=known)
+        losses.append(float(log_loss(labels, model.predict_proba(features))))
+    return losses
+
+
+DIGITS: Final = 7  # significant ones that are kept
+COMMAND: Final = "ones sim record-curves FILE --seed {seed}"
+
+
+def record(
+    seed: int,
+    date: str,
+    families: Sequence[str] = (),
+    done: Callable[[str], object] = lambda _: None,
+) -> RecordedCurves:
+    """Train, and keep the losses.
+
+    Args:
+        date: of today, ISO 8601.
+        families: whose trainings run; none: all.
+        done: called with the name of each training that is over.
+
+    Returns:
+        Losses to `DIGITS` significant digits; other versions of the libraries give other ones.
+
+    Raises:
+        TraceError: if there is no such family.
+    """
+    trainings = all_trainings()
+    known = list(dict.fromkeys(training.family for training in trainings))
+    unknown = [name for name in families if name not in known]
+    if unknown:
+        what = f"nobody trains {unknown[0][:60]!r} here"
+        raise TraceError(what, f"choose from {', '.join(known)}", "families")
+    curves = []
+    for training in trainings:
+        if families and training.family not in families:
+            continue
+        curves.append(_curve(training, seed))
+        done(training.name)
+    return RecordedCurves(
+        command=COMMAND.format(seed=seed),
+        date=date,
+        seed=seed,
+        versions={
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+            "scikit-learn": sklearn.__version__,
+        },
+        curves=tuple(curves),
+    )
+
+
+def _curve(training: Training, seed: int) -> LossCurve:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # one iteration at a time never does
+        losses = training.run(seed)
+    return LossCurve(
+        name=training.name,
+        family=training.family,
+        convergence=training.convergence,
+        data=training.data,
+        settings=training.settings,
+        losses=tuple(float(f"{loss:.{DIGITS}g}") for loss in losses),
+    )

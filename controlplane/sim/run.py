@@ -1,0 +1,228 @@
+"""One simulation of a scenario under one policy, from the first submission to the last end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.random import default_rng
+
+from controlplane.policy.api import Policy
+from controlplane.policy.registry import Entry, entry, hears_steps, make
+from controlplane.sim.analysis.bounds import lower_bound_s, times_alone
+from controlplane.sim.cluster import RELATIVE_SPEEDS, TraceError, node_specs
+from controlplane.sim.engine.event_queue import Kernel, PlannerOptions, SimOptions
+from controlplane.sim.engine.oracle import ImaginedJobs, SimulatedTrainingJobs, SimulatorOracle
+from controlplane.sim.engine.planner import SimulatedPlanner
+from controlplane.sim.engine.simulation import Recorder, Simulation
+from controlplane.sim.models.demands import Interference, TrainingJobs
+from controlplane.sim.models.interference import make_interference, parse_interference
+from controlplane.sim.models.job_model import TrainingModel
+from controlplane.sim.results import JobResult, SimulationResult, Trace
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.scenario_loading import model_of, options_of, trace_of, usual_demands
+from schemas.ids import NodeId, Seconds
+
+TELEMETRY_S: Final = 30.0  # between reports of a group's steps, at most
+LOSSES: Final = 1000  # of nodes that are drawn, at most
+LOSS_DRAWS: Final = 77  # which stream of a seed they are drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a simulation is made from, once everything that it names was read."""
+
+    policy: str
+    options: Mapping[str, Any]  # of the policy
+    scenario: Scenario
+    seed: int
+    model: TrainingModel
+    trace: Trace
+
+    @property
+    def entry(self) -> Entry:
+        """Of the policy, in the registry."""
+        return entry(self.policy)
+
+    @property
+    def uncounted(self) -> int:
+        """How many of the first jobs do not enter averages."""
+        return int(self.scenario.warm_up * len(self.trace.jobs))
+
+
+def simulate(
+    policy: str,
+    scenario: Scenario,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    *,
+    trace: Trace | None = None,
+    model: TrainingModel | None = None,
+    record: Recorder | None = None,
+    made: Policy | None = None,
+) -> SimulationResult:
+    """Live through a scenario under one policy.
+
+    Args:
+        seed: of the workload and the search.
+        trace: what is submitted, if not what the scenario says.
+        model: how jobs train, if not as the scenario says.
+        record: called with every input of the core and its commands.
+        made: that policy, if not a new one: one that is being trained, whose results have no
+            bound.
+
+    Raises:
+        TraceError: if the trace or the profiles cannot be simulated.
+        SettingsError: if the policy or its options are unknown.
+    """
+    began = time.perf_counter()
+    entry(policy)  # an unknown one is refused before anything is read
+    run = _Run(
+        policy=policy,
+        options=options_of(policy, scenario, options or {}),
+        scenario=scenario,
+        seed=seed,
+        model=model or model_of(scenario),
+        trace=trace or trace_of(scenario, seed),
+    )
+    _check_trace(run.trace, scenario)
+    simulation, planner = _built(run, record, made)
+    _schedule(run, simulation)
+    simulation.kernel.run()
+    return _result(run, simulation, planner, began, bounded=made is None)
+
+
+def _built(
+    run: _Run, record: Recorder | None, made: Policy | None
+) -> tuple[Simulation, SimulatedPlanner]:
+    """The cluster, its policy and its interference, before anything happens."""
+    scenario, found, kernel = run.scenario, run.entry, Kernel()
+    sim_options = SimOptions(
+        instant_changes=scenario.instant_changes,
+        whole_seconds=run.model.whole_seconds,
+        telemetry_s=TELEMETRY_S if hears_steps(run.policy, run.options) else 0.0,
+        round_s=scenario.round_s,
+        stall_s=scenario.stall_s,
+        first_stall_s=scenario.first_stall_s,
+        prepare_s=scenario.prepare_s,
+        share_families=scenario.share_families,
+        record_allocations=scenario.record_allocations,
+        noise=scenario.report_noise,
+        noise_scale_error=scenario.noise_scale_error,
+        noise_scale_alone=scenario.information == "perfect",
+        seed=run.seed,
+    )
+    planner_options = PlannerOptions(
+        round_s=scenario.round_s,
+        latency_s=0.0 if scenario.instant_changes else scenario.latency_s,
+        generations=scenario.generations if found.searches else 0,
+        think_s=scenario.think_s if found.searches else 0.0,
+        asks_after_epochs=found.epochs,
+        rebatches=found.rebatches,
+        seed=run.seed,
+    )
+    specs = node_specs(scenario.nodes)
+    simulation = Simulation(kernel, specs, sim_options, record=record)
+    imagined = ImaginedJobs(simulation.jobs, specs)
+    rule = _interference(run, imagined)
+    oracle = SimulatorOracle(kernel, simulation.jobs, scenario.widest, imagined, rule)
+    policy = made or make(run.policy, run.options, oracle)
+    planner = simulation.use_policy(policy, planner_options)
+    interference = _interference(run, SimulatedTrainingJobs(simulation.jobs, specs))
+    if interference is not None:
+        simulation.use_interference(interference)
+    return simulation, planner
+
+
+def _interference(run: _Run, jobs: TrainingJobs) -> Interference | None:
+    """The rule by which these jobs slow each other down."""
+    form = parse_interference(run.scenario.interference)
+    return make_interference(form, jobs, run.seed, usual_demands(run.scenario))
+
+
+def _schedule(run: _Run, simulation: Simulation) -> None:
+    """Let the controller start, and everything come that comes from outside."""
+    simulation.begin()
+    for place, job in enumerate(run.trace.jobs):
+        make_model = partial(run.model.job_model, job, run.entry.batch, seed=run.seed)
+        simulation.submit(job, make_model, counted=place >= run.uncounted)
+    for at, node in _losses(run.scenario, run.seed):
+        simulation.lose_node(node, at, run.scenario.node_back_s)
+
+
+def _result(
+    run: _Run, simulation: Simulation, planner: SimulatedPlanner, began: float, *, bounded: bool
+) -> SimulationResult:
+    scenario, now = run.scenario, simulation.kernel.now
+    jobs = _with_times_alone(run, simulation.results()) if bounded else simulation.results()
+    return SimulationResult(
+        policy=run.policy,
+        options=dict(run.options),
+        setting=msgspec.to_builtins(scenario) | {"trace": run.trace.name},
+        seed=run.seed,
+        slots=scenario.slots,
+        jobs=jobs,
+        ended_at=max((job.ended_at or now for job in jobs), default=Seconds(0.0)),
+        busy_slot_s=sum(job.slot_s for job in jobs),
+        decisions_ms=tuple(planner.decisions_ms),
+        events=simulation.events,
+        wall_s=time.perf_counter() - began,
+        bound_s=_bound_s(run) if bounded else None,
+    )
+
+
+def _with_times_alone(run: _Run, jobs: Sequence[JobResult]) -> tuple[JobResult, ...]:
+    """The same results, each beside what its job would have taken alone."""
+    nodes = run.scenario.nodes
+    speeds = sum(each.count * each.slots * RELATIVE_SPEEDS.get(each.model, 1.0) for each in nodes)
+    alone = times_alone(
+        run.trace.jobs,
+        run.model,
+        widest=run.scenario.widest,
+        speed=speeds / run.scenario.slots,
+        first_stall_s=run.scenario.first_stall_s,
+        seed=run.seed,
+    )
+    return tuple(
+        msgspec.structs.replace(job, wanted=alone[job.job][0], alone_s=alone[job.job][1])
+        if job.job in alone
+        else job
+        for job in jobs
+    )
+
+
+def _bound_s(run: _Run) -> float | None:
+    """What no schedule can be better than."""
+    return lower_bound_s(
+        run.trace.jobs[run.uncounted :],
+        run.model,
+        slots=run.scenario.slots,
+        widest=run.scenario.widest,
+        fastest=max(RELATIVE_SPEEDS.get(group.model, 1.0) for group in run.scenario.nodes),
+        seed=run.seed,
+    )
+
+
+def _losses(scenario: Scenario, seed: int) -> list[tuple[float, NodeId]]:
+    """When which node is lost: a Poisson process."""
+    if scenario.node_loss_s <= 0.0:
+        return []
+    nodes = [spec.node for spec in node_specs(scenario.nodes)]
+    rng = default_rng((seed, LOSS_DRAWS))
+    times = np.cumsum(rng.exponential(scenario.node_loss_s, LOSSES)).tolist()
+    places = rng.integers(len(nodes), size=LOSSES).tolist()
+    return [(at, nodes[place]) for at, place in zip(times, places, strict=True)]
+
+
+def _check_trace(trace: Trace, scenario: Scenario) -> None:
+    if not trace.jobs:
+        raise TraceError(f"trace {trace.name} has no jobs", "give one with at least one job")
+    for job in trace.jobs:
+        if job.slots > scenario.slots:
+            what = f"job {job.name} asks for {job.slots} slots, the cluster has {scenario.slots}"
+            raise TraceError(what, "give more nodes, or lower its num_replicas", "num_replicas")

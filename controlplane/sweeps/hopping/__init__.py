@@ -1,1 +1,0 @@
-"""Which model visits which partition next, and where."""

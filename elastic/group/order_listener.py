@@ -1,0 +1,192 @@
+"""Orders on their way from the channel's thread to the training thread.
+
+The shell around `OrderInbox`: it holds the lock, opens stores and builds groups in the background.
+The channel's thread never waits for training; the training thread acts on orders where a step
+begins or gradients are summed, so nothing changes under the script's hands.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from elastic.collectives.process_group import ProcessGroup
+from elastic.collectives.rendezvous import BackgroundBuild
+from elastic.collectives.rendezvous_store import StoreServers
+from elastic.group.membership import Membership, form_group
+from elastic.group.order_inbox import (
+    BuildGroup,
+    CallOffWaits,
+    DropBuild,
+    Effect,
+    OpenStore,
+    OrderInbox,
+    PendingGroup,
+)
+from elastic.reporting import Report
+from schemas.wire.agent import RECOVER, JoinFailed, SlotAwaited, StoreOpened
+from schemas.wire.worker import GroupOrder, SlotGranted, ToWorker
+
+ERROR_CHARACTERS = 500  # of a report
+
+
+class OrderListener:
+    """Hears orders in one thread and hands them out in another."""
+
+    def __init__(self, membership: Membership, report: Report, *, granted: bool) -> None:
+        """Begin without orders."""
+        self.called_off = threading.Event()  # waits of the training thread are called off
+        self.stores = StoreServers(membership.address)
+        self._membership = membership
+        self._report = report
+        self._inbox = OrderInbox(membership.me, membership.born)
+        self._changed = threading.Condition()
+        self._builds: dict[int, BackgroundBuild] = {}  # by version
+        self._granted = threading.Event()
+        if granted:
+            self._granted.set()
+
+    # --- the channel's thread
+
+    def receive(self, message: ToWorker) -> None:
+        """Take in what the agent says; never waits for training.
+
+        Args:
+            message: an order, or the word that the slot's device is free; units are for sweeps.
+        """
+        if isinstance(message, SlotGranted):
+            self._granted.set()
+        if not isinstance(message, GroupOrder):
+            return
+        membership = self._membership
+        with self._changed:
+            effects = self._inbox.receive(
+                message, version=membership.version, workers=membership.workers
+            )
+            for effect in effects:
+                if not isinstance(effect, OpenStore):
+                    self._carry_out(effect)
+            self._changed.notify_all()
+        for effect in effects:
+            if isinstance(effect, OpenStore):
+                self._open_store(effect.version)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case CallOffWaits():
+                self.called_off.set()
+            case BuildGroup(order):
+                self._builds[order.version] = self._build(order)
+            case DropBuild(version):
+                if (build := self._builds.pop(version, None)) is not None:
+                    build.drop()
+
+    def _build(self, order: GroupOrder) -> BackgroundBuild:
+        return BackgroundBuild(
+            lambda publish: form_group(order, self._membership, publish),
+            lambda error: self.report_join_failed(order.version, error),
+        )
+
+    def report_join_failed(self, version: int, error: str) -> None:
+        """The group of `version` cannot be met.
+
+        Args:
+            error: why; cut at `ERROR_CHARACTERS`.
+        """
+        self._report(JoinFailed, group=version, error=error[:ERROR_CHARACTERS])
+
+    def _open_store(self, version: int) -> None:
+        if version in self.stores:
+            return
+        try:
+            port = self.stores.serve(version, oldest=self._membership.version)
+        except (OSError, RuntimeError) as error:
+            self.report_join_failed(version, f"no store: {error}")
+            return
+        self._report(StoreOpened, group=version, port=port)
+
+    # --- the training thread waits
+
+    def await_slot(self) -> None:
+        """Wait until the process that had the slot before is gone, and let the controller know."""
+        if not self._granted.is_set():
+            self._report(SlotAwaited)
+        self._granted.wait()
+
+    def await_order(self) -> GroupOrder:
+        """Wait for an order, and leave it where it is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox.first() is not None)
+            order = self._inbox.first()
+            assert order is not None  # noqa: S101 - the condition holds under the lock
+            return order
+
+    def take(self) -> GroupOrder:
+        """The oldest order that waits."""
+        with self._changed:
+            return self._inbox.take()
+
+    def await_recovery(self) -> GroupOrder:
+        """Wait for an order to quiesce or to recover; others are void by now."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._inbox.first() is not None)
+                order = self._inbox.take()
+                if order.kind == RECOVER:
+                    if self._inbox.first() is None:
+                        self.called_off.clear()
+                    return order
+
+    # --- the training thread looks, and goes on
+
+    @property
+    def pending(self) -> PendingGroup | None:
+        """The group that follows."""
+        return self._inbox.pending
+
+    def built(self, version: int) -> ProcessGroup | None:
+        """The process group that follows, if it is there.
+
+        Returns:
+            None while it is being built, if that failed, and if it was dropped, crossed or never
+            begun.
+        """
+        build = self._builds.get(version)
+        return build.group if build is not None else None
+
+    def raise_flag(self) -> bool:
+        """Whether this worker says in the coming reduction that it is ready for what follows."""
+        with self._changed:
+            return self._inbox.raise_flag(lambda version: self.built(version) is not None)
+
+    def lower_flag(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
+        """The reduction is over; the group whose boundary is agreed on now, if any.
+
+        Args:
+            unanimous: every rank said that it is ready.
+            boundary: the last step of the present group, if they did.
+        """
+        with self._changed:
+            agreed, effects = self._inbox.lower_flag(unanimous=unanimous, boundary=boundary)
+            for effect in effects:
+                self._carry_out(effect)
+        return agreed
+
+    def cross(self, pending: PendingGroup) -> ProcessGroup | None:
+        """The boundary is reached: `pending` is present; its process group, if it has a new one.
+
+        Args:
+            pending: whose boundary was agreed on; a newer one that follows it stays.
+
+        Returns:
+            None if the same processes go on with another batch, or this worker leaves.
+        """
+        with self._changed:
+            self._inbox.cross(pending)
+            build = self._builds.pop(pending.version, None)
+        return build.group if build is not None else None
+
+    def abandon_pending(self) -> None:
+        """Nothing follows the present group but what recovery brings."""
+        with self._changed:
+            for effect in self._inbox.abandon():
+                self._carry_out(effect)

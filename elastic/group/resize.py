@@ -1,0 +1,230 @@
+"""From the present group to the pending one: the boundary is announced, then crossed.
+
+How a worker becomes a member: with others that start too, or at a running group's boundary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from elastic import fault_points
+from elastic.batches import MicroBatch, Schedule, ScheduleRow
+from elastic.collectives.backend_protocol import wait_for
+from elastic.collectives.process_group import ProcessGroup
+from elastic.group.membership import Membership
+from elastic.group.order_inbox import PendingGroup
+from elastic.group.order_listener import OrderListener
+from elastic.sample_stream import TrainingPosition
+from elastic.state.broadcast import broadcast_training
+from elastic.state.portions import transfer_steps
+from elastic.state.training_state import TrainingState
+from elastic.state.transfer import IncomingState, OutgoingState
+from elastic.training_errors import BrokenGroupError
+from schemas.wire.worker import GroupOrder
+
+BOUNDARY_LEAD: Final = 2  # steps from the agreement to the boundary, at least
+BYTES_PER_S: Final = 400e6  # of a transfer beside training, over sockets
+JOIN_PLAN: Final = "join plan"  # key in the new group's store
+
+
+class JoinPlan(msgspec.Struct, frozen=True):
+    """What newcomers have to know of the boundary."""
+
+    position: TrainingPosition  # that the new group begins at
+    transfer_steps: int  # in which the state comes
+    old: tuple[int, ...]  # local batches of the former group, by rank
+    new: tuple[int, ...]  # and those of the group, once the state is there
+    seed: int  # of the order of samples
+
+
+class Resize:
+    """An incumbent's part in the change to the pending group.
+
+    Args:
+        membership: of this worker; enters the pending group.
+        listener: has the process group that was built meanwhile.
+        training: whose schedule changes, and whose state goes to newcomers.
+    """
+
+    def __init__(
+        self, membership: Membership, listener: OrderListener, training: TrainingState
+    ) -> None:
+        self._membership = membership
+        self._listener = listener
+        self._training = training
+
+    def announce(
+        self, pending: PendingGroup, boundary: int, micro_batch: MicroBatch, step_s: float
+    ) -> None:
+        """All members are ready: deal out the samples behind the boundary anew.
+
+        Args:
+            boundary: last step of the present group, some steps ahead, where nothing is drawn yet.
+            micro_batch: of the step in which all agreed.
+            step_s: mean duration of a step, seconds.
+        """
+        membership, order = self._membership, pending.order
+        fault_points.reach(
+            "announce", rank=membership.rank, step=micro_batch.step, version=order.version
+        )
+        member = order.group.member(membership.me)
+        rank = member.rank if member else None
+        new = tuple(m.local_batch for m in order.group.members)
+        old = micro_batch.row.local_batches
+        rows = [ScheduleRow(boundary + 1, new, rank)]
+        newcomers = len({m.worker for m in order.group.members} - set(membership.workers))
+        if newcomers:
+            pending.transfer_steps = self._transfer_steps(step_s)
+            zeros = ScheduleRow(boundary + 1, (*old, *(0,) * newcomers), rank)
+            rows = [zeros, ScheduleRow(boundary + 1 + pending.transfer_steps, new, rank)]
+            if membership.rank == 0:
+                self._tell_newcomers(pending, boundary, micro_batch, new)
+        self._training.schedule.forget(self._training.position.step)
+        self._training.schedule.announce(rows)
+
+    def _transfer_steps(self, step_s: float) -> int:
+        state = self._training.tensors()
+        sizes = [unit.size for unit in state.units(self._membership.device)]
+        return transfer_steps(sum(sizes), step_s, BYTES_PER_S, len(sizes))
+
+    def _tell_newcomers(
+        self,
+        pending: PendingGroup,
+        boundary: int,
+        micro_batch: MicroBatch,
+        new: tuple[int, ...],
+    ) -> None:
+        group = self._listener.built(pending.version)
+        if group is None:
+            return
+        training, old = self._training, micro_batch.row.local_batches
+        here = TrainingPosition(
+            micro_batch.epoch,
+            micro_batch.cursor_before,
+            micro_batch.step - 1,
+            training.position.samples_done,
+        )
+        steps = boundary - here.step
+        there = here.advanced(steps, sum(old), training.stream)
+        plan = JoinPlan(there, pending.transfer_steps, old, new, training.stream.seed)
+        group.store.post(JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
+
+    def cross(self, pending: PendingGroup) -> OutgoingState | None:
+        """Be a member of the pending group from the coming step on.
+
+        Args:
+            pending: announced before; its boundary is the step that is done, and this worker
+                stays.
+
+        Returns:
+            The state's transfer to newcomers, if there are any.
+        """
+        membership, training, order = self._membership, self._training, pending.order
+        built = self._listener.cross(pending)
+        senders = len(membership.workers)
+        newcomers = [m.rank for m in order.group.members if m.worker not in membership.workers]
+        if built is None:  # the same processes, with another batch
+            membership.group.version = order.version
+        membership.enter(order, built or membership.group)
+        if not newcomers:
+            return None
+        transfer = OutgoingState(
+            membership.group,
+            training.tensors(),
+            newcomers,
+            senders=senders,
+            first=training.position.step + 1,
+            steps=pending.transfer_steps,
+        )
+        if membership.rank == 0:
+            transfer.post_metadata(training.metadata())
+        return transfer
+
+
+def start_together(
+    group: ProcessGroup,
+    membership: Membership,
+    training: TrainingState,
+    called_off: threading.Event,
+) -> None:
+    """Begin in a group that starts: every rank takes the state of rank 0.
+
+    Args:
+        membership: takes `group`; its workers are known already.
+        training: of this worker; rank 0's replaces it.
+
+    Raises:
+        BrokenGroupError: if a peer is gone.
+        CancelledError: if `called_off` is set.
+    """
+    membership.group = group
+    if group.size > 1:
+        metadata = broadcast_training(training, group, 0, called_off)
+        if metadata is not None:
+            training.load_metadata(metadata)
+
+
+def await_join_plan(
+    group: ProcessGroup, called_off: threading.Event, failed: Callable[[str], None]
+) -> JoinPlan:
+    """Learn from the incumbents where the newcomers' first step is.
+
+    Args:
+        failed: told why nothing will come; the controller calls the wait off then.
+
+    Raises:
+        CancelledError: if `called_off` is set.
+    """
+    plans: list[JoinPlan] = []
+    there = threading.Event()
+
+    def ask() -> None:
+        try:
+            plans.append(msgspec.msgpack.decode(group.store.ask(JOIN_PLAN), type=JoinPlan))
+        except (RuntimeError, BrokenGroupError) as error:
+            failed(str(error).partition("\n")[0])
+            return
+        there.set()
+
+    threading.Thread(target=ask, name=JOIN_PLAN, daemon=True).start()
+    wait_for(there, called_off)
+    return plans[0]
+
+
+def enter_at_boundary(
+    order: GroupOrder,
+    group: ProcessGroup,
+    plan: JoinPlan,
+    membership: Membership,
+    training: TrainingState,
+) -> IncomingState:
+    """Be a newcomer in a running group: no samples until the state is there.
+
+    Args:
+        group: of incumbents and newcomers, which was built meanwhile.
+        plan: what the incumbents say of the boundary.
+        membership: enters `group`, without the whole state.
+        training: begins at the plan's position, with samples from the end of the transfer on.
+
+    Returns:
+        The state's transfer, which waits for its first portion already.
+    """
+    training.position = plan.position
+    training.take_seed(plan.seed)
+    first = plan.position.step + 1
+    zeros = (*plan.old, *(0,) * (group.size - len(plan.old)))
+    training.schedule = Schedule(ScheduleRow(first, zeros, group.rank))
+    training.schedule.announce([ScheduleRow(first + plan.transfer_steps, plan.new, group.rank)])
+    membership.enter(order, group)
+    membership.has_full_state = False
+    return IncomingState(
+        group,
+        training.tensors(),
+        senders=len(plan.old),
+        first=first,
+        steps=plan.transfer_steps,
+    )

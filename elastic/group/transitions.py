@@ -1,0 +1,453 @@
+"""Every change of this worker's group: it joins, resizes, recovers, leaves.
+
+All of it runs on the training thread, between two steps or where gradients are summed.
+
+In which steps the workers compare checksums of their states, and what came of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from elastic import fault_points
+from elastic.batches import MicroBatch
+from elastic.collectives.control_words import AgreedWords
+from elastic.collectives.process_group import ProcessGroup
+from elastic.group.membership import LeftGroup, Membership, await_group, report_formed
+from elastic.group.order_inbox import PendingGroup
+from elastic.group.order_listener import ERROR_CHARACTERS, OrderListener
+from elastic.group.recovery import Recovered, Recovery
+from elastic.group.resize import (
+    BOUNDARY_LEAD,
+    Resize,
+    await_join_plan,
+    enter_at_boundary,
+    start_together,
+)
+from elastic.reporting import Report, SampleRecords
+from elastic.state.broadcast import broadcast_training
+from elastic.state.epoch_reports import EpochReports
+from elastic.state.training_state import TrainingState
+from elastic.state.transfer import IncomingState, OutgoingState
+from elastic.training_errors import BrokenGroupError, CancelledError
+from schemas.wire.agent import JOIN, RECOVER, START, SUSPEND, GroupBroken, JoinFailed
+from schemas.wire.worker import GroupOrder
+
+CHECK_AFTER: Final = 2  # steps behind a transfer or a recovery
+CHECK_EVERY: Final = 256  # steps: against scripts that let workers drift apart
+
+
+class StateCheck:
+    """Decides by step numbers alone, so all workers decide alike."""
+
+    def __init__(self) -> None:
+        self.differs = False  # the states are not equal: rank 0's is to be sent to all
+        self._at = 0  # step; 0: none
+
+    def schedule(self, step: int) -> None:
+        """Compare some steps behind `step`, in which the last change comes to its end.
+
+        Args:
+            step: 1-based; a check that was scheduled before is forgotten.
+        """
+        self._at = step + CHECK_AFTER
+
+    def is_due(self, step: int, *, transferring: bool, rates_may_differ: bool) -> bool:
+        """Whether checksums ride in the reduction of `step`.
+
+        Args:
+            transferring: some members have not the whole state yet.
+            rates_may_differ: the scripts have just chosen rates by numbers of their own.
+        """
+        return step == self._at or (
+            not transferring and (rates_may_differ or step % CHECK_EVERY == 0)
+        )
+
+    def passed(self, step: int) -> bool:
+        """Whether `step` was the one that was scheduled; none is then.
+
+        Args:
+            step: that was reduced, 1-based.
+        """
+        if step != self._at:
+            return False
+        self._at = 0
+        return True
+
+    def reset(self) -> None:
+        """The group broke: nothing is scheduled and nothing known."""
+        self._at, self.differs = 0, False
+
+
+LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what it sent last
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionTerms:
+    """What rides with the gradients of a step, beside what the step itself has to say."""
+
+    ready: bool  # this worker is ready for the group that is pending
+    compares: bool  # checksums of the states, on every rank alike
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """Costs of a boundary behind which newcomers train, until its first step is over; seconds."""
+
+    took_s: float
+    step_s: float  # of a usual step before it
+    sync_s: float  # of that, in reductions
+
+
+class GroupTransitions:
+    """Acts on orders where it does not disturb the script, and on peers that are gone."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        listener: OrderListener,
+        training: TrainingState,
+        *,
+        epochs: EpochReports,
+        records: SampleRecords,
+        report: Report,
+    ) -> None:
+        """Begin outside of any group.
+
+        Args:
+            membership: of this worker; replaced with each change.
+            listener: hears orders.
+            training: what travels to newcomers and is recovered.
+            records: of samples; written where it is sure that all committed them.
+        """
+        self._membership = membership
+        self._listener = listener
+        self._training = training
+        self._epochs = epochs
+        self._records = records
+        self._report = report
+        self._resize = Resize(membership, listener, training)
+        self._recovery = Recovery(membership, listener, training, report)
+        self._check = StateCheck()
+        self._retired: ProcessGroup | None = None  # the former group, until the state is checked
+        self._new_batch: tuple[int, int] | None = None  # step from which on, global batch
+        self._recovered: Recovered | None = None  # whose lost members' records are to be written
+        self._stale = False  # what the loader drew ahead is void
+        self._left = False
+        self._swap: _Swap | None = None  # its pause lasts until the newcomers' first step
+
+    @property
+    def called_off(self) -> threading.Event:
+        """Set when waits for peers are to end."""
+        return self._listener.called_off
+
+    def use(self, depth: int) -> None:
+        """A boundary must not be nearer than `depth` steps; members agree on it when they meet.
+
+        Args:
+            depth: steps whose samples may have been drawn already.
+        """
+        self._membership.drawn_ahead = depth
+
+    # --- in
+
+    def join(self) -> None:
+        """Wait for the order to become a member, and become one."""
+        order = self._listener.await_order()
+        self._membership.has_full_state = order.kind == START
+        if order.kind == RECOVER:  # it is asked whether it has the state, which it has not
+            self.recover(None)
+            return
+        self._listener.take()
+        try:
+            group = await_group(order, self._membership, self.called_off)
+        except BrokenGroupError as error:
+            kind = JoinFailed if order.kind == JOIN else GroupBroken
+            self._report(kind, group=order.version, error=error.message[:ERROR_CHARACTERS])
+            self.recover(None)  # the controller ends it, or asks first what it has
+        except CancelledError:
+            self.recover(None)
+        else:
+            if order.kind == JOIN:
+                self._join_at_boundary(order, group)
+            else:
+                self._start(order, group)
+
+    def _start(self, order: GroupOrder, group: ProcessGroup) -> None:
+        try:
+            start_together(group, self._membership, self._training, self.called_off)
+        except (BrokenGroupError, CancelledError) as error:
+            self._report(GroupBroken, group=order.version, error=error.message)
+            threading.Event().wait()  # the state may be half another's: the controller ends this
+        report_formed(self._report, self._membership, self._training.position)
+
+    def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup) -> None:
+        try:
+            plan = await_join_plan(
+                group,
+                self.called_off,
+                lambda error: self._listener.report_join_failed(order.version, error),
+            )
+        except CancelledError:
+            self.recover(None)
+            return
+        training = self._training
+        training.transfer = enter_at_boundary(order, group, plan, self._membership, training)
+        last = plan.position.step + plan.transfer_steps
+        self._check.schedule(last)
+        self._new_batch = (last + 1, sum(plan.new))
+
+    # --- between two steps
+
+    def before_step(self) -> bool:
+        """The next step is about to begin; whether what was drawn ahead is void.
+
+        Raises:
+            LeftGroup: if this worker is not in the group any more.
+        """
+        if self._left:
+            raise LeftGroup(0)
+        if self.called_off.is_set():
+            self.recover(None)
+        if self._recovered is not None:
+            self._stand_in_for_lost(self._recovered)
+        step = self._training.position.step
+        try:
+            if self._check.differs:
+                self._resynchronise()
+            pending = self._listener.pending
+            if pending is not None and pending.boundary == step:
+                self._cross(pending)
+        except (CancelledError, BrokenGroupError) as error:
+            self.recover(error)
+        if self._training.transfer is not None:
+            self._advance_transfer(self._training.transfer)
+        if self._new_batch is not None:
+            self._follow_batch(*self._new_batch)
+        stale, self._stale = self._stale, False
+        return stale
+
+    def _resynchronise(self) -> None:
+        """The checksums differ: give everybody the state of rank 0, while all wait."""
+        self._check.differs = False
+        membership, training = self._membership, self._training
+        if membership.rank == 0:
+            sys.stderr.write("[ones] the state of the workers differs: it is sent again\n")
+        metadata = broadcast_training(training, membership.group, 0, self.called_off)
+        if metadata is not None:
+            training.load_metadata(metadata)
+
+    def _cross(self, pending: PendingGroup) -> None:
+        """The boundary: from here on this worker is in the pending group, or in none."""
+        began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.usual()
+        membership, order = self._membership, pending.order
+        step = self._training.position.step
+        fault_points.reach("boundary", rank=membership.rank, step=step, version=order.version)
+        member = order.group.member(membership.me)
+        if member is None:
+            self._listener.cross(pending)
+            self._leave_by(order)
+            return
+        former, old = membership.workers, membership.group
+        transfer = self._training.transfer = self._resize.cross(pending)
+        last = step + pending.transfer_steps
+        self._new_batch = (last + 1, order.group.global_batch)
+        if transfer is not None:
+            self._check.schedule(last)
+            self._retired = old
+        elif membership.group is not old:
+            old.retire()
+        if member.rank == 0 and set(former) - set(membership.workers):
+            self._records.write_for_lost(frozenset(membership.workers))
+        fault_points.reach("swapped", rank=membership.rank, version=order.version)
+        took_s = time.perf_counter() - began
+        position = self._training.position
+        report_formed(self._report, membership, position, pause_s=took_s, step_s=step_s)
+        if set(membership.workers) - set(former):
+            self._swap = _Swap(took_s, step_s, sync_s)
+
+    def _report_whole_pause(self) -> None:
+        """Report again if members waited for a newcomer in the first step of the new group.
+
+        The first report cannot wait for that step, which may not end if a newcomer is lost.
+        """
+        swap, self._swap = self._swap, None
+        if swap is None:
+            return
+        waited_s = self._training.recent_steps.synced_s() - swap.sync_s
+        if waited_s > 0.0:
+            report_formed(
+                self._report,
+                self._membership,
+                self._training.position,
+                pause_s=swap.took_s + waited_s,
+                step_s=swap.step_s,
+            )
+
+    def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
+        """Begin with the portion of the coming step, or end."""
+        membership, position = self._membership, self._training.position
+        if not transfer.is_over(position.step + 1):
+            transfer.begin_portion(position.step + 1)
+            return
+        self._training.transfer = None
+        if not membership.has_full_state:
+            membership.has_full_state = True
+            fault_points.reach("handed_over", rank=membership.rank, version=membership.version)
+            report_formed(self._report, membership, position)
+
+    def _follow_batch(self, first: int, batch: int) -> None:
+        """The learning rate follows the batch from the step on in which all have the state."""
+        step = self._training.position.step
+        if step + 1 >= first:
+            self._training.lr_state.follow_batch(batch, step)
+            self._new_batch = None
+
+    # --- where gradients are summed
+
+    def before_reduction(self, step: int) -> ReductionTerms:
+        """What this worker says in the reduction of `step`, and hears from the others.
+
+        Args:
+            step: that is under way, 1-based.
+        """
+        listener, transferring = self._listener, self._training.transfer is not None
+        return ReductionTerms(
+            ready=listener.pending is not None and listener.raise_flag(),
+            compares=self._check.is_due(
+                step,
+                transferring=transferring,
+                rates_may_differ=self._training.rates_may_differ,
+            ),
+        )
+
+    def after_reduction(
+        self, micro_batch: MicroBatch, terms: ReductionTerms, agreed: AgreedWords
+    ) -> None:
+        """Act on what all ranks know now, at the same step.
+
+        A newcomer then waits for the step's portion of the state, which the optimizer is to work
+        on.
+
+        Raises:
+            CancelledError: if the wait was called off.
+            BrokenGroupError: if the portion did not arrive.
+        """
+        self._report_whole_pause()
+        if agreed.skipped > 0 or (terms.compares and not agreed.same):
+            self._check.differs = True
+        self._records.write()
+        if terms.ready:
+            self._agree(micro_batch, agreed)
+        if self._check.passed(micro_batch.step):
+            self._retire_former()
+        transfer = self._training.transfer
+        if isinstance(transfer, IncomingState) and not self._membership.has_full_state:
+            load = self._training.load_metadata
+            transfer.take_portion(micro_batch.step, self.called_off, load)
+
+    def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
+        """If all are ready for what this worker is ready for, its boundary lies ahead now."""
+        group = self._membership.group
+        boundary = micro_batch.step + max(BOUNDARY_LEAD, group.drawn_ahead)
+        unanimous = agreed.ready == group.size
+        pending = self._listener.lower_flag(unanimous=unanimous, boundary=boundary)
+        if pending is not None:
+            self._resize.announce(pending, boundary, micro_batch, agreed.seconds)
+
+    def _retire_former(self) -> None:
+        if self._retired is not None:
+            self._retired.retire()
+            self._retired = None
+
+    # --- a member was lost
+
+    def recover(
+        self, error: Exception | None, take_back: Callable[[], None] | None = None
+    ) -> Recovered:
+        """Go on in the group that the controller makes of those who are left.
+
+        Args:
+            error: what was met, if nobody called this worker off.
+            take_back: called first: brings the state back to the last step that is done.
+
+        Raises:
+            LeftGroup: if this worker is not in it.
+        """
+        self._swap = None
+        self._abort_groups()
+        if take_back is not None:
+            take_back()
+        recovered = self._recovery.run(error)
+        if recovered is None:
+            self._leave()
+        self._training.transfer, self._new_batch = None, None
+        self._check.reset()
+        self._check.schedule(recovered.step)
+        self._retire_former()
+        self._recovered = recovered.behind(self._recovered)
+        self._stale = True
+        return recovered
+
+    def _abort_groups(self) -> None:
+        """The device has to be free of what will never end before anything else is asked of it."""
+        for group in (self._membership.group, self._retired):
+            if group is not None:
+                group.abort()
+
+    def _stand_in_for_lost(self, recovered: Recovered) -> None:
+        """Write what those who are gone did not come to write."""
+        self._recovered = None
+        self._records.write()
+        if self._membership.rank == 0:
+            workers = frozenset(self._membership.workers)
+            self._records.write_for_lost(workers)
+            if recovered.became_first:
+                self._epochs.report_again(self._membership.version)
+
+    # --- out
+
+    def _leave_by(self, order: GroupOrder) -> None:
+        """This worker is not in the group of `order`.
+
+        Raises:
+            CancelledError: a suspended job's checkpoint was called off.
+            BrokenGroupError: a peer is gone before it was written.
+            LeftGroup: otherwise.
+        """
+        self._records.write()
+        if order.kind == SUSPEND:
+            self._suspend(order.version)
+        self._leave()
+
+    def _suspend(self, version: int) -> None:
+        """Rank 0 writes the checkpoint, the others wait for it."""
+        membership = self._membership
+        if membership.rank == 0:
+            self._records.write_for_lost(frozenset({membership.me}))
+            fault_points.reach("suspend", rank=0, version=version)
+            self._epochs.suspend(version)
+            fault_points.reach("suspended", rank=0, version=version)
+        membership.group.broadcast_bytes(b"", self.called_off)
+
+    def _leave(self) -> NoReturn:
+        """End this worker's part; its script unwinds from where it is."""
+        self._records.write()
+        if self._membership.group.size > 1 and not self._left:
+            time.sleep(LINGER_S)
+        self._left = True  # should the script's loop swallow it
+        raise LeftGroup(0)
+
+    def check_left(self) -> None:
+        """Raise once more if the script's loop swallowed it.
+
+        Raises:
+            LeftGroup: if this worker is not in the group any more.
+        """
+        if self._left:
+            raise LeftGroup(0)

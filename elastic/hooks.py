@@ -1,0 +1,384 @@
+"""Let an optimizer's step wait, scale its rates, or pass over what is no step.
+
+`optimizer.step` is replaced on the one object, so schedulers and scalers find what they expect.
+
+See every scheduler of torch that a script makes for its optimizers, and scale its steps.
+
+Some call their base class's constructor, some do not, some are made of others: so the constructor
+of every class is wrapped, and the outermost one tells.
+
+See every gradient scaler that a script scales losses with.
+
+See the losses of outermost backward passes, and where these passes end.
+
+The engine's own callback ends with the innermost pass, which is too early when a checkpointed
+block runs a pass of its own inside. So `torch.autograd.backward` itself is wrapped.
+
+The first use of a GPU waits until the slot is granted.
+
+Let a dataset read as it would without loader workers, inside of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker
+
+
+class StepGate(Protocol):
+    """Who decides about each call of `optimizer.step`."""
+
+    def passes_over(self) -> bool:
+        """An optimizer is to step; whether it must pass over the present batch."""
+        ...
+
+    def refuse(self, what: str, remedy: str) -> None:
+        """The script does what a group cannot do exactly: an error, unless it is alone for ever."""
+        ...
+
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
+        """Wait until its parameters may change; what rates are multiplied with in this step."""
+        ...
+
+
+_stepping: list[torch.optim.Optimizer] = []  # the agent's, while it steps
+_gates: list[StepGate] = []  # of the last agent in this process
+_hooked: list[Any] = []
+
+
+def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
+    """Ask `gate` before each step of `optimizer`.
+
+    Args:
+        optimizer: this object only; others of its class keep their step.
+        gate: asked in the thread that calls `step`; its factor holds for that call.
+    """
+    original = type(optimizer).step
+    scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # by a scheduler made before
+
+    def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        if scheduled:
+            self._opt_called = True  # type: ignore[attr-defined] # or its scheduler complains
+        closure, args, options = _closure_of(args, options)
+        loss = None
+        if closure is not None:  # its backward pass is where the group sums
+            with torch.enable_grad():
+                loss = closure()
+        if gate.passes_over():
+            return loss
+        if closure is not None:
+            options["closure"] = _evaluated(closure, loss, gate)
+        factor = gate.before_optimizer_step(self)
+        _stepping.append(self)
+        try:
+            return scaled(self, factor, *args, **options)
+        finally:
+            _stepping.pop()
+
+    def scaled(self: torch.optim.Optimizer, factor: float, *args: Any, **options: Any) -> Any:
+        if factor == 1.0:
+            return original(self, *args, **options)
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * factor
+        try:
+            return original(self, *args, **options)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    if scheduled:
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined] # noqa: SLF001
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    _refuse_others(gate)
+
+
+def _closure_of(
+    args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
+    """The closure that `step` was called with, and the other arguments."""
+    if args:
+        return args[0], args[1:], options
+    others = {name: value for name, value in options.items() if name != "closure"}
+    return options.get("closure"), (), others
+
+
+def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
+    """`closure`, whose first evaluation is over already."""
+    losses = [loss]
+
+    def evaluate() -> Any:
+        if losses:
+            return losses.pop()
+        gate.refuse(
+            "the optimizer evaluates its closure several times in a step, each worker for itself",
+            "use an optimizer that evaluates it once; LBFGS is none",
+        )
+        return closure()
+
+    return evaluate
+
+
+def _refuse_others(gate: StepGate) -> None:
+    """From now on, refuse steps of other optimizers while a batch is trained on."""
+    _gates[:] = [gate]
+    if not _hooked:
+        _hooked.append(register_optimizer_step_pre_hook(_before_any))
+
+
+def _before_any(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
+    if _stepping:  # the agent's, or one inside of it
+        return
+    for gate in _gates:
+        gate.refuse(
+            f"a second optimizer ({type(optimizer).__name__}) steps in the loop, which "
+            "build_optimizer() did not give",
+            "return all optimizers from build_optimizer, as a tuple, list or dict: what others "
+            "keep does not reach workers that join",
+        )
+
+
+_trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRScheduler], None]] = (
+    weakref.WeakKeyDictionary()
+)
+_watched: weakref.WeakSet[type] = weakref.WeakSet()
+_being_made: list[int] = []  # schedulers whose constructor is running
+_scheduling: list[LRScheduler] = []  # those whose step is running
+_counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def track_lr_schedulers(
+    optimizers: Sequence[torch.optim.Optimizer],
+    track: Callable[..., None],
+    steps: Callable[[], int],
+) -> None:
+    """Track every scheduler that is made for one of `optimizers` from now on.
+
+    Args:
+        track: gets each as a keyword argument, named `scheduler N`: in the order in which the
+            script makes them, for whichever optimizer.
+        steps: how many a call of `step()` without arguments is to be, asked at each.
+    """
+    count = itertools.count(1)
+    for optimizer in optimizers:
+        _counts[optimizer] = steps
+        _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
+    if LRScheduler in _watched:
+        return
+    for kind in [*_below(LRScheduler)]:
+        _watch(kind)
+
+    def derive(cls: type) -> None:
+        _watch(cls)
+
+    later: Any = classmethod(derive)
+    LRScheduler.__init_subclass__ = later  # type: ignore[method-assign]
+
+
+def _below(kind: type) -> Iterator[type]:
+    yield kind
+    derived: list[type] = kind.__subclasses__()
+    for each in derived:
+        yield from _below(each)
+
+
+def _watch(kind: type) -> None:
+    if kind in _watched:
+        return
+    _watched.add(kind)
+    _watch_steps(kind)
+    original: Any = vars(kind).get("__init__")
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def made(self: LRScheduler, *args: Any, **options: Any) -> None:
+        outermost = id(self) not in _being_made
+        _being_made.append(id(self))
+        try:
+            original(self, *args, **options)
+        finally:
+            _being_made.remove(id(self))
+        optimizer = _optimizer_of(self) if outermost else None
+        tracker = _trackers.get(optimizer) if optimizer is not None else None
+        if tracker is not None:
+            tracker(self)
+
+    kind.__init__ = made  # type: ignore[misc]
+
+
+def _watch_steps(kind: type) -> None:
+    original: Any = vars(kind).get("step")
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def step(self: LRScheduler, *args: Any, **options: Any) -> None:
+        if args or options or _scheduling or _being_made:
+            original(self, *args, **options)
+            return
+        optimizer = _optimizer_of(self)
+        count = _counts.get(optimizer) if optimizer is not None else None
+        _scheduling.append(self)
+        try:
+            for _ in range(1 if count is None else count()):
+                original(self)
+        finally:
+            _scheduling.pop()
+
+    kind.step = step  # type: ignore[attr-defined]
+
+
+def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
+    """Its own, or that of the schedulers that it is made of."""
+    parts = list(vars(made).values())
+    for part in parts:
+        if isinstance(part, torch.optim.Optimizer):
+            return part
+        if isinstance(part, LRScheduler) and (found := _optimizer_of(part)) is not None:
+            return found
+        if isinstance(part, list | tuple):
+            parts.extend(part)
+    return None
+
+
+_seen: list[Callable[[GradScaler], None]] = []  # told of each; the last agent's in this process
+
+
+def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
+    """Tell `track` of each scaler before it scales a loss, also of those that it knows.
+
+    Args:
+        track: takes the place of what was told before.
+    """
+    _seen[:] = [track]
+    if GradScaler.scale.__name__ == "scale_tracked":
+        return
+    original: Any = GradScaler.scale
+
+    def scale_tracked(self: GradScaler, outputs: Any) -> torch.Tensor | Any:
+        if self.is_enabled():
+            for tell in _seen:
+                tell(self)
+        return original(self, outputs)
+
+    GradScaler.scale = scale_tracked  # type: ignore[method-assign, assignment]
+
+
+class BackwardListener(Protocol):
+    """Who is notified of outermost backward passes."""
+
+    losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
+    judge: Callable[[torch.Tensor], None] | None  # looks at each such scalar before its pass
+
+    def backward_over(self) -> None:
+        """An outermost backward pass is over."""
+        ...
+
+
+_listeners: list[BackwardListener] = []
+_depth = 0
+_original: Any = None
+
+
+def listen(listener: BackwardListener) -> None:
+    """From now on, notify `listener` of every outermost backward pass.
+
+    Args:
+        listener: is called in the order in which listeners came; one that comes twice is called
+            twice.
+    """
+    global _original  # noqa: PLW0603 - one engine in a process
+    _listeners.append(listener)
+    if _original is None:
+        _original = torch.autograd.backward
+        torch.autograd.backward = _backward
+
+
+def unlisten(listener: BackwardListener) -> None:
+    """Tell it no more.
+
+    Args:
+        listener: one that does not listen is passed over.
+    """
+    if listener in _listeners:
+        _listeners.remove(listener)
+
+
+def warm_up(device: torch.device) -> None:
+    """A first backward pass starts threads and libraries: let that be before the others wait."""
+    weight = torch.ones(8, 8, device=device, requires_grad=True)
+    torch.autograd.grad((weight @ weight).sum(), weight)
+
+
+def _backward(tensors: Any, *args: Any, **options: Any) -> None:
+    global _depth  # noqa: PLW0603
+    if _depth == 0:
+        gradient = args[0] if args else options.get("grad_tensors")
+        _note_loss(tensors, by_itself=gradient is None)
+    _depth += 1
+    try:
+        _original(tensors, *args, **options)
+    finally:
+        _depth -= 1
+    if _depth == 0:
+        for listener in _listeners:
+            listener.backward_over()
+
+
+def _note_loss(tensors: Any, *, by_itself: bool) -> None:
+    """Tell of a loss; it is judged unless `backward` multiplies it with a gradient."""
+    loss = tensors if isinstance(tensors, torch.Tensor) else None
+    if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
+        loss = tensors[0]
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        for listener in _listeners:
+            listener.losses.append(loss.detach().reshape(()))
+            if listener.judge is not None and by_itself:
+                listener.judge(loss)
+
+
+CUDA: Final[Any] = torch.cuda  # some of it has no types
+TOO_LATE: Final = "[ones] the GPU was used before ScalingAgent.from_env(), beside another worker\n"
+
+
+def hold_device(await_slot: Callable[[], None]) -> None:
+    """From now on, whoever uses CUDA first in this process waits for `await_slot` before it.
+
+    torch opens the device in the first call that needs it, and then makes up for the calls that
+    waited for that: `await_slot` is one of them. No memory of the device is taken before. Where
+    the device is open already, the log says so.
+
+    Args:
+        await_slot: returns when the device is free; called once, in the thread that came first.
+    """
+    if CUDA.is_initialized():
+        sys.stderr.write(TOO_LATE)
+        return
+    CUDA._lazy_call(await_slot)  # noqa: SLF001 - no public name
+
+
+@contextlib.contextmanager
+def without_worker_info() -> Iterator[None]:
+    """`torch.utils.data.get_worker_info()` gives None meanwhile: who asks gives every sample."""
+    info = get_worker_info()
+    worker._worker_info = None  # noqa: SLF001 - what get_worker_info() reads
+    try:
+        yield
+    finally:
+        worker._worker_info = info  # noqa: SLF001

@@ -1,1 +1,0 @@
-"""Every place where torch is patched or called back by it."""

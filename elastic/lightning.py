@@ -1,0 +1,489 @@
+"""The strategy that makes Lightning's `Trainer` one of several workers that look like one.
+
+Lightning's loops, whose epochs end where the job's data do.
+
+What a module logs in training, over all workers, whatever `sync_dist` says.
+
+Options of Lightning's trainer that an elastic job cannot keep exact.
+
+What Lightning counts beside the model: it travels to newcomers, and lies in checkpoints.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops import _FitLoop
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader
+
+from elastic.agent import ScalingAgent
+from elastic.batches import MicroBatch
+from elastic.state.learning_rates import scale_scheduler
+from elastic.step.batch_loader import ElasticLoader, options_of
+from elastic.training_errors import UsageError
+from schemas.jobs import StopRule
+
+
+class ElasticFetcher(_DataFetcher):
+    """Gives the batches of the agent's loader, and knows the last one of an epoch."""
+
+    def __init__(self, strategy: ElasticStrategy) -> None:
+        """Begin with nothing.
+
+        Args:
+            strategy: has the loader.
+        """
+        super().__init__()
+        self._strategy = strategy
+        self._batches: Iterator[Any] = iter(())
+
+    def __iter__(self) -> ElasticFetcher:
+        """Begin the rest of the running epoch."""
+        self.fetched, self.done = 0, False
+        self._batches = iter(self._strategy.loader or ())
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        """The next batch, in Lightning's form."""
+        batch = next(self._batches)
+        if self._strategy.tracked is not None:
+            self._strategy.tracked.begin_batch()
+        self.done = self._strategy.agent.view.ends_epoch
+        return batch, self.fetched, 0
+
+    def end(self) -> bool:
+        """The last step counts; whether it is taken anew instead."""
+        dropped = self._strategy.agent.view.is_dropped
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+        return dropped
+
+
+class ElasticEpochLoop(_TrainingEpochLoop):
+    """One epoch of the job."""
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Each epoch has batches of its own, the first one too."""
+        iter(data_fetcher)
+        data_fetcher._start_profiler = self._on_before_fetch  # noqa: SLF001
+        data_fetcher._stop_profiler = self._on_after_fetch  # noqa: SLF001
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """In a group a job that is stopped ends with its epoch, by rank 0's word."""
+        super().on_advance_end(data_fetcher)
+        agent = self.trainer.strategy.agent
+        if self.trainer.should_stop and agent.world_size > 1:
+            agent.stop("a callback of the trainer stopped it")
+            self.trainer.should_stop = False
+
+    def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:  # noqa: FBT001
+        """Those that count epochs step once, whatever the step is that ends the epoch."""
+        view = self.trainer.strategy.agent.view
+        with view.counting_steps(interval == "step"):
+            super()._update_learning_rates(interval, update_plateau_schedulers)
+
+
+class ElasticFitLoop(_FitLoop):
+    """All epochs of the job; its class replaces that of a trainer's own loop."""
+
+    @property
+    def max_batches(self) -> int | float:
+        """Steps of the running epoch, as planned now; never reached before the epoch's last one."""
+        planned: int | float = self.__dict__.get("max_batches", math.inf)
+        strategy = self.trainer.strategy
+        if strategy.loader is None or planned == 0:
+            return planned
+        ready = self.epoch_loop.batch_progress.current.ready
+        if self.epoch_loop.batch_progress.is_last_batch:
+            return int(ready)
+        return int(max(strategy.agent.view.epoch_steps, ready + 1))
+
+    @max_batches.setter
+    def max_batches(self, value: float) -> None:
+        """Before there is a job: of the script's loader."""
+        self.__dict__["max_batches"] = value
+
+    def setup_data(self) -> None:
+        """The agent's loader takes the place of the script's, once there is an optimizer."""
+        super().setup_data()
+        strategy, trainer = self.trainer.strategy, self.trainer
+        if strategy.loader is not None or not strategy.optimizers or self._combined_loader is None:
+            return
+        loaders = self._combined_loader.flattened
+        if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
+            what = "fit() got several training loaders, or one of its own kind"
+            raise UsageError(what, "give one DataLoader: put several datasets into one")
+        strategy.load(trainer, loaders[0])
+        if trainer.val_check_interval == 1.0:
+            trainer.val_check_batch = math.inf  # behind the last batch, whichever it is
+        self._data_fetcher = ElasticFetcher(strategy)
+        self._data_fetcher.setup(self._combined_loader)
+
+    def on_run_start(self) -> None:
+        """Join the group; in a resumed job the loops have their counts back."""
+        agent: ScalingAgent = self.trainer.strategy.agent
+        own = self._own_rule(agent)
+        agent.track(loops=self.trainer.strategy.tracked)
+        self.epoch_loop.max_steps = -1  # in samples: it is no count of steps
+        self._epochs = agent.epochs(own.epochs or 1, samples=own.samples)
+        self._epoch = next(self._epochs, None)
+        rule = agent.view.stop_rule
+        self.max_epochs = rule.epochs if rule is not None and rule.epochs else -1
+        current = self.epoch_progress.current  # of an epoch that was under way: it begins again
+        current.ready = current.started = current.completed = current.processed
+        super().on_run_start()
+
+    def _own_rule(self, agent: ScalingAgent) -> StopRule:
+        """What the trainer's options say."""
+        size, batch = agent.epoch_samples, agent.view.schedule_batch
+        if self.max_steps > 0:
+            epochs, rest = divmod(self.max_steps, agent.view.planned_steps(StopRule(epochs=1)) or 1)
+            samples = epochs * size + min(rest * batch, size)
+            limit = self.max_epochs if self.max_epochs and self.max_epochs > 0 else None
+            return StopRule(samples=samples if limit is None else min(samples, limit * size))
+        return StopRule(epochs=self.max_epochs if self.max_epochs and self.max_epochs > 0 else 1000)
+
+    def advance(self) -> None:
+        """One epoch; if its last step is dropped, with the group that broke, that step again."""
+        while True:
+            super().advance()
+            if not self._data_fetcher.end():
+                return
+
+    def on_advance_end(self) -> None:
+        """The epoch's hooks, then its report: rank 0 says whether the job ends."""
+        agent = self.trainer.strategy.agent
+        super().on_advance_end()
+        if self.trainer.should_stop:
+            agent.stop("a callback of the trainer stopped it")
+        numbers = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        agent.report(**{name: value for name, value in numbers.items() if name != "loss"})
+        self._epoch = next(self._epochs, None)
+        self.trainer.should_stop = self._epoch is None
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is."""
+        begun = "_epochs" in vars(self)
+        return self._epoch is None if begun else bool(vars(self).get("max_batches") == 0)
+
+
+class SharedResults(_ResultCollection):
+    """Means over samples are taken over those of the global batch, in every step.
+
+    So all workers have the same numbers, and one that leaves takes nothing of the epoch with it.
+    """
+
+    def __init__(self, agent: ScalingAgent) -> None:
+        """Begin with nothing.
+
+        Args:
+            agent: knows the batch that is trained on.
+        """
+        super().__init__(training=True)
+        self._agent = agent
+        self.owed: dict[str, tuple[Any, Any]] = {}  # sums of an epoch that a paused job was in
+
+    def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
+        """Take in one logged value.
+
+        Args:
+            value: that this worker logs.
+        """
+        metric, batch = self[key], self._agent.view.batch
+        if key in self.owed:
+            value_owed, samples_owed = self.owed.pop(key)
+            metric.value = metric.value + value_owed
+            metric.cumulated_batch_size = metric.cumulated_batch_size + samples_owed
+        if batch is None or not metric.is_tensor:
+            super().update_metrics(key, value, batch_size)
+            return
+        if metric.meta.is_mean_reduction and not metric.meta.sync.rank_zero_only:
+            super().update_metrics(key, *self._over_workers(value, batch.count))
+        elif batch.count:
+            super().update_metrics(key, value, batch_size)
+        else:  # a batch that counts nothing
+            super().update_metrics(key, torch.zeros_like(value), 0)
+
+    def _over_workers(self, value: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
+        own = torch.stack([value.detach().double().cpu(), torch.tensor(count).double()])
+        parts = self._agent.view.gather(own.numpy().tobytes())
+        if not parts:
+            return torch.zeros_like(value), 0
+        rows = [torch.frombuffer(bytearray(part), dtype=torch.float64) for part in parts]
+        pairs = torch.stack(rows)
+        total = pairs[:, 1].sum()
+        mean = (pairs[:, 0] * pairs[:, 1]).sum() / total
+        return mean.to(value.dtype).to(value.device), int(total)
+
+
+def refuse_options(trainer: Any) -> None:
+    """See to it that the group can train what the trainer's options say.
+
+    Args:
+        trainer: about to fit.
+
+    Raises:
+        UsageError: otherwise; it names the option and what to do.
+    """
+    every = trainer.val_check_interval
+    whole = "leave it out: an epoch has every sample once"
+    for found, option, remedy in (
+        (trainer.limit_train_batches != 1.0, "limit_train_batches", whole),
+        (trainer.overfit_batches > 0, "overfit_batches", whole),
+        (bool(trainer.fast_dev_run), "fast_dev_run", whole),
+        (
+            trainer.reload_dataloaders_every_n_epochs > 0,
+            "reload_dataloaders_every_n_epochs",
+            "leave it out: the job's loader lives as long as the job",
+        ),
+        (
+            isinstance(every, float) and every != 1.0,
+            f"val_check_interval={every}",
+            "1.0, or a whole number of steps: a part of an epoch has other steps when it grows",
+        ),
+        (
+            not trainer.lightning_module.automatic_optimization,
+            "automatic_optimization=False",
+            "write the loop with ScalingAgent, which trains with several optimizers",
+        ),
+    ):
+        if found:
+            raise UsageError(f"{option} cannot be kept exact", remedy, option.partition("=")[0])
+
+
+class TrackedLoops:
+    """Counts of the loops, sums of what is logged, and what callbacks remember.
+
+    Lightning counts in the midst of a step, the agent keeps and sends states of between two steps.
+    So what was counted in the present step is told apart: it is no part of the state, and a state
+    that comes in the midst of a step is added to it.
+    """
+
+    def __init__(self, trainer: Trainer, agent: ScalingAgent) -> None:
+        """Look at `trainer`.
+
+        Args:
+            trainer: that fits.
+            agent: knows the step under way.
+        """
+        self._trainer: Any = trainer
+        self._agent = agent
+        self._before: dict[str, Any] | None = None  # the present batch
+        self._batch: MicroBatch | None = None
+
+    def begin_batch(self) -> None:
+        """The loop has got a batch, and has not counted it yet."""
+        before, batch = self._present(), self._agent.view.batch
+        if batch is not None and not batch.first and self._before is not None:
+            before["sums"] = self._before["sums"]  # a step that is dropped loses all its passes
+        self._before, self._batch = before, batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, text, tensors and their containers, as they were before the present step."""
+        before = self._before if self._in_batch() else None
+        return before if before is not None else self._present()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The reverse.
+
+        Args:
+            state: what `state_dict` gave here or on another worker.
+        """
+        counts = state["counts"]
+        sums: Mapping[str, Any] = state["sums"]
+        if self._in_batch() and self._before is not None:
+            now = self._present()
+            counts = _moved(counts, now["counts"], self._before["counts"])
+            sums = _moved_sums(sums, now["sums"], self._before["sums"])
+            self._before = {**self._before, "counts": state["counts"], "sums": state["sums"]}
+        for name, progress in self._progresses().items():
+            progress.load_state_dict(counts[name])
+        self._trainer.fit_loop.epoch_loop._batches_that_stepped = counts["stepped"]  # noqa: SLF001
+        results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001
+        passes_over = not self._in_batch() and self._batch is not None and not self._batch.last
+        for key, (value, samples) in sums.items():
+            if key in results and not passes_over:  # behind a pass only its counts are undone
+                results[key].value = torch.as_tensor(value).to(results[key].value)
+                results[key].cumulated_batch_size = torch.as_tensor(samples)
+            elif key not in results:
+                results.owed[key] = value, samples
+        call._call_callbacks_load_state_dict(  # noqa: SLF001
+            self._trainer, {"callbacks": state["callbacks"]}
+        )
+
+    def _in_batch(self) -> bool:
+        return self._batch is not None and self._agent.view.batch is self._batch
+
+    def _progresses(self) -> dict[str, Any]:
+        fit = self._trainer.fit_loop
+        epoch = fit.epoch_loop
+        return {
+            "epoch": fit.epoch_progress,
+            "batch": epoch.batch_progress,
+            "scheduler": epoch.scheduler_progress,
+            "optimizer": epoch.automatic_optimization.optim_progress,
+        }
+
+    def _present(self) -> dict[str, Any]:
+        epoch = self._trainer.fit_loop.epoch_loop
+        counts = {
+            name: copy.deepcopy(progress.state_dict())
+            for name, progress in self._progresses().items()
+        }
+        sums = {
+            key: (metric.value, metric.cumulated_batch_size)
+            for key, metric in epoch._results.items()  # noqa: SLF001
+            if metric.is_tensor and metric.meta.is_mean_reduction
+        } | epoch._results.owed  # noqa: SLF001
+        callbacks = call._call_callbacks_state_dict(self._trainer)  # noqa: SLF001
+        counts["stepped"] = epoch._batches_that_stepped  # noqa: SLF001
+        return {"counts": counts, "sums": sums, "callbacks": callbacks}
+
+
+def _moved(state: Any, now: Any, before: Any) -> Any:
+    """`state`, moved on by what came from `before` to `now`."""
+    if isinstance(state, Mapping):
+        return {key: _moved(state[key], now[key], before[key]) for key in state}
+    if isinstance(state, bool):
+        return now
+    return state + now - before
+
+
+def _moved_sums(
+    state: Mapping[str, Any], now: Mapping[str, Any], before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same for sums, of which a newcomer has none before its first step."""
+    moved = {}
+    for key, (value, samples) in now.items():
+        was = before.get(key, (0.0, 0))
+        sent = state.get(key, (0.0, 0))
+        moved[key] = (sent[0] + value - was[0], sent[1] + samples - was[1])
+    return moved
+
+
+class ElasticStrategy(SingleDeviceStrategy):
+    """`Trainer(strategy=ElasticStrategy(), devices=1, ...)`: `fit` is elastic.
+
+    The global batch is the loader's times `accumulate_grad_batches` to begin with; under a cluster
+    that, the rate and the end of the job are the job file's.
+
+    Args:
+        agent: of this process; None: made here. On a GPU that another job is about to leave, make
+            it before anything uses the GPU.
+        lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
+        options: of `SingleDeviceStrategy`, by name.
+    """
+
+    strategy_name = "elastic"
+
+    def __init__(
+        self, agent: ScalingAgent | None = None, lr_scaling: str = "auto", **options: Any
+    ) -> None:
+        self.agent = agent or ScalingAgent.from_env()
+        self._lr_scaling = lr_scaling
+        self._passes = 1
+        self.loader: ElasticLoader | None = None
+        self.tracked: TrackedLoops | None = None
+        super().__init__(device=self.agent.device, **options)
+
+    # --- one of the workers
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this worker prints and saves; another one may, later."""
+        return self.agent.rank == 0
+
+    @property
+    def global_rank(self) -> int:
+        """The present one."""
+        return self.agent.rank
+
+    @global_rank.setter
+    def global_rank(self, _: int) -> None:
+        """The agent knows it."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Whoever is rank 0 now says and saves.
+
+        Args:
+            batch: passed over.
+            batch_idx: passed over.
+        """
+        rank_zero_only.rank = self.agent.rank
+
+    # --- what is trained
+
+    def setup(self, trainer: Trainer) -> None:
+        """As in any strategy; `fit` gets loops whose epochs the data end.
+
+        Raises:
+            UsageError: if the trainer's options cannot be kept exact.
+        """
+        if trainer.state.fn == TrainerFn.FITTING:
+            refuse_options(trainer)
+            trainer.fit_loop.__class__ = ElasticFitLoop
+            trainer.fit_loop.epoch_loop.__class__ = ElasticEpochLoop
+            trainer.fit_loop.epoch_loop._results = SharedResults(self.agent)  # noqa: SLF001
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._passes = trainer.accumulate_grad_batches
+            trainer.accumulate_grad_batches = 1  # passes of a step, which the agent weighs
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:  # noqa: FBT001
+        """Of a trainer that does not fit.
+
+        Raises:
+            UsageError: in `fit`.
+        """
+        module = self.lightning_module
+        if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
+            what, remedy = "fit(ckpt_path=...)", "leave it out: a job resumes by itself"
+            raise UsageError(what, remedy, "ckpt_path")
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+    def load(self, trainer: Trainer, data: DataLoader[Any]) -> ElasticLoader:
+        """Model, optimizer and loader are the agent's from here on.
+
+        Args:
+            trainer: with all that it configured.
+            data: that the script gave to train on.
+
+        Raises:
+            UsageError: if the agent cannot train it exactly.
+        """
+        agent, size = self.agent, int(data.batch_size or 1)
+        options = options_of(data, agent.device)
+        script_lr = float(self.optimizers[0].defaults["lr"])
+        _, _, self.loader = agent.load(
+            lambda: self.lightning_module,
+            lambda _: self.optimizers[0],
+            data.dataset,
+            batch_size=size * self._passes,
+            max_local_batch=size,
+            schedule_batch=size * self._passes,
+            lr_scaling=self._lr_scaling,
+            **options,
+        )
+        factor = agent.job_lr / script_lr if agent.job_lr is not None and script_lr else 1.0
+        for place, config in enumerate(self.lr_scheduler_configs):
+            scale_scheduler(config.scheduler, factor)
+            agent.track(**{f"configured scheduler {place + 1}": config.scheduler})
+        self.tracked = TrackedLoops(trainer, agent)
+        return self.loader
+
+
+__all__ = ["ElasticStrategy"]

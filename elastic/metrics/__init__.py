@@ -1,1 +1,0 @@
-"""What is measured of training: loss, speed, noise scale, and when the job is done."""

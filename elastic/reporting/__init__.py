@@ -1,1 +1,0 @@
-"""The worker's reports to its node agent, off the training thread."""

@@ -1,0 +1,317 @@
+"""Checkpoints in a folder: their names, how they are written and read.
+
+Checkpoints are written by a thread: training waits only for the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BufferedWriter, FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from elastic.state.tracked_states import plain_containers
+from elastic.training_errors import CheckpointError
+from schemas.host.state_files import sync_folder
+from schemas.ids import Version
+from schemas.nodes import ResumePoint
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+FORMAT: Final = 1
+KEPT: Final = 2  # the newest, and the one before it
+
+
+def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
+    """Where the checkpoint of an epoch lies.
+
+    Args:
+        point: epochs that are done, and version of the group that wrote it.
+    """
+    return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
+
+
+def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
+    """All checkpoints in `folder`, oldest first.
+
+    Args:
+        folder: of the job's checkpoints; one that is not there has none.
+
+    Returns:
+        Files and what their names say, by epoch, then by version.
+    """
+    found = []
+    for path in folder.glob("epoch-*.v*.pt"):
+        epoch, _, version = path.stem.removeprefix("epoch-").partition(".v")
+        if epoch.isdigit() and version.isdigit():
+            found.append((path, ResumePoint(epoch=int(epoch), version=Version(int(version)))))
+    return sorted(found, key=lambda entry: (entry[1].epoch, entry[1].version))
+
+
+def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
+    """The file to resume from: the one of `point`, or the furthest of what went on from it.
+
+    A group whose nodes are cut off goes on and drops old epochs, while its reports wait, or are
+    lost with a node. Every group since `point` went on from there. Of several, the latest group's
+    counts: an older one may be training on, where nobody reaches it.
+
+    Returns:
+        The file; if there is none, the one of `point`, which is not there.
+    """
+    later = [
+        (other.version, other.epoch, path)
+        for path, other in list_checkpoints(folder)
+        if point.version <= other.version < version and other.epoch >= point.epoch
+    ]
+    if later:
+        return max(later)[-1]
+    older = [
+        path
+        for path, other in list_checkpoints(folder)
+        if other.epoch >= point.epoch and other.version <= point.version
+    ]
+    return older[-1] if older else checkpoint_path(folder, point)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The checkpoint in `path`; nothing in it is executed.
+
+    Args:
+        path: of the file; its tensors come to the host.
+
+    Raises:
+        CheckpointError: if it is not there or damaged.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        hint = "let `checkpoints` of every agent be the same shared folder"
+        raise CheckpointError(f"no checkpoint {path.name} on this node", hint) from None
+    except Exception as error:
+        hint = "an earlier one may be whole"
+        first = str(error).partition("\n")[0][:300]
+        raise CheckpointError(f"checkpoint {path.name} cannot be read: {first}", hint) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {path.name} is of another format")
+    return content
+
+
+def save_checkpoint(content: dict[str, Any], path: Path) -> None:
+    """Write `content` durably, with as little of the training thread's time as torch allows.
+
+    Without the archive's own checksums: they cost half of the write or more, under the lock that
+    the training thread needs, and the rename keeps half a file from being taken for a whole.
+
+    Args:
+        content: tensors, numbers, text and their containers, `format` among them; a named tuple
+            is read back as a tuple.
+        path: of the file, which is replaced in place; the caller renames it.
+
+    Raises:
+        OSError: if the disk does not take it.
+    """
+    checksums = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        with _ArchiveFile(FileIO(path, "wb")) as file:  # a raw file takes 2 GiB a call at most
+            _save_archive(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        torch.serialization.set_crc32_options(checksums)
+
+
+class _ArchiveFile(BufferedWriter):
+    """Takes all that is written; it keeps the disk's error, which torch may not raise."""
+
+    error: OSError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+
+def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
+    try:
+        torch.save(plain_containers(content), file)
+    except RuntimeError as error:  # torch ends the archive all the same and finds that it is short
+        raise (file.error or error) from None
+
+
+RETRY_S: Final = 1.0
+CLOSE_S: Final = 30.0  # how long a script's end waits for a disk that takes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    point: ResumePoint
+    content: dict[str, Any]
+    durable: tuple[Callable[[], None], ...]  # of this epoch, and of those that it stands for
+
+    def after(self, earlier: _Order) -> _Order:
+        """This order in place of an `earlier` one that could not be written."""
+        return _Order(self.point, self.content, earlier.durable + self.durable)
+
+
+_open: set[CheckpointWriter] = set()  # of this process
+
+
+def drain_checkpoints() -> None:
+    """Let writes that are under way come to an end, as a process that leaves should."""
+    for writer in list(_open):
+        try:
+            writer.close()
+        except CheckpointError as error:
+            sys.stderr.write(f"[ones] {error}\n")
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a thread of its own, in order, at most one behind.
+
+    The training thread waits only when two epochs have ended since the disk took the last one. A
+    disk that takes nothing (full, away) does not stop training: the newest state is tried again
+    and stands for those before it, whose epochs are reported with it.
+
+    Args:
+        folder: of the job's checkpoints; made with the first of them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._next: _Order | None = None
+        self._changed = threading.Condition()
+        self._failing = False
+        self._closing = False
+        self._error: BaseException | None = None
+        self._checked = False
+        _open.add(self)
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def write(
+        self, point: ResumePoint, content: dict[str, Any], durable: Callable[[], None]
+    ) -> None:
+        """Write `content`, already copied, and call `durable` in the writer's thread.
+
+        Args:
+            point: epochs that are done, and version of the group that writes.
+            content: all tensors on the host; nobody changes it any more.
+            durable: called in the writer's thread, once this state or a newer one is on the disk.
+
+        Raises:
+            CheckpointError: if an earlier state could not be written, whatever the disk.
+        """
+        order = _Order(point, {"format": FORMAT, **content}, (durable,))
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is None or self._failing or self._error)
+            self._raise()
+            self._next = order.after(self._next) if self._next else order
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what came between a state and the disk, unless it is only full.
+
+        Raises:
+            CheckpointError: if an earlier state could not be written, whatever the disk.
+        """
+        with self._changed:
+            self._raise()
+
+    def close(self) -> None:
+        """Wait for what is under way.
+
+        Raises:
+            CheckpointError: if the last state could not be written within `CLOSE_S`.
+        """
+        _open.discard(self)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            full = isinstance(self._error, OSError)
+            hint = f"free space at {self._folder}" if full else "track only plain states"
+            what = f"cannot write a checkpoint: {self._error}"
+            raise CheckpointError(what, hint) from self._error
+
+    def _run(self) -> None:
+        while (order := self._take()) is not None:
+            try:
+                self._persist(order)
+            except Exception as error:  # noqa: BLE001 - a user's state may raise anything
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+
+    def _take(self) -> _Order | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is not None or self._closing)
+            order, self._next = self._next, None
+            self._changed.notify_all()
+            return order
+
+    def _persist(self, order: _Order) -> None:
+        """Write `order`, or what has replaced it by the time the disk takes something again."""
+        given_up_at: float | None = None
+        while True:
+            try:
+                self._store(order)
+            except OSError as error:
+                if not self._failing:
+                    sys.stderr.write(f"[ones] checkpoint: {error}; tried again, training goes on\n")
+                with self._changed:
+                    self._failing = True
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._next is not None, timeout=RETRY_S)
+                    if self._next is not None:
+                        order, self._next = self._next.after(order), None
+                    if self._closing:
+                        given_up_at = given_up_at or time.monotonic() + CLOSE_S
+                if given_up_at is not None and time.monotonic() > given_up_at:
+                    raise
+            else:
+                self._failing = False
+                for durable in order.durable:
+                    durable()
+                return
+
+    def _store(self, order: _Order) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = checkpoint_path(self._folder, order.point)
+        fresh = target.with_suffix(".new")
+        try:
+            save_checkpoint(order.content, fresh)
+            self._check(fresh)
+            fresh.replace(target)
+        finally:
+            fresh.unlink(missing_ok=True)
+        sync_folder(self._folder)
+        self._prune(order.point)
+
+    def _check(self, path: Path) -> None:
+        """Read the first checkpoint back: one that cannot be read is no checkpoint."""
+        if not self._checked:
+            load_checkpoint(path)
+            self._checked = True
+
+    def _prune(self, point: ResumePoint) -> None:
+        """Drop what is older than the last two epochs, but nothing of a later group."""
+        for path, other in list_checkpoints(self._folder):
+            if other.epoch <= point.epoch - KEPT and other.version <= point.version:
+                path.unlink(missing_ok=True)

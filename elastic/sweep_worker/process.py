@@ -1,0 +1,275 @@
+"""A worker of a sweep: trains one unit after the other, of whichever configuration it is given.
+
+The main thread trains. Others talk with the agent, hand out states, and bring the next one here.
+
+What a hopper hears of its job's group, and what it answers: at once, whatever unit runs.
+
+No thread, no clock, no socket. A group of hoppers meets nowhere and shares nothing, so each is a
+member as soon as it hears of it.
+
+    order                      stage     answer
+    JOIN, this worker first    PREPARE   StoreOpened: the others could meet, if they had to
+    START, JOIN, RECOVER       SWITCH    GroupFormed, if it is a member; else it leaves
+    RECOVER                    PREPARE   Quiesced: nothing of the group is under way, ever
+    SUSPEND                    SWITCH    Suspended, of the group's first; all leave
+    any                        SETTLED   who is a member after all stays
+
+Leaving means: after the unit at hand.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from elastic.collectives.backends import slot_device, use_device
+from elastic.hooks import hold_device, warm_up
+from elastic.metrics import UsageMeter, cpu_seconds
+from elastic.reporting import Channel
+from elastic.sweep_worker.staged_data import StagedData
+from elastic.sweep_worker.state_store import StateStore
+from elastic.sweep_worker.unit import UnitSpeed, import_functions
+from elastic.sweep_worker.unit_attempt import UnitAttempts
+from elastic.sweep_worker.unit_runner import UnitRunner
+from schemas.ids import Rank, Version, WorkerId, worker_id
+from schemas.sweeps import SweepSpec
+from schemas.transport import StateServer
+from schemas.wire.agent import (
+    JOIN,
+    PREPARE,
+    RECOVER,
+    SETTLED,
+    START,
+    SUSPEND,
+    GroupFormed,
+    HopperOpened,
+    Quiesced,
+    ScriptReport,
+    SlotAwaited,
+    StepsReported,
+    StoreOpened,
+    Suspended,
+    WorkerReady,
+)
+from schemas.wire.sweeps import UnitOrder, UnitTask
+from schemas.wire.worker import Assignment, GroupOrder, SlotGranted, ToWorker
+
+Answer = tuple[type[ScriptReport], dict[str, Any]]  # a report, and its own fields
+
+
+class HopperOrders:
+    """The newest order of the group, and the unit that waits."""
+
+    def __init__(self, me: WorkerId, born: Version, rank: Rank) -> None:
+        """Begin without orders.
+
+        Args:
+            born: version of the group that it was started for.
+        """
+        self._me = me
+        self._born = born
+        self._latest = (0, 0)  # version, stage
+        self._attempt = 0  # the newest that was taken in
+        self._waiting: UnitOrder | None = None
+        self.port = 0  # that a store would have
+        self.samples_done = 0
+        self.rank = rank
+        self.size = 1  # of the present group
+        self.batch = 1  # of it
+        self.group = Version(0)  # the present one; 0: none yet
+        self.leaving = False
+
+    def receive(self, order: GroupOrder) -> tuple[Answer, ...]:
+        """Take in an order; one that is older than the last, or the same, changes nothing."""
+        if (order.version, order.stage) <= self._latest:
+            return ()
+        self._latest = (order.version, order.stage)
+        member = order.group.member(self._me)
+        if order.stage == PREPARE:
+            return self._prepare(order)
+        if order.stage >= SETTLED:
+            self.leaving = self.leaving and member is None
+            return ()
+        if order.kind == SUSPEND:
+            self.leaving = True
+            if self.rank:
+                return ()
+            done = {"epoch": 0, "step": 0, "samples_done": self.samples_done}
+            return ((Suspended, {"group": order.version, **done}),)
+        self.leaving = member is None
+        if member is None:
+            return ()
+        self.rank, self.size, self.group = member.rank, len(order.group.members), order.version
+        self.batch = order.group.global_batch
+        return ((GroupFormed, {"group": order.version, "epoch": 0, "step": 0}),)
+
+    def _prepare(self, order: GroupOrder) -> tuple[Answer, ...]:
+        if order.kind == RECOVER:
+            still = {"step": 0, "epoch": 0, "full": True, "port": self.port}
+            return ((Quiesced, {"group": order.version, **still}),)
+        members = order.group.members
+        first = members[0].worker if members else None
+        if order.kind in {START, JOIN} and first == self._me and order.version != self._born:
+            return ((StoreOpened, {"group": order.version, "port": self.port}),)
+        return ()
+
+    def assign(self, unit: UnitOrder) -> bool:
+        """Take in a unit; whether it is new. An attempt is made once."""
+        if unit.worker != self._me or unit.attempt <= self._attempt:
+            return False
+        self._attempt, self._waiting = unit.attempt, unit
+        return True
+
+    def take(self) -> UnitOrder | None:
+        """The unit that waits; it is made now."""
+        unit, self._waiting = self._waiting, None
+        return unit
+
+
+FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
+DATA: Final = "data"  # folder of staged data, among the states
+
+
+def run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
+    """Be a worker of a sweep until it is in no group any more.
+
+    Raises:
+        UsageError: if a function of the user cannot be imported; names the field and the remedy.
+    """
+    hopper = Hopper(assignment, folder, sweep)
+    try:
+        hopper.run()
+    finally:
+        hopper.close()
+
+
+class Hopper:
+    """One worker of a sweep."""
+
+    def __init__(self, assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
+        """Begin to listen to the agent."""
+        self._assignment = assignment
+        self._sweep = sweep
+        me = worker_id(assignment.job, assignment.version, assignment.rank)
+        self._orders = HopperOrders(me, assignment.version, assignment.rank)
+        self._changed = threading.Condition()
+        self._granted = threading.Event()
+        if assignment.granted:
+            self._granted.set()
+        self._states = Path(assignment.states)
+        self._store = StateStore(assignment.job, self._states)
+        self._speed, self._usage = UnitSpeed(), UsageMeter()
+        self._server: StateServer | None = None
+        self._channel = Channel(assignment, folder, self._hear)
+
+    def run(self) -> None:
+        """Import, get ready, and train what comes."""
+        hold_device(self._await_slot)
+        given = {name: getattr(self._sweep, name) for name in FUNCTIONS}
+        functions = import_functions({name: path for name, path in given.items() if path})
+        self._serve()
+        self._await_slot()
+        device = slot_device()
+        _warm_up(device)
+        staged = StagedData(self._states / DATA)
+        runner = UnitRunner(functions, self._sweep.partitions, device, staged)
+        attempts = UnitAttempts(self._sweep, runner, self._store, self._report, self._speed)
+        self._report(
+            WorkerReady,
+            epoch_samples=1,  # not known yet
+            resumed_epoch=0,
+            parameters=0,
+            store_port=self._orders.port,
+        )
+        self._report(HopperOpened, address=self._server.address if self._server else "")
+        self._channel.tell_steps(self._steps)
+        while (unit := self._next()) is not None:
+            attempts.make(unit)
+
+    def close(self) -> None:
+        """Let go of the agent and of other nodes."""
+        self._channel.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _serve(self) -> None:
+        address = self._assignment.address
+        try:
+            self._server = StateServer(address, self._store.find)
+            self._orders.port = self._server.port
+        except OSError as error:
+            text = f"cannot listen on {address}: {error.strerror}"
+            sys.stderr.write(f"[ones] {text}; other nodes take states from the agent's disk\n")
+
+    def _await_slot(self) -> None:
+        if not self._granted.is_set():
+            self._report(SlotAwaited)
+        self._granted.wait()
+
+    def _next(self) -> UnitOrder | None:
+        """Wait for the next unit; None: this worker leaves."""
+        with self._changed:
+            while True:
+                if (unit := self._orders.take()) is not None:
+                    return unit
+                if self._orders.leaving:
+                    return None
+                self._changed.wait()
+
+    # --- the channel's thread
+
+    def _hear(self, message: ToWorker) -> None:
+        match message:
+            case SlotGranted():
+                self._granted.set()
+            case UnitTask(unit=unit):
+                with self._changed:
+                    self._orders.assign(unit)
+                    self._changed.notify_all()
+            case GroupOrder():
+                self._orders.samples_done = self._speed.samples
+                with self._changed:
+                    for kind, fields in self._orders.receive(message):
+                        self._report(kind, **fields)
+                    self._changed.notify_all()
+
+    def _steps(self) -> StepsReported | None:
+        """Rank 0 speaks for all: hoppers share nothing, so a group is as fast as their sum."""
+        orders, speed = self._orders, self._speed.samples_per_s()
+        if orders.rank or not orders.group or speed is None:
+            return None
+        usage = self._usage.usage(cpu_seconds(), time.monotonic())
+        return StepsReported(
+            job=self._assignment.job,
+            version=self._assignment.version,
+            rank=self._assignment.rank,
+            group=orders.group,
+            epoch=1,
+            step=self._speed.units,
+            samples_done=self._speed.samples,
+            samples_per_s=speed * orders.size,
+            train_loss=None,
+            global_batch=orders.batch,
+            lr=0.0,
+            cpu_cores=None if usage is None else usage.cpu_cores,
+        )
+
+    def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
+        a = self._assignment
+        self._channel.report(
+            lambda index: kind(job=a.job, version=a.version, rank=a.rank, index=index, **fields)
+        )
+
+
+def _warm_up(device: torch.device) -> None:
+    """The first backward pass and the first optimizer of a process are slow: before it is ready."""
+    use_device(device)
+    warm_up(device)
+    weight = torch.nn.Parameter(torch.ones(8, device=device))
+    weight.grad = torch.ones_like(weight)
+    torch.optim.Adam([weight]).step()

@@ -1,0 +1,231 @@
+"""States of this worker: from its node's disk, another's memory or disk; to both of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from elastic.sweep_worker.unit_runner import UnitResult
+from elastic.training_errors import ElasticError
+from schemas.errors import OnesError
+from schemas.host.state_files import (
+    DamagedStateError,
+    Frames,
+    StateFile,
+    find_state,
+    header_of,
+    map_state,
+    split_frames,
+    write_state,
+)
+from schemas.ids import JobId
+from schemas.transport import MemoryTarget, fetch_state
+from schemas.wire.files import AskState
+from schemas.wire.sweeps import StateRef, StateSource, UnitOrder
+
+KEPT_BYTES: Final = 256 << 20  # of states in memory; the newest is kept whatever its size
+DISK_S: Final = 30.0  # how long a disk may take nothing
+RETRY_S: Final = 0.5
+
+
+class StateLostError(ElasticError):
+    """Nobody gave a state that is right."""
+
+
+class DiskFullError(ElasticError):
+    """The node's disk does not take a state."""
+
+
+class StateStore:
+    """Keeps what this worker trained last, and finds what it is to train next."""
+
+    def __init__(self, job: JobId, folder: Path) -> None:
+        """Begin with nothing in memory."""
+        self._job = job
+        self._folder = folder
+        self._lock = threading.Lock()  # the server has a thread of its own
+        self._came = MemoryTarget()  # its memory serves one state after the other
+        self._damaged: set[Path] = set()  # files
+        self._kept: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
+
+    # --- what others ask for
+
+    def find(self, asked: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
+        """A state's file as bytes, from memory, else from the disk.
+
+        Args:
+            asked: of whoever; its digest has to be right.
+        """
+        if asked.job != self._job:
+            return None
+        with self._lock:
+            if (kept := self._kept.get(asked.digest)) is not None:
+                return (kept[0], *kept[1])
+        path = find_state(self._folder, asked.trial, asked.version, asked.digest)
+        return None if path is None else [map_state(path)]
+
+    # --- what this worker needs
+
+    def get(self, state: StateRef, sources: Sequence[StateSource]) -> FoundState:
+        """A state; blocks. It may be overwritten by the next one.
+
+        Args:
+            sources: who has it, beside this node's disk.
+
+        Raises:
+            StateLostError: if nobody gave it.
+        """
+        with self._lock:
+            if (kept := self._kept.get(state.digest)) is not None:
+                return FoundState(kept[1])
+        if (found := self._on_disk(state)) is not None:
+            return found
+        frames: Frames = ()
+
+        def check() -> None:
+            nonlocal frames
+            frames = self._came.frames(state.digest)
+
+        asked = AskState(
+            job=self._job, trial=state.trial, version=state.version, digest=state.digest, offset=0
+        )
+        try:
+            fetch_state([source.address for source in sources], asked, self._came, check)
+        except (OnesError, MemoryError) as error:
+            what = error.message if isinstance(error, OnesError) else f"no memory for it: {error}"
+            raise StateLostError(what, "it is trained again") from None
+        return FoundState(frames)
+
+    def _on_disk(self, state: StateRef) -> FoundState | None:
+        path = find_state(self._folder, state.trial, state.version, state.digest)
+        if path is None or path in self._damaged:
+            return None
+        try:
+            _, frames = split_frames(map_state(path))
+        except (OSError, ValueError, DamagedStateError):  # it has just gone
+            return None
+        return FileState(frames, state.digest, partial(self._drop, path))
+
+    def _drop(self, path: Path) -> None:
+        sys.stderr.write(f"[ones] {path.name} is damaged; another copy is looked for\n")
+        self._damaged.add(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_S) -> None:
+        """Keep a unit's state: in memory, and durably on the node's disk.
+
+        Args:
+            limit_s: how long a disk that takes nothing is tried again, seconds.
+
+        Raises:
+            DiskFullError: if the disk did not take it.
+        """
+        name = unit.result
+        file = StateFile(name.trial, name.version, unit.attempt)
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                write_state(self._folder, file, result.frames, result.digest)
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    what = f"cannot write a state of {_size(result.frames)} to {self._folder}"
+                    hint = "free space there"
+                    raise DiskFullError(f"{what}: {error.strerror}", hint) from None
+                time.sleep(RETRY_S)
+            else:
+                break
+        self._keep(result.digest, result.frames)
+
+    def _keep(self, digest: str, frames: Frames) -> None:
+        with self._lock:
+            self._kept[digest] = (header_of(frames, digest), frames)
+            self._kept.move_to_end(digest)
+            while len(self._kept) > 1 and self._bytes() > KEPT_BYTES:
+                self._kept.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(len(frame) for _, frames in self._kept.values() for frame in frames)
+
+
+class FoundState:
+    """A state that was checked when it came."""
+
+    def __init__(self, frames: Frames) -> None:
+        """Keep it."""
+        self.frames = frames
+
+    def is_sound(self) -> bool:
+        """Whether it is what it should be; may wait."""
+        return True
+
+
+class FileState(FoundState):
+    """A state on this node's disk, which is checked while it is trained on."""
+
+    def __init__(self, frames: Frames, digest: str, reject: Callable[[], None]) -> None:
+        """Begin to check it."""
+        super().__init__(frames)
+        self._wanted = digest
+        self._reject = reject
+        self._sound = False
+        self._thread = threading.Thread(target=self._check, name="digest", daemon=True)
+        self._thread.start()
+
+    def _check(self) -> None:
+        whole = hashlib.sha256()
+        for frame in self.frames:
+            whole.update(frame)
+        self._sound = whole.hexdigest() == self._wanted
+
+    def is_sound(self) -> bool:
+        """Whether it is what it should be; waits until that is known."""
+        self._thread.join()
+        if not self._sound:
+            self._reject()
+        return self._sound
+
+
+class StateWait:
+    """A state on its way, received in a thread of its own."""
+
+    def __init__(self, get: Callable[[], FoundState]) -> None:
+        """Begin.
+
+        Args:
+            get: gives it; what it raises is raised again by `state`.
+        """
+        self._get = get
+        self._state: FoundState | None = None
+        self._error: Exception | None = None
+        self.seconds = 0.0  # that it took
+        self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            self._state = self._get()
+        except Exception as error:  # noqa: BLE001 - for the thread that waits
+            self._error = error
+        self.seconds = time.monotonic() - began
+
+    def state(self) -> FoundState:
+        """Wait for it."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._state is not None  # noqa: S101 - one of the two is there
+        return self._state
+
+
+def _size(frames: Frames) -> str:
+    return f"{sum(map(len, frames)) / 1e6:.1f} MB"

@@ -1,0 +1,85 @@
+"""Train one unit of a sweep in this process and measure it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from elastic.sweep_worker.unit import Unit, import_functions, size
+from elastic.sweep_worker.unit_runner import UnitRunner
+from elastic.training_errors import ElasticError, UsageError
+
+USAGE: Final = 2
+LONG_S: Final = 60.0  # a unit that is not trained a second time to know its time better
+
+
+def try_unit(task: dict[str, Any]) -> dict[str, Any]:
+    """Train the first unit of a configuration, and evaluate it.
+
+    Args:
+        task: `functions` (paths by field), `partitions`, `seed`, `values`, `metric`.
+
+    Returns:
+        `seconds` of user code, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
+
+    Raises:
+        ElasticError: if a function fails, or the metric that is searched for is not among theirs.
+    """
+    functions = import_functions(task["functions"])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    runner = UnitRunner(functions, task["partitions"], device)
+    unit = Unit("0", task["values"], 1, 0, task["partitions"], task["seed"], device)
+    began = time.perf_counter()
+    runner.data(0)
+    staged = time.perf_counter()
+    state = runner.begin("0", task["values"], task["seed"])
+    first = runner.run(unit, state)
+    seconds = time.perf_counter() - staged
+    if seconds < LONG_S:  # else what comes once, before the first step, does not count for much
+        begin = time.perf_counter()
+        runner.run(unit, state)
+        seconds = time.perf_counter() - begin
+    metrics, eval_s = dict(first.metrics), 0.0
+    if functions.eval_fn is not None:
+        runner.data(None)
+        begin = time.perf_counter()
+        result = runner.run(unit, state, evaluate=True)
+        eval_s = max(0.0, time.perf_counter() - begin - seconds)
+        metrics |= result.scores
+    if task["metric"] not in metrics:
+        known = ", ".join(sorted(metrics)) or "nothing"
+        what = f"no function gave the metric {task['metric']!r}, only {known}"
+        raise UsageError(what, "return it from eval_fn or train_fn", "metric")
+    return {
+        "seconds": seconds,
+        "input_s": staged - began,
+        "eval_s": eval_s,
+        "state_bytes": size(first.frames),
+        "samples": first.samples,
+        "metrics": metrics,
+    }
+
+
+def main() -> None:
+    """Do what the task says; exit 1 and one line where it cannot be done."""
+    if len(sys.argv) != USAGE:
+        sys.stderr.write("usage: python -P -m elastic.sweep_worker.try_unit TASK\n")
+        sys.exit(USAGE)
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as workers have it
+    try:
+        result = try_unit(task)
+    except ElasticError as error:
+        sys.stderr.write(f"{' '.join(str(error).split())}\n")
+        sys.exit(1)
+    sys.stdout.write(f"\n{json.dumps(result)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""One unit: a configuration's pass over one partition, with randomness of its own.
+
+The functions of a sweep, by module path: never pickled, imported where units run.
+
+How fast a hopper goes; time comes in from outside.
+
+A state as frames of raw bytes: a header, and each tensor as it lies.
+
+No pickle: a state comes from other workers and from files, and reading it executes nothing. Equal
+states give equal bytes, so the digest of the frames says whether two trainings are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch.utils.data import DataLoader
+
+from elastic.collectives.process_group import as_byte_row, as_bytes
+from elastic.training_errors import ElasticError, UsageError
+from schemas.host.state_files import Frames
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What `train_fn` and `eval_fn` may want to know of what they do.
+
+    Everything random in a unit follows from (seed, config, epoch, partition), never from a worker
+    or a time: before user code runs torch's, Python's and numpy's generators begin at `seed`.
+    """
+
+    config: str  # of the sweep, such as "7"
+    values: Mapping[str, Any]  # of the configuration
+    epoch: int  # 1-based
+    partition: int  # 0-based; in an evaluation the last one that was visited
+    partitions: int
+    sweep_seed: int
+    device: torch.device
+
+    @property
+    def seed(self) -> int:
+        """Of this unit, not negative, below 2^63."""
+        return keyed_seed(self.sweep_seed, self.config, self.epoch, self.partition)
+
+    def loader(
+        self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
+    ) -> DataLoader[Any]:
+        """A loader over the partition, in an order that follows from the unit alone.
+
+        Args:
+            batch_size: samples a step; partitions of a multiple of it have no short last step.
+            shuffle: in another order in each unit.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        return DataLoader(data, batch_size, shuffle=shuffle, generator=generator, **options)
+
+
+def keyed_seed(*key: int | str) -> int:
+    """The seed of a key, the same on every machine; not negative, below 2^63.
+
+    Args:
+        key: of whom the random numbers are for.
+    """
+    text = "/".join(map(str, key)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+Metrics = Mapping[str, float]
+EvalFunction = Callable[[Any, Any, Unit], Metrics]
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunctions:
+    """What a user writes for a sweep.
+
+    Attributes:
+        input_fn: the data of one partition, from its number and how many there are; called once in
+            each process. A number of None asks for the data that every epoch is evaluated on.
+        model_fn: what is trained, from a configuration; see `trained_objects`.
+        train_fn: one pass over a partition's data; may return metrics.
+        eval_fn: metrics of a trained model on the evaluation's data; None: nothing is evaluated.
+    """
+
+    input_fn: Callable[[int | None, int], Any]
+    model_fn: Callable[[Mapping[str, Any]], Any]
+    train_fn: Callable[[Any, Any, Unit], Metrics | None]
+    eval_fn: EvalFunction | None = None
+
+
+def import_functions(paths: Mapping[str, str]) -> UserFunctions:
+    """Import them.
+
+    Args:
+        paths: `input_fn`, `model_fn`, `train_fn` and maybe `eval_fn`, each `module:function`.
+
+    Raises:
+        UsageError: if one cannot be imported or called; names the field.
+    """
+    missing = {"input_fn", "model_fn", "train_fn"} - paths.keys()
+    if missing:
+        name = min(missing)
+        raise UsageError(f"{name} is missing", f"{name} = 'module:function'", name)
+    return UserFunctions(**{name: _function(name, path) for name, path in paths.items()})
+
+
+def _function(field: str, path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise UsageError(f"{field} = {path!r} is no module:function", "such as 'data:load'", field)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        hint = f"{module} must be importable in the sweep's workdir, with all that it imports"
+        raise UsageError(f"{field} = {path!r}: {error}", hint, field) from error
+    except AttributeError:
+        what = f"{field} = {path!r}: module {module} has no {name}"
+        raise UsageError(what, "name a function at its top level", field) from None
+    except Exception as error:
+        what = f"{field} = {path!r}: importing {module} raised {type(error).__name__}: {error}"
+        raise UsageError(what, "a module of functions does nothing when imported", field) from error
+    if not callable(found):
+        raise UsageError(f"{field} = {path!r} is no function", "name a function", field)
+    return found  # type: ignore[no-any-return]
+
+
+RECENT: Final = 8  # units
+
+
+class UnitSpeed:
+    """Samples per second over the last units, with their waits; without idle time between them.
+
+    One thread adds, another one asks.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing measured."""
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self.units = 0
+        self.samples = 0  # in all
+
+    def add(self, samples: int, seconds: float) -> None:
+        """A unit is through.
+
+        Args:
+            seconds: from its order to its end.
+        """
+        self._recent.append((samples, seconds))
+        self.units, self.samples = self.units + 1, self.samples + samples
+
+    def samples_per_s(self) -> float | None:
+        """Of this worker; None before its first unit is through."""
+        recent = list(self._recent)
+        seconds = sum(took for _, took in recent)
+        return sum(samples for samples, _ in recent) / seconds if seconds > 0.0 else None
+
+
+FORMAT: Final = 1
+MAX_HEADER: Final = 64 << 20  # bytes
+_DTYPES: Final = {
+    str(found).removeprefix("torch."): found
+    for found in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+        torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+        torch.float8_e4m3fn, torch.float8_e5m2,
+    )
+}  # fmt: skip
+_MAPPING, _LIST, _TUPLE, _TENSOR, _LARGE, _DTYPE, _SIZE = "m", "l", "t", "x", "i", "d", "s"
+
+
+class StateFramesError(ElasticError):
+    """Frames that are no state: cut, mixed up, or of another version."""
+
+
+def to_frames(state: Mapping[str, Any]) -> list[bytes]:
+    """A header and the bytes of each tensor, copied.
+
+    Args:
+        state: mappings, lists and tuples of tensors, numbers, texts, bytes and None.
+
+    Raises:
+        UsageError: if something else is in it; names the place.
+    """
+    tensors: list[torch.Tensor] = []
+    header = _FramesHeader(FORMAT, _plain(state, tensors, "state"), [])
+    frames = [as_bytes(as_byte_row(tensor)) if tensor.numel() else b"" for tensor in tensors]
+    header.sizes += map(len, frames)
+    return [msgspec.msgpack.encode(header), *frames]
+
+
+def from_frames(frames: Frames) -> dict[str, Any]:
+    """The state; its tensors are copies on the host.
+
+    Args:
+        frames: as `to_frames` gave them, from whoever.
+
+    Raises:
+        StateFramesError: if they are no state.
+    """
+    if not frames or len(frames[0]) > MAX_HEADER:
+        raise StateFramesError("a state has a header", "send the state again")
+    try:
+        header = msgspec.msgpack.decode(frames[0], type=_FramesHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StateFramesError(f"no header of a state: {error}", "send it again") from None
+    if header.format != FORMAT:
+        what = f"a state of format {header.format}, this is {FORMAT}"
+        raise StateFramesError(what, "run the same version everywhere")
+    if header.sizes != [len(frame) for frame in frames[1:]]:
+        raise StateFramesError("a state whose tensors are cut", "send it again")
+    try:
+        found = _state(header.content, [bytearray(frame) for frame in frames[1:]])
+    except (IndexError, KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
+        raise StateFramesError(f"no state: {error}", "send it again") from None
+    if not isinstance(found, dict):
+        raise StateFramesError("no state: it is no mapping", "send it again")
+    return found
+
+
+def digest(frames: Frames) -> str:
+    """SHA-256 of a state, in hexadecimal; the same for the same state."""
+    found = hashlib.sha256()
+    for frame in frames:
+        found.update(frame)
+    return found.hexdigest()
+
+
+def size(frames: Frames) -> int:
+    """Bytes of a state that hops."""
+    return sum(map(len, frames))
+
+
+class _FramesHeader(msgspec.Struct, array_like=True):
+    format: int
+    content: Any
+    sizes: list[int]  # of the tensors' frames, bytes
+
+
+def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    """Values as msgpack keeps them; what it would not keep is a list with its kind first."""
+    if value is None or isinstance(value, bool | str | bytes | float):
+        return value
+    if isinstance(value, torch.Tensor):
+        return [_TENSOR, *_described(value, tensors, where)]
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else [_LARGE, str(value)]
+    if isinstance(value, Mapping):
+        pairs = [
+            [_plain(k, tensors, where), _plain(v, tensors, f"{where}[{k!r}]")]
+            for k, v in value.items()
+        ]
+        return [_MAPPING, *pairs]
+    if isinstance(value, torch.Size):
+        return [_SIZE, *value]
+    if isinstance(value, list | tuple):
+        kind = _LIST if isinstance(value, list) else _TUPLE
+        return [kind, *(_plain(one, tensors, f"{where}[{at}]") for at, one in enumerate(value))]
+    if isinstance(value, torch.dtype):
+        return [_DTYPE, str(value).removeprefix("torch.")]
+    what = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
+    hint = "a state that hops is made of tensors, numbers, texts, lists, tuples and mappings"
+    raise UsageError(what, hint, "model_fn")
+
+
+def _described(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> list[Any]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _DTYPES or tensor.layout != torch.strided:
+        what = f"{where} is a tensor of {name}, {tensor.layout}"
+        raise UsageError(what, "dense tensors of the usual types hop", "model_fn")
+    host = tensor.detach().cpu()
+    dense = host.contiguous()
+    tensors.append(dense.resolve_conj().resolve_neg())
+    return [len(tensors) - 1, name, list(tensor.shape)]
+
+
+def _state(content: Any, tensors: list[bytearray]) -> Any:
+    if not isinstance(content, list):
+        return content
+    kind, *rest = content
+    match kind:
+        case "m":
+            return {_state(key, tensors): _state(value, tensors) for key, value in rest}
+        case "l":
+            return [_state(one, tensors) for one in rest]
+        case "t":
+            return tuple(_state(one, tensors) for one in rest)
+        case "i":
+            return int(rest[0])
+        case "d":
+            return _DTYPES[rest[0]]
+        case "s":
+            return torch.Size(rest)
+        case "x":
+            at, name, shape = rest
+            return _tensor(tensors[at], _DTYPES[name], shape)
+        case _:
+            raise ValueError(f"kind {kind!r}")
+
+
+def _tensor(raw: bytearray, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    if math.prod(shape) * dtype.itemsize != len(raw) or min(shape, default=0) < 0:
+        raise ValueError(f"{len(raw)} bytes for {shape} of {dtype}")
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).view(shape)

@@ -1,0 +1,570 @@
+"""Hugging Face's `Trainer`, fed by the agent: samples, passes, steps and epochs are the job's.
+
+Options of a trainer that an elastic job cannot keep exact.
+
+What has to happen before and behind all other callbacks of a trainer.
+
+What a trainer counts beside the model: it travels to newcomers, and lies in checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import ExportableState
+
+from elastic.agent import ScalingAgent
+from elastic.step.batch_loader import ElasticLoader
+from elastic.training_errors import UsageError
+from schemas.jobs import StopRule
+
+if TYPE_CHECKING:
+    from transformers import Trainer as Mixed
+
+
+def refuse_options(trainer: ElasticMixin) -> None:
+    """See to it that the group can train what the arguments say.
+
+    Raises:
+        UsageError: otherwise; it names the option and what to do.
+    """
+    made: Any = trainer
+    args = made.args
+    args._n_gpu = min(args.n_gpu, 1)  # noqa: SLF001 - as `Trainer` itself does; no DataParallel
+    made._train_batch_size = args.train_batch_size  # noqa: SLF001
+    distributed = "the agent's group reduces gradients: a worker holds the whole model"
+    shuffles = args.train_sampling_strategy == "random"
+    streams = isinstance(made.train_dataset, IterableDataset)
+    for found, option, remedy in (
+        (args.auto_find_batch_size, "auto_find_batch_size", "set max_local_batch in the job file"),
+        (made.is_deepspeed_enabled, "deepspeed", distributed),
+        (made.is_fsdp_enabled or made.is_fsdp_xla_enabled, "fsdp", distributed),
+        (getattr(args, "parallelism_config", None) is not None, "parallelism_config", distributed),
+        (args.world_size > 1, "torch.distributed", "start it with ones submit, not with torchrun"),
+        (
+            not shuffles and not streams,
+            f"train_sampling_strategy={args.train_sampling_strategy!r}",
+            "leave it out: samples are shuffled by the job's seed; an IterableDataset is not",
+        ),
+        (
+            args.include_num_input_tokens_seen != "no",
+            "include_num_input_tokens_seen",
+            "leave it out: a worker sees the tokens of its own share only",
+        ),
+    ):
+        if found:
+            raise UsageError(f"{option} cannot be kept exact", remedy, option.partition("=")[0])
+    if isinstance(made.model, nn.DataParallel):
+        raise UsageError("the model is an nn.DataParallel", "give the plain module", "model")
+
+
+STEPS = "steps"  # the strategies' value
+
+
+class FirstCallback(TrainerCallback):
+    """Sets the counts that others look at."""
+
+    def __init__(self, trainer: ElasticMixin) -> None:
+        """Begin."""
+        self._trainer = trainer
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """Join the group, before anybody is told that training begins."""
+        self._trainer.begin_job()
+        agent = self._trainer.agent
+        state.num_train_epochs = self._planned_epochs(args)
+        if state.global_step or not agent.view.has_state:
+            args.eval_on_start = False  # it is not the start
+
+    def _planned_epochs(self, args: TrainingArguments) -> int:
+        rule = self._trainer.agent.view.stop_rule
+        return rule.epochs if rule is not None and rule.epochs else int(args.num_train_epochs)
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """Whoever is rank 0 now says and saves."""
+        state.is_world_process_zero = state.is_local_process_zero = self._trainer.agent.rank == 0
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """The job's own counts; as many steps are planned as the batch of the moment takes."""
+        view = self._trainer.agent.view
+        if view.batch is not None:
+            state.global_step = view.batch.step
+        state.epoch = view.epochs_done
+        to_come = view.steps_to_come()
+        # The data end the job: its last step may have to be taken anew.
+        state.max_steps = state.global_step + max(1, 1 if to_come is None else to_come)
+
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """The last step counts; behind the job's last one come evaluation and checkpoint."""
+        view = self._trainer.agent.view
+        self._trainer.end_batches()
+        if view.steps_to_come() == 0 and view.has_state:
+            due = state.global_step % max(1, int(state.eval_steps or 1)) != 0
+            if args.eval_strategy == STEPS and due and args.eval_delay <= state.global_step:
+                control.should_evaluate = True
+            if args.save_strategy == STEPS:
+                control.should_save = True
+
+
+class LastCallback(TrainerCallback):
+    """Takes back what others asked for where it cannot be: nobody but rank 0 ends a job."""
+
+    def __init__(self, trainer: ElasticMixin) -> None:
+        """Begin."""
+        self._trainer = trainer
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """Nothing is looked at or kept of a step that is taken anew, or of half a state."""
+        self._pass_over(control)
+        self._agree_on_stop(control)
+
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """The same."""
+        self._pass_over(control)
+        self._agree_on_stop(control)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """A worker's numbers may differ from another's: rank 0's say whether the job ends."""
+        self._agree_on_stop(control)
+
+    def _pass_over(self, control: TrainerControl) -> None:
+        view = self._trainer.agent.view
+        if view.is_dropped or not view.has_state:
+            control.should_log = control.should_evaluate = control.should_save = False
+
+    def _agree_on_stop(self, control: TrainerControl) -> None:
+        """In a group the job ends with its epoch; alone at once, as in `Trainer`."""
+        agent = self._trainer.agent
+        if control.should_training_stop and agent.view.epoch_is_open:
+            agent.stop("a callback of the trainer stopped it")
+            control.should_training_stop = agent.world_size == 1
+
+
+COUNTS: Final = (
+    "epoch", "global_step", "max_steps", "total_flos", "best_metric", "best_global_step",
+    "best_model_checkpoint",
+)  # fmt: skip
+TOTALS: Final = ("_total_loss_scalar", "_globalstep_last_logged")
+
+
+class TrackedTrainer:
+    """State, history, losses so far, and what callbacks remember, of one trainer."""
+
+    def __init__(self, trainer: ElasticMixin) -> None:
+        """Look at `trainer`.
+
+        Args:
+            trainer: whose state it is; changed by `load_state_dict`.
+        """
+        self._trainer: Any = trainer
+        self._lines: list[str] = []  # of the history, so that each is encoded once
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, text and their containers."""
+        trainer = self._trainer
+        state, history = trainer.state, trainer.state.log_history
+        del self._lines[len(history) :]
+        self._lines += [json.dumps(entry, default=float) for entry in history[len(self._lines) :]]
+        return {
+            "counts": {name: _plain(getattr(state, name)) for name in COUNTS},
+            "history": list(self._lines),
+            "loss": trainer._tr_loss,  # noqa: SLF001 - so it is called there
+            "totals": {name: getattr(trainer, name) for name in TOTALS},
+            "evaluated": dict(trainer._evaluated),  # noqa: SLF001
+            "callbacks": [callback.state()["attributes"] for callback in self._callbacks()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The reverse.
+
+        Args:
+            state: what `state_dict` gave here or on another worker.
+        """
+        trainer = self._trainer
+        for name, value in state["counts"].items():
+            setattr(trainer.state, name, value)
+        self._lines = list(state["history"])
+        trainer.state.log_history[:] = [json.loads(line) for line in self._lines]
+        trainer._tr_loss = torch.as_tensor(  # noqa: SLF001
+            state["loss"], device=trainer.args.device
+        ).clone()
+        for name, value in state["totals"].items():
+            setattr(trainer, name, value)
+        trainer._evaluated = dict(state["evaluated"])  # noqa: SLF001
+        for callback, attributes in zip(self._callbacks(), state["callbacks"], strict=True):
+            for name, value in attributes.items():
+                setattr(callback, name, value)
+
+    def _callbacks(self) -> list[Any]:
+        handler = self._trainer.callback_handler
+        return [each for each in handler.callbacks if isinstance(each, ExportableState)]
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's: what travels is read back without numpy."""
+    return value.item() if hasattr(value, "item") else value
+
+
+NO_METRICS: Final = ("_runtime", "_samples_per_second", "_steps_per_second")
+IGNORED: Final = -100  # label that losses pass over
+END: Final = object()
+
+
+class ElasticMixin(Mixed):
+    """Put it before `Trainer`: `class ElasticTrainer(ElasticMixin, Trainer)`.
+
+    The global batch is `per_device_train_batch_size * gradient_accumulation_steps` to begin with;
+    under a cluster that, the rate and the end of the job are the job file's. A share that is larger
+    than `per_device_train_batch_size` (the job file's `max_local_batch`) is taken in passes.
+
+    Args:
+        args: of `Trainer`.
+        agent: of this process; None: made here. On a GPU that another job is about to leave, make
+            it before anything uses the GPU.
+        lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
+        options: of `Trainer`, by name.
+
+    Raises:
+        UsageError: if an option cannot be kept exact.
+    """
+
+    _batches: Iterator[Any]  # of the running epoch
+
+    def __init__(
+        self,
+        *args: Any,
+        agent: ScalingAgent | None = None,
+        lr_scaling: str = "auto",
+        **options: Any,
+    ) -> None:
+        self.agent = agent or ScalingAgent.from_env()
+        self._lr_scaling = lr_scaling
+        self._first = FirstCallback(self)
+        self._last = LastCallback(self)
+        self._epochs: Iterator[int] | None = None
+        self._epoch: int | None = None
+        self._evaluated: dict[str, float] = {}
+        super().__init__(*args, **options)
+        refuse_options(self)
+        self._at_once = self._train_batch_size
+        self._batch = self._at_once * self.args.gradient_accumulation_steps
+        if self.agent.is_managed:  # a bar is no log, and whoever is rank 0 later has none
+            self.pop_callback(ProgressCallback)
+            if not self.args.disable_tqdm:
+                self.add_callback(PrinterCallback)
+
+    # --- what is loaded
+
+    def get_train_dataloader(self) -> ElasticLoader:
+        """The job's loader; model and optimizer are the agent's from here on."""
+        if self._epochs is not None:
+            what = "train() was called a second time"
+            raise UsageError(what, "a job trains once: raise num_train_epochs, or the job's stop")
+        args = self.args
+        if args.device != self.agent.device:
+            what = f"the arguments say {args.device}, the slot is {self.agent.device}"
+            raise UsageError(what, "set use_cpu=True, or make the worker see one GPU", "use_cpu")
+        _, _, loader = self.agent.load(
+            lambda: self.model,
+            lambda _: self.create_optimizer(),
+            self.train_dataset,
+            batch_size=self._batch,
+            max_local_batch=self._at_once,
+            lr_scaling=self._lr_scaling,
+            **self._loader_options(),
+        )
+        self._loader = loader
+        args.gradient_accumulation_steps = 1  # a step's passes are taken in `training_step`
+        return loader
+
+    def _loader_options(self) -> dict[str, Any]:
+        args = self.args
+        collate = self._get_collator_with_removed_columns(
+            self.data_collator,
+            description="Training",
+        )
+        options: dict[str, Any] = {
+            "collate_fn": collate,
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory and self.agent.device.type != "cpu",
+            "drop_last": args.dataloader_drop_last,
+        }
+        if args.dataloader_num_workers:
+            options["prefetch_factor"] = args.dataloader_prefetch_factor
+            options["multiprocessing_context"] = args.dataloader_multiprocessing_context
+        return options
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """A scheduler of the very optimizer that the agent knows, so it travels with it.
+
+        Args:
+            optimizer: None: the trainer's.
+        """
+        inner = optimizer or self.optimizer
+        while hasattr(inner, "optimizer"):
+            inner = inner.optimizer
+        return super().create_scheduler(num_training_steps, inner)
+
+    # --- how long it trains
+
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: Any
+    ) -> tuple[Any, ...]:
+        """As the job's end says; schedules count steps of the batch that the rate is meant for.
+
+        Args:
+            args: the script's: they say when the job ends if the job file does not.
+        """
+        values = super().set_initial_training_values(args, dataloader)
+        _, per_epoch, examples, _, _, steps, planned = values
+        rule = self.agent.view.stop_rule or self._own_rule(per_epoch, examples)
+        planned = self.agent.view.planned_steps(rule) or planned
+        samples = rule.samples or examples * (rule.epochs or math.ceil(args.num_train_epochs))
+        # The agent ends the job: epochs and batches are not counted beside it.
+        return sys.maxsize, per_epoch, examples, samples, self.agent.batch_size, steps, planned
+
+    def _own_rule(self, per_epoch: int, examples: int) -> StopRule:
+        """What the arguments say, in samples where they mean a part of an epoch."""
+        args = self.args
+        if args.max_steps > 0:
+            epochs, rest = divmod(args.max_steps, per_epoch)
+            return StopRule(samples=epochs * examples + min(rest * self._batch, examples))
+        if float(args.num_train_epochs).is_integer():
+            return StopRule(epochs=int(args.num_train_epochs))
+        return StopRule(samples=round(args.num_train_epochs * examples))
+
+    def begin_job(self) -> None:
+        """Join the group; in a resumed job the trainer has its state back."""
+        agent, loader = self.agent, self._loader
+        rule = self._own_rule(len(loader), agent.epoch_samples)
+        agent.track(trainer=TrackedTrainer(self))
+        if self.lr_scheduler is not None and not self._created_lr_scheduler:
+            agent.track(lr_scheduler=self.lr_scheduler)
+        self._initial_global_step = 0  # the loss that `train` returns is that of the whole job
+        self._epochs = agent.epochs(rule.epochs or 1, samples=rule.samples)
+        self._epoch = next(self._epochs, None)
+
+    # --- the loop
+
+    def _run_epoch(self, **values: Any) -> None:
+        """One epoch of the job: its batches end it, and its report comes behind the evaluation."""
+        control = self.control
+        if self._epoch is None or self._epochs is None:
+            control.should_training_stop = True
+            return
+        values |= {"epoch": self._epoch, "num_update_steps_per_epoch": sys.maxsize}
+        super()._run_epoch(**values)
+        self.end_batches()
+        self.agent.report(**self._evaluated)
+        self._epoch = next(self._epochs, None)
+        control = self.control
+        control.should_training_stop = self._epoch is None
+        if self._epoch is None:
+            self.state.max_steps = self.state.global_step
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[list[Any], Any]:
+        """The first pass of the next step; its other passes are drawn in `training_step`.
+
+        Args:
+            epoch_iterator: over the agent's loader; where it ends, the epoch does.
+            num_batches: 1.
+        """
+        self._batches = epoch_iterator
+        inputs = next(epoch_iterator, END)
+        if inputs is END:
+            self.control.should_epoch_stop = True
+            return [], None
+        return [inputs], None
+
+    def end_batches(self) -> None:
+        """The last step counts, also if a callback ended the epoch behind it."""
+        close = getattr(getattr(self, "_batches", None), "close", None)
+        if close is not None:
+            close()
+
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """All passes of a step; gradients are those of the global batch behind it.
+
+        Args:
+            num_items_in_batch: passed over: each pass counts its own.
+
+        Returns:
+            The loss over the global batch, of all workers; shape ().
+        """
+        view = self.agent.view
+        while True:
+            items = self._weigh(inputs)
+            own: torch.Tensor = super().training_step(model, inputs, items)
+            batch = view.batch
+            if batch is None or batch.last:
+                break
+            inputs = next(self._batches, END)
+            if inputs is END:
+                break
+        loss = view.loss
+        if loss is None or view.is_dropped:
+            return own
+        return torch.as_tensor(loss, dtype=own.dtype, device=own.device)
+
+    def _weigh(self, inputs: Any) -> Any:
+        """Say what the loss of this pass is a mean over; what it is to be divided by, or None."""
+        counted = self._get_num_items_in_batch([inputs], self.args.device)
+        labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+        if not isinstance(labels, torch.Tensor):
+            if counted is not None:
+                self.agent.weight(counted)
+            return counted
+        items = counted
+        if items is None and not labels.is_floating_point():
+            shifted = self._loss_shifts_labels
+            items = (labels[..., 1:] if shifted else labels).ne(IGNORED).sum()
+        if items is None:
+            return None
+        if labels.dim() > 1:
+            self.agent.weight(items)
+        elif int(items) != len(labels):
+            what = f"a sample has no label ({IGNORED})"
+            raise UsageError(
+                what, "leave it out of the dataset: its batch counts samples", "labels"
+            )
+        return None if counted is None else counted.clamp(min=1)
+
+    # --- what is said and kept
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """As `Trainer.evaluate`, on the whole of the data in every worker; kept for the report.
+
+        Args:
+            args: of `Trainer.evaluate`.
+        """
+        metrics: dict[str, float] = super().evaluate(*args, **options)
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and name != "epoch" and not name.endswith(NO_METRICS):
+                self._evaluated[name] = float(value)
+        return metrics
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this worker prints and saves; another one may, later."""
+        return self.agent.rank == 0
+
+    def is_local_process_zero(self) -> bool:
+        """The same: a job's output is one."""
+        return self.agent.rank == 0
+
+    def save_model(self, *args: Any, **options: Any) -> None:
+        """Of rank 0 only.
+
+        Args:
+            args: of `Trainer.save_model`.
+        """
+        if self.is_world_process_zero():
+            super().save_model(*args, **options)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Of rank 0 only; all know where the best one is."""
+        if self.is_world_process_zero():
+            super()._save_checkpoint(model, trial)
+            return
+        state = self.state
+        if state.best_global_step:
+            folder = self._get_output_dir(trial)
+            state.best_model_checkpoint = f"{folder}/checkpoint-{state.best_global_step}"
+
+    def _get_learning_rate(self) -> float:
+        """The rate in force, which follows the batch."""
+        return float(super()._get_learning_rate()) * self.agent.view.rate_factor
+
+    def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
+        """Of the whole step, from what this worker's part takes."""
+        flops = float(super().floating_point_ops(inputs))
+        batch = self.agent.view.batch
+        return flops if batch is None else flops * batch.total / max(1, len(batch.ids))
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+        """As `Trainer.train`; it resumes by itself, from where the job was.
+
+        Args:
+            resume_from_checkpoint: None.
+            args: of `Trainer.train`.
+
+        Raises:
+            UsageError: if it should resume from the trainer's own checkpoints.
+            LeftGroup: where this worker is not in the job's group any more.
+        """
+        if resume_from_checkpoint:
+            what = "train(resume_from_checkpoint=...)"
+            remedy = "leave it out: a job goes on from its last finished epoch by itself"
+            raise UsageError(what, remedy, "resume_from_checkpoint")
+        handler = self.callback_handler
+        others = [c for c in handler.callbacks if c not in (self._first, self._last)]
+        handler.callbacks = [self._first, *others, self._last]
+        return super().train(None, *args, **options)
+
+
+class ElasticTrainer(ElasticMixin, Trainer):
+    """`Trainer` as an elastic job."""
+
+
+__all__ = ["ElasticMixin", "ElasticTrainer"]

@@ -1,0 +1,291 @@
+"""As whom the jobs of a node run: as their users, each as a uid of its own, or as the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import pwd
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from nodeagent.cgroups import MEMORY, PIDS, find
+from nodeagent.folders import PASSABLE, PRIVATE, NodeFolders
+from nodeagent.job_cgroups import GROUPS_NEEDED, group_of_job
+from nodeagent.owned_files import Owner, make_folder
+from nodeagent.settings import AgentSettings, Jobs, NodeStartError
+from schemas.errors import SettingsError
+from schemas.ids import JobId
+
+LEAST_UID: Final = 100  # below are the system's own
+LEAST_FILES: Final = 256  # torch and its data loaders open some of them
+LEAST_PIDS: Final = 64
+LEAST_MEMORY: Final = 256 << 20  # bytes; torch and a small model
+PRLIMIT, SETPRIV = "prlimit", "setpriv"  # of util-linux
+MOST_UID: Final = 2**32 - 2
+AGENT, SUBMITTER, JOB = "agent", "submitter", "job"
+KEEP_APART: Final = (
+    "run the agent as root (jobs get uids of their own), or say that all users of the cluster "
+    "trust each other: jobs.trust_each_other = true"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who a job runs as."""
+
+    owner: Owner
+    groups: tuple[int, ...]
+    name: str
+    home: str
+    cgroup: str = ""  # of its zygotes
+
+
+def run_as(settings: AgentSettings) -> str:
+    """`AGENT`, `SUBMITTER` or `JOB`, as the settings say or else as is safe here.
+
+    Raises:
+        SettingsError: if jobs of different users would share the agent's rights, or it has not
+            the rights to give them others.
+    """
+    jobs, alone = settings.jobs, _is_loopback(settings)
+    root = os.geteuid() == 0
+    chosen: str = jobs.run_as
+    if not chosen:
+        shared = alone or jobs.trust_each_other
+        chosen = AGENT if shared or not root else SUBMITTER if jobs.users else JOB
+    if chosen == AGENT and not alone and not jobs.trust_each_other:
+        what = "jobs would run as this agent's user, and could read its key and each other's files"
+        raise SettingsError(f"jobs.run_as: {what}", KEEP_APART, "jobs.run_as")
+    if chosen != AGENT and not root:
+        what = f"{chosen!r} needs an agent that is root"
+        raise SettingsError(f"jobs.run_as: {what}", KEEP_APART, "jobs.run_as")
+    return chosen
+
+
+def _is_loopback(settings: AgentSettings) -> bool:
+    for host in (settings.controller.host, settings.address):
+        try:
+            if not ip_address(host).is_loopback:
+                return False
+        except ValueError:
+            if host != "localhost":
+                return False
+    return True
+
+
+def check_jobs(settings: AgentSettings) -> str:
+    """Refuse accounts that no job may have, before one asks for them.
+
+    Returns:
+        What `run_as` says.
+
+    Raises:
+        SettingsError: naming the field.
+    """
+    chosen = run_as(settings)
+    first, count = settings.jobs.uids
+    if first < LEAST_UID or count < 1 or first + count - 1 > MOST_UID:
+        what = f"jobs.uids: [{first}, {count}] are no uids of jobs"
+        raise SettingsError(
+            what, f"give [FIRST, COUNT] with FIRST from {LEAST_UID} on", "jobs.uids"
+        )
+    _check_limits(settings.jobs, chosen)
+    if chosen != AGENT and shutil.which(SETPRIV) is None:
+        what = f"jobs.run_as: {chosen!r} needs the program {SETPRIV}"
+        raise SettingsError(what, "install util-linux", "jobs.run_as")
+    if chosen == SUBMITTER:
+        for user in settings.jobs.users:
+            account_of(settings.jobs, user)
+    return chosen
+
+
+def _check_limits(jobs: Jobs, chosen: str) -> None:
+    for name, least in (
+        ("files", LEAST_FILES),
+        ("pids", LEAST_PIDS),
+        ("memory_bytes", LEAST_MEMORY),
+    ):
+        value = getattr(jobs, name)
+        if 0 < value < least:
+            what = f"jobs.{name}: {value} are too few for any worker"
+            raise SettingsError(what, f"give {least} or more, or 0: no limit", f"jobs.{name}")
+    bounded = {name for tree in find(jobs.cgroup) for name in tree.controllers}
+    if jobs.memory_bytes and MEMORY not in bounded:
+        what = f"jobs.memory_bytes: {_no_groups(jobs)} that bound memory"
+        raise SettingsError(what, GROUPS_NEEDED, "jobs.memory_bytes")
+    if jobs.pids and PIDS not in bounded and chosen == AGENT:
+        what = f"jobs.pids: {_no_groups(jobs)} that bound processes, and jobs run as the agent"
+        raise SettingsError(
+            what, f'set run_as to "job" or "submitter", or {GROUPS_NEEDED}', "jobs.pids"
+        )
+    needed = "files" if jobs.files else "pids" if jobs.pids and PIDS not in bounded else ""
+    if needed and shutil.which(PRLIMIT) is None:
+        what = f"jobs: limits need the program {PRLIMIT}"
+        raise SettingsError(what, "install util-linux", f"jobs.{needed}")
+
+
+def _no_groups(jobs: Jobs) -> str:
+    where = f"below {jobs.cgroup} " if jobs.cgroup else "below its own "
+    return f"the agent can make no control groups {where.rstrip()}"
+
+
+def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
+    """Where things lie on this node.
+
+    Args:
+        home: the folder that relative paths in it are relative to.
+
+    Raises:
+        SettingsError: as `check_jobs`.
+    """
+    mode = PRIVATE if check_jobs(settings) == AGENT else PASSABLE
+    run, work, checkpoints = settings.run, settings.work, settings.checkpoints
+    return NodeFolders(home / run, home / work, home / checkpoints, mode=mode)
+
+
+def account_of(jobs: Jobs, user: str) -> Account:
+    """The account that a user's jobs have on this host.
+
+    Args:
+        user: as the controller names who submitted.
+
+    Raises:
+        SettingsError: if there is none, or it is none that a job may have.
+    """
+    field = f"jobs.users.{user}"
+    if not user:
+        what = "the controller does not say who submitted the job"
+        raise SettingsError(what, "upgrade the controller first", "jobs.run_as")
+    name = jobs.users.get(user)
+    if name is None:
+        what = f"user {user!r} has no account on this node"
+        raise SettingsError(what, f'add {user} = "ACCOUNT" to [jobs.users] of its agent', field)
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        what = f"{field}: there is no account {name!r} on this host"
+        raise SettingsError(what, f"useradd {name}, or name another one", field) from None
+    if entry.pw_uid < LEAST_UID:
+        what = f"{field}: {name!r} has uid {entry.pw_uid}, below {LEAST_UID}: no job runs as that"
+        raise SettingsError(what, "name an account of a person", field)
+    groups = tuple(g for g in os.getgrouplist(name, entry.pw_gid) if g != 0)
+    if entry.pw_gid == 0:
+        raise SettingsError(f"{field}: {name!r} is of group 0", "name another account", field)
+    owner = Owner(entry.pw_uid, entry.pw_gid)
+    return Account(owner, groups, name, entry.pw_dir, f"uid-{entry.pw_uid}")
+
+
+class JobAccounts:
+    """Finds the account of each job, and gives it its folders.
+
+    Whose a job's folders are is the memory of it: so a uid stays its job's over restarts, on every
+    node that shares its checkpoints, and as long as anything of it is kept.
+
+    Raises:
+        SettingsError: as `check_jobs`.
+    """
+
+    def __init__(self, settings: AgentSettings, folders: NodeFolders) -> None:
+        self._jobs = settings.jobs
+        self._chosen = check_jobs(settings)
+        self._folders = folders
+        self._taken: dict[int, JobId] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def strangers(self) -> bool:
+        """Whether jobs run as others than the agent."""
+        return self._chosen != AGENT
+
+    def is_own(self, uid: int) -> bool:
+        """Whether a uid is one job's alone, and nobody's account."""
+        first, count = self._jobs.uids
+        return self._chosen == JOB and first <= uid < first + count
+
+    def refuse_owner_of(self, key: Path) -> None:
+        """No job may run as who owns the agent's key.
+
+        Raises:
+            SettingsError: if one would.
+        """
+        uid = key.stat().st_uid
+        users = self._jobs.users if self._chosen == SUBMITTER else ()
+        theirs = [user for user in users if account_of(self._jobs, user).owner.uid == uid]
+        if theirs or self.is_own(uid):
+            what = f"key {key} belongs to an account that jobs run as"
+            raise SettingsError(what, f"chown root {key}", "key")
+
+    async def prepare(self, job: JobId, user: str) -> Account | None:
+        """Who runs a job, with its folders made.
+
+        Returns:
+            None: it runs as the agent does.
+
+        Raises:
+            NodeStartError: if this node has no account for it.
+            OSError: if a folder cannot be made.
+        """
+        if not self.strangers:
+            return None
+        async with self._lock:
+            return await asyncio.to_thread(self._prepare, job, user)
+
+    def _prepare(self, job: JobId, user: str) -> Account:
+        try:
+            account = self._own(job) if self._chosen == JOB else account_of(self._jobs, user)
+        except SettingsError as error:
+            raise NodeStartError(error.message, error.hint) from None
+        self._taken[account.owner.uid] = job
+        for path in (self._folders.checkpoints / job, self._folders.states(job)):
+            make_folder(path, account.owner)
+        if self._folders.job(job).exists():
+            make_folder(self._folders.job(job), account.owner)
+        return account
+
+    def _own(self, job: JobId) -> Account:
+        first, count = self._jobs.uids
+        owners = dict(self._owners())
+        uids = {uid: name for uid, names in owners.items() for name in names}
+        mine = next((uid for uid, names in owners.items() if job in names), None)
+        mine = mine or next((uid for uid, name in self._taken.items() if name == job), None)
+        if mine is not None and owners.get(mine, {job}) - {job}:
+            what = f"uid {mine} of job {job} is another job's on this node"
+            raise NodeStartError(what, "give more jobs.uids, the same on every node")
+        if mine is None:
+            begin = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8]) % count
+            turns = (first + (begin + turn) % count for turn in range(count))
+            mine = next((uid for uid in turns if uid not in uids and uid not in self._taken), None)
+        if mine is None:
+            what = f"all {count} uids of jobs are taken by what jobs left"
+            raise NodeStartError(what, "give more jobs.uids, or keep less of ended jobs")
+        home = str(self._folders.job(job))
+        return Account(Owner(mine, mine), (), f"job-{mine}", home, group_of_job(job))
+
+    def _owners(self) -> Iterator[tuple[int, set[str]]]:
+        """Uids of the range, and the jobs whose folders they own."""
+        first, count = self._jobs.uids
+        found: dict[int, set[str]] = {}
+        for root in (self._folders.work, self._folders.all_states, self._folders.checkpoints):
+            for name, uid in _owners_in(root):
+                if first <= uid < first + count:
+                    found.setdefault(uid, set()).add(name)
+        return iter(found.items())
+
+    def forget(self, job: JobId) -> None:
+        """Nothing of it runs here any more; as long as its folders stay, so does its uid."""
+        for uid in [uid for uid, name in self._taken.items() if name == job]:
+            del self._taken[uid]
+
+
+def _owners_in(root: Path) -> Iterator[tuple[str, int]]:
+    with suppress(FileNotFoundError), os.scandir(root) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                with suppress(FileNotFoundError):
+                    yield entry.name, entry.stat(follow_symlinks=False).st_uid

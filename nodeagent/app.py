@@ -1,0 +1,398 @@
+"""The agent's process: builds its parts, owns their tasks, leaves workers alone when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import uuid
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from nodeagent import settings as agent_settings
+from nodeagent.accounts import AGENT, JobAccounts, check_jobs, folders_of, run_as
+from nodeagent.cgroups import find
+from nodeagent.controller_ports import BulkTraffic, ControllerPorts, SnapshotFetcher
+from nodeagent.devices import inventory
+from nodeagent.ended_jobs import EndedJobs
+from nodeagent.folders import SOCKET, FolderLocks
+from nodeagent.health import HealthWatch, places_of
+from nodeagent.job_cgroups import JobGroups
+from nodeagent.logs import LogShipper
+from nodeagent.reconciler import Reconciler
+from nodeagent.reconciler_events import (
+    Action,
+    Connected,
+    Desired,
+    Event,
+    ForgetJob,
+    GrantSlot,
+    KeepStates,
+    LogsStored,
+    OrderGroup,
+    OrderUnit,
+    PublishEvent,
+    RemoveWorker,
+    StartWorker,
+    SweepDesired,
+)
+from nodeagent.settings import AgentSettings, passed_over
+from nodeagent.states import StateKeeper, serve_states
+from nodeagent.worker_channel import WorkerChannel
+from nodeagent.workers import WorkerManager
+from nodeagent.zygotes import ZygotePool
+from schemas.codec import TO_AGENT, encode
+from schemas.errors import OnesError
+from schemas.host.files import take_pid_file
+from schemas.host.logging import notify, watchdog
+from schemas.host.settings import SettingsReload
+from schemas.ids import BootId, NodeId, Seconds, WorkerId
+from schemas.session import (
+    AgentOutput,
+    AgentSession,
+    Apply,
+    Publish,
+    Rejected,
+    SayHello,
+    ToController,
+    Welcomed,
+)
+from schemas.transport import Link, load_keys, load_public
+from schemas.wire.agent import (
+    AgentEvent,
+    GroupDelta,
+    Hello,
+    NodeHealth,
+    StepsReported,
+    Telemetry,
+    Welcome,
+)
+from schemas.wire.files import AskFiles, AskPiece
+from schemas.wire.sweeps import SweepDelta, UnitTask
+from schemas.wire.worker import FromWorker, SlotGranted, WorkerHello
+
+log = structlog.get_logger("agent")
+TICK_S: Final = 0.25
+LOOK_S: Final = 1.0
+RELOADED: Final = (
+    "kill_grace_s",
+    "keep_work_s",
+    "keep_work_bytes",
+    "keep_checkpoints_s",
+    "keep_checkpoints_bytes",
+    "disk_reserve_bytes",
+    "log_bytes",
+    "python",
+    "workdir.size",
+    "workdir.files",
+    "workdir.depth",
+    "jobs.memory_bytes",
+    "jobs.pids",
+)
+
+
+class Agent:
+    """One node's agent: session with the controller, channel to workers, manager of processes.
+
+    Args:
+        home: the folder that relative paths in it are relative to.
+
+    Raises:
+        SettingsError: if keys, folders or devices cannot be used.
+    """
+
+    def __init__(self, settings: AgentSettings, home: Path) -> None:
+        self._settings = settings
+        self._home = home
+        self._node = NodeId(settings.node)
+        if settings.pid_file:
+            take_pid_file(home / settings.pid_file)
+        self._spec = inventory(settings)
+        self._folders = folders_of(settings, home)
+        self._folders.make()
+        self._accounts = JobAccounts(settings, self._folders)
+        self._locks = FolderLocks(self._folders, self._node)
+        self._run_id = self._folders.run_id()
+        self._server = serve_states(self._folders, settings.address, settings.states_port)
+        port = self._server.port if self._server else 0
+        self._spec = msgspec.structs.replace(self._spec, states_port=port)
+        self._states = StateKeeper(self._folders, self._happened)
+        own_key = home / (settings.key or f"keys/{self._node}.key_secret")
+        self._link = Link(load_keys(own_key))
+        self._accounts.refuse_owner_of(own_key)
+        self._session = AgentSession(
+            self._node, BootId(uuid.uuid4().hex[:12]), chance=random.random
+        )
+        self._reconciler = Reconciler(self._node)
+        self._ended_jobs = EndedJobs(
+            self._folders, lambda: self._settings, lambda: set(self._reconciler.jobs)
+        )
+        key = load_public(home / settings.controller.key)
+        self._ports = ControllerPorts(self._link, settings.controller, key, self._node)
+        self._workers = WorkerChannel(
+            self._folders.socket,
+            self._heard,
+            self._token_of,
+            open_to_all=self._accounts.strangers,
+        )
+        places, shared = places_of(self._folders, settings.disk_reserve_bytes)
+        self._health = HealthWatch(
+            places=places,
+            shared=shared,
+            socket=self._folders.sockets / SOCKET,
+            listen=self._workers.listen,
+            changed=lambda problems: self._happened(NodeHealth(problems=problems)),
+        )
+        self._shipper = LogShipper(
+            self._node, lambda worker: self._handle(LogsStored(worker)), settings.log_bytes
+        )
+        fetcher = SnapshotFetcher()
+        self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
+        trees = find(settings.jobs.cgroup)
+        self._groups = JobGroups(trees, self._folders.run, settings.jobs)
+        self._zygotes = ZygotePool(self._folders, settings.jobs, self._groups)
+        self._python = settings.python or sys.executable
+        self._manager = WorkerManager(
+            node=self._node,
+            address=settings.address,
+            folders=self._folders,
+            slots=self._spec.slots,
+            python=self._python,
+            grace_s=settings.kill_grace_s,
+            zygotes=self._zygotes,
+            shipper=self._shipper,
+            fetcher=fetcher,
+            on_event=self._handle,
+            may_read=lambda: not self._session.spool_full,
+            check_node=self._health.look,
+            bounds=settings.workdir,
+            accounts=self._accounts,
+            groups=self._groups,
+        )
+
+    def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
+        """What takes over those settings that may change while the agent runs."""
+        safe = dict.fromkeys(RELOADED, self._use)
+        return SettingsReload(self._settings, partial(_checked, path), safe)
+
+    def _use(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._python = self._manager.python = settings.python or sys.executable
+        self._manager.grace_s = settings.kill_grace_s
+        self._manager.bounds = settings.workdir
+        self._zygotes.limits = settings.jobs
+        self._groups.use(settings.jobs)
+        self._health.reserve(settings.disk_reserve_bytes)
+        self._shipper.max_bytes = settings.log_bytes
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Be the agent until `stop`.
+
+        Args:
+            stop: set to end the agent; its workers go on.
+        """
+        self._manager.adopt()
+        await self._health.look()  # so that the first hello says it
+        self._reconciler.forgotten.update(await self._ended_jobs.find())
+        async with asyncio.TaskGroup() as tasks:
+            owned = [
+                tasks.create_task(work)
+                for work in (
+                    self._receive_from_controller(),
+                    self._workers.receive(),
+                    self._workers.watch(),
+                    self._keep_session(),
+                    self._read_reports(),
+                    self._health.run(),
+                    *self._ended_jobs.tasks(),
+                    self._shipper.ship(),
+                    self._warm_up(),
+                    watchdog(),
+                )
+            ]
+            slots, groups = len(self._spec.slots), self._groups.name
+            log.info("agent ready", node=self._node, slots=slots, groups=groups)
+            notify("READY=1")
+            await stop.wait()
+            notify("STOPPING=1")
+            for task in owned:
+                task.cancel()
+        self._bulk.close()
+        self._workers.close()
+        self._manager.close()
+        self._states.close()
+        if self._server is not None:
+            self._server.close()
+        self._link.close()
+        self._locks.close()
+        log.info("agent stopped; its workers go on", node=self._node)
+
+    # --- tasks
+
+    async def _warm_up(self) -> None:
+        """Each job that runs as somebody else has a zygote of its own, when it comes."""
+        if not self._accounts.strangers:
+            await self._zygotes.warm_up(self._python)
+
+    async def _receive_from_controller(self) -> None:
+        async for incoming in self._ports.orders:
+            try:
+                message = TO_AGENT.decode(incoming.frames[-1])
+            except OnesError as error:
+                log.warning("dropped", error=str(error))
+                continue
+            with passed_over("message of the controller", kind=type(message).__name__):
+                if isinstance(message, AskFiles | AskPiece):
+                    self._bulk.answer(message)
+                else:
+                    self._apply(self._session.receive(message, self._now()))
+
+    async def _keep_session(self) -> None:
+        while True:
+            with passed_over("a turn of the session"):
+                self._apply(self._session.tick(self._now()))
+            with passed_over("the fence"):
+                fence_s = self._settings.fence_s
+                if fence_s and self._session.alone_s(self._now()) >= fence_s:
+                    self._manager.fence()
+            await asyncio.sleep(TICK_S)
+
+    async def _read_reports(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with passed_over("a look at the workers"):
+                self._manager.end_unheard()
+                self._manager.read_all_reports()
+
+    # --- outputs of the session
+
+    def _apply(self, outputs: Iterable[AgentOutput]) -> None:
+        for output in outputs:
+            match output:
+                case ToController(message=message):
+                    self._ports.orders.send(encode(message))
+                case Publish(numbered=numbered):
+                    self._ports.publish(encode(numbered))
+                case SayHello():
+                    if not self._ports.orders.send(encode(self._hello())):
+                        self._session.unheard(self._now())
+                case Apply(delta=GroupDelta() as delta):
+                    self._handle(Desired(delta))
+                case Apply(delta=SweepDelta() as delta):
+                    self._handle(SweepDesired(delta))
+                case Welcomed(welcome=welcome):
+                    self._welcomed(welcome)
+                case Rejected(refused=refused):
+                    log.error("the controller refuses this node", why=refused.message)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            node=self._node,
+            boot=self._session.boot,
+            spec=self._spec,
+            workers=self._reconciler.seen(),
+            events_sent=self._session.sent,
+            events_dropped=self._session.dropped,
+            problems=self._health.problems,
+            echo=self._session.echo,
+            jobs=self._ended_jobs.unended,
+            run_id=self._run_id,
+        )
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        log.info("welcome", session=welcome.session, term=welcome.term)
+        if (bulk := self._ports.welcomed(welcome)) is not None:
+            self._bulk.use(bulk)
+
+    def _token_of(self, worker: WorkerId) -> str | None:
+        return self._manager.tokens.get(worker)
+
+    def _heard(self, worker: WorkerId, message: FromWorker) -> None:
+        """What a worker says is a hint to look at its report file, or for the eye."""
+        if isinstance(message, StepsReported):
+            self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
+            return
+        self._manager.read_reports(worker)
+        if isinstance(message, WorkerHello):
+            self._handle(Connected(worker))
+
+    # --- events to the reconciler, and its actions
+
+    def _handle(self, event: Event) -> None:
+        for action in self._reconciler.handle(event):
+            with passed_over("an action", kind=type(action).__name__):
+                self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case PublishEvent(event=event):
+                self._happened(event)
+            case OrderGroup(worker=worker, delta=delta):
+                self._workers.order(worker, delta)
+            case GrantSlot(worker=worker):
+                self._workers.send(worker, SlotGranted())
+            case OrderUnit(worker=worker, unit=unit):
+                self._workers.send(worker, UnitTask(unit=unit))
+            case KeepStates(delta=delta):
+                self._states.keep(delta)
+            case ForgetJob(job=job):
+                self._session.forget_job(job)
+                self._states.forget(job)
+                self._accounts.forget(job)
+                self._ended_jobs.note(job, ended=True)
+            case StartWorker(delta=delta):
+                self._ended_jobs.note(delta.job, ended=False)
+                self._manager.perform(action)
+            case RemoveWorker(worker=worker):
+                self._workers.forget(worker)
+                self._manager.perform(action)
+            case _:
+                self._manager.perform(action)
+
+    def _happened(self, event: AgentEvent) -> None:
+        self._apply(self._session.happened(event))
+
+    def _now(self) -> Seconds:
+        return Seconds(asyncio.get_running_loop().time())
+
+
+def _checked(path: Path) -> AgentSettings:
+    """Limits that do not hold on this host are refused while it runs, too."""
+    settings = agent_settings.load(path)
+    check_jobs(settings)
+    return settings
+
+
+def _too_early() -> None:
+    log.info("settings are being read at this moment")
+
+
+async def run(path: Path) -> None:
+    """Be the agent of a node until a signal asks to stop; workers go on without it.
+
+    SIGHUP has it read its settings again.
+
+    Args:
+        path: of the settings file, absolute; relative paths in it are relative to its folder.
+
+    Raises:
+        SettingsError: if keys, folders or devices cannot be used.
+    """
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
+    settings = agent_settings.load(path)
+    if run_as(settings) != AGENT:
+        os.umask(0o077)
+        os.setgroups([])  # acting as a job it has no groups but the job's
+    agent = Agent(settings, path.parent)
+    agent.settings_of(path).listen()
+    await agent.run(stop)

@@ -1,0 +1,365 @@
+"""The slots of this host: GPUs that its agent may use; declared CPU slots where there are none.
+
+What the NVIDIA driver knows of this host's GPUs, asked through NVML.
+
+Which devices CUDA_VISIBLE_DEVICES names, as CUDA reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import psutil
+import structlog
+
+from nodeagent.settings import LEAST_FENCE_S, AgentSettings
+from schemas import __version__
+from schemas.errors import SettingsError
+from schemas.ids import NodeId
+from schemas.nodes import NodeSpec, SlotSpec
+
+LEADING_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one worker can be given: a GPU, or one MIG instance of it."""
+
+    uuid: str  # "GPU-..." or "MIG-...", as the driver gives it
+    model: str  # as the driver names it
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this host; where it stands in a list is its index."""
+
+    uuid: str  # empty if it does not answer
+    model: str
+    devices: tuple[Device, ...]  # itself, or its MIG instances; none if it does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The devices that are visible, and what ended the list."""
+
+    devices: tuple[Device, ...]
+    by_index: bool  # an index was used, so the order of GPUs matters
+    ended_by: str | None = None  # the first entry that names nothing; those behind it do not count
+    repeated: str | None = None  # an entry that names something again: then nothing is visible
+
+
+def select_visible(value: str, gpus: Sequence[Gpu]) -> Selection:
+    """The devices that a CUDA_VISIBLE_DEVICES names, read as CUDA does.
+
+    The list ends at the first entry that names nothing or is of another kind than the first
+    (`-1` is customary); a device that is named twice makes all of them invisible. Abbreviated
+    UUIDs count if they fit one device only. An index takes what follows its digits with it. One
+    reading differs: a GPU that is split by MIG stands for all of its instances, where CUDA takes
+    the first; an agent has a worker for each.
+
+    Args:
+        value: what the variable holds; empty hides everything.
+        gpus: of this host, in the driver's order.
+
+    Returns:
+        What is visible, in the order of the value.
+    """
+    entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
+    kind = _kind(entries[0]) if entries else ""
+    found: list[Device] = []
+    seen: set[tuple[str, ...]] = set()
+    for entry in entries:
+        named = _named(entry, kind, gpus)
+        if named is None:
+            return Selection(tuple(found), kind == "", ended_by=entry)
+        which, devices = named
+        if which in seen:
+            return Selection((), kind == "", repeated=entry)
+        seen.add(which)
+        found += devices
+    return Selection(tuple(found), kind == "" and bool(entries))
+
+
+def _kind(entry: str) -> str:
+    return next((kind for kind in ("GPU-", "MIG-") if entry.startswith(kind)), "")
+
+
+def _named(
+    entry: str, kind: str, gpus: Sequence[Gpu]
+) -> tuple[tuple[str, ...], tuple[Device, ...]] | None:
+    """What tells the named one from others, and its devices; None if there is no such one."""
+    if _kind(entry) != kind:
+        return None
+    if kind == "MIG-":
+        fitting = [d for gpu in gpus for d in gpu.devices if d.uuid.startswith(entry)]
+        return ((fitting[0].uuid,), (fitting[0],)) if len(fitting) == 1 else None
+    if kind == "GPU-":
+        indices = [i for i, gpu in enumerate(gpus) if gpu.uuid.startswith(entry)]
+        index = indices[0] if len(indices) == 1 else -1
+    else:
+        digits = LEADING_NUMBER.match(entry)
+        index = int(digits.group()) if digits else -1
+    if not 0 <= index < len(gpus):
+        return None
+    return (str(index),), gpus[index].devices
+
+
+driver_log = structlog.get_logger("gpu_driver")
+DRIVER: Final = Path("/proc/driver/nvidia/version")  # there while the kernel module is loaded
+
+
+def list_gpus() -> tuple[Gpu, ...]:
+    """All GPUs, in the driver's order: that of the PCI bus.
+
+    A GPU that does not answer keeps its place, has no devices, and is logged.
+
+    Returns:
+        Empty without a driver, a GPU or the `gpu` extra.
+
+    Raises:
+        SettingsError: if there is a driver that does not answer, or no GPU does: such a host should
+            not pass for one without GPUs.
+    """
+    try:
+        import pynvml  # noqa: PLC0415 - an extra that hosts without GPUs do without
+    except ImportError:
+        if DRIVER.exists():
+            remedy = "in a checkout of ONES: pip install '.[gpu]'"
+            driver_log.warning("a GPU driver, and no way to ask it", remedy=remedy)
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return ()
+    except pynvml.NVMLError as error:
+        raise _silent(str(error)) from None
+    try:
+        gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError as error:
+        raise _silent(str(error)) from None
+    finally:
+        pynvml.nvmlShutdown()
+    if gpus and not any(gpu.uuid for gpu in gpus):
+        raise _silent(f"none of its {len(gpus)} GPUs answers")
+    return gpus
+
+
+def _silent(why: str) -> SettingsError:
+    why = why.rstrip(".")
+    hint = 'see what nvidia-smi says, or offer CPU slots with devices = "cpu"'
+    return SettingsError(f"devices: the GPU driver cannot be used: {why}", hint, "devices")
+
+
+def _gpu(nvml: ModuleType, index: int) -> Gpu:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        device = _device(nvml, handle)
+        if not _is_split(nvml, handle):
+            return Gpu(device.uuid, device.model, (device,))
+        instances = tuple(_instances(nvml, handle))
+    except nvml.NVMLError as error:
+        driver_log.warning("a GPU does not answer, and is not offered", gpu=index, error=str(error))
+        return Gpu("", "", ())
+    if not instances:
+        driver_log.warning("MIG is on and has no instance: nothing is offered", gpu=index)
+    return Gpu(device.uuid, device.model, instances)
+
+
+def _device(nvml: ModuleType, handle: Any) -> Device:
+    return Device(
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        model=_text(nvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+    )
+
+
+def _is_split(nvml: ModuleType, handle: Any) -> bool:
+    try:
+        present, _after_reset = nvml.nvmlDeviceGetMigMode(handle)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return False  # a GPU, or a driver, from before MIG
+    return bool(present)
+
+
+def _instances(nvml: ModuleType, handle: Any) -> Iterator[Device]:
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except nvml.NVMLError_NotFound:
+            continue  # a place where no instance was made
+        yield _device(nvml, instance)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+log = structlog.get_logger("devices")
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+ORDER: Final = "CUDA_DEVICE_ORDER"
+BUS_ORDER: Final = "PCI_BUS_ID"
+FENCE_SPARE_S: Final = 2.0  # until the passing of a time is noticed, and a killed process is gone
+CGROUPS: Final = Path("/sys/fs/cgroup")
+OWN_CGROUP: Final = Path("/proc/self/cgroup")
+
+
+def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) -> NodeSpec:
+    """What this host offers.
+
+    Args:
+        settings: whether GPUs are looked for, and how many CPU slots there are otherwise.
+        environ: the agent's environment; CUDA_VISIBLE_DEVICES restricts the GPUs.
+
+    Returns:
+        The node's slots, cores and memory (bytes).
+
+    Raises:
+        SettingsError: if `devices` is neither "auto" nor "cpu", no slot is offered, the driver does
+            not answer, CUDA_VISIBLE_DEVICES cannot be followed, or `fence_s` is too short.
+    """
+    if settings.devices not in {"auto", "cpu"}:
+        raise SettingsError(f"devices: {settings.devices!r}", 'choose "auto" or "cpu"', "devices")
+    slots = gpu_slots(list_gpus(), environ) if settings.devices == "auto" else ()
+    slots = slots or cpu_slots(settings.slots)
+    if settings.cores < 0:
+        raise SettingsError(f"cores: {settings.cores} is below 0", "leave it out", "cores")
+    if not slots:
+        raise SettingsError("slots: the node offers none", "set slots to 1 or more", "slots")
+    return NodeSpec(
+        node=NodeId(settings.node),
+        host=socket.gethostname(),
+        address=settings.address,
+        slots=slots,
+        cores=settings.cores or usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        release=__version__,
+        fenced_s=fenced_s(settings),
+    )
+
+
+def fenced_s(settings: AgentSettings) -> float:
+    """After how many seconds without an answer of the controller no worker is left; 0: they stay.
+
+    Args:
+        settings: when workers are told to end, and how long they may take.
+
+    Raises:
+        SettingsError: if `fence_s` is too short to hear an answer.
+    """
+    if settings.fence_s == 0.0:
+        return 0.0
+    if settings.fence_s < LEAST_FENCE_S:
+        hint = f"give {LEAST_FENCE_S:g} or more, or 0: workers train on"
+        raise SettingsError(f"fence_s: {settings.fence_s:g} s are too short", hint, "fence_s")
+    return settings.fence_s + settings.kill_grace_s + FENCE_SPARE_S
+
+
+def usable_cores(groups: Path = CGROUPS) -> int:
+    """Cores that processes of this agent may use at a time, at least 1.
+
+    Those of its affinity, and no more than the CPU quota of its control group and of those above
+    it: in a container the host's cores say nothing.
+
+    Args:
+        groups: where control groups (version 2) are mounted.
+    """
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        own = OWN_CGROUP.read_text(encoding="utf-8").strip().rpartition("::")[2].lstrip("/")
+    except OSError:
+        own = ""
+    place = groups / own
+    while place.is_relative_to(groups):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
+            if quota != "max":
+                cores = min(cores, int(quota) / int(period))
+        place = place.parent
+    return max(1, math.floor(cores))
+
+
+def cpu_slots(count: int) -> tuple[SlotSpec, ...]:
+    """`count` declared slots without a device.
+
+    Args:
+        count: how many; 0 or less gives none.
+
+    Returns:
+        Slots with the host's memory in equal shares, bytes, index from 0.
+    """
+    share = psutil.virtual_memory().total // max(1, count)
+    return tuple(
+        SlotSpec(index=i, kind="cpu", model="CPU", memory_bytes=share) for i in range(count)
+    )
+
+
+def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec, ...]:
+    """A slot for each GPU or MIG instance that the agent may use.
+
+    A slot's index counts all devices of the host in the driver's order, visible or not, so that it
+    names the same device after a restart under another CUDA_VISIBLE_DEVICES, and is the GPU's
+    number in `nvidia-smi` where nothing is split.
+
+    Returns:
+        In the order of their indices; empty if CUDA_VISIBLE_DEVICES hides everything.
+
+    Raises:
+        SettingsError: if CUDA_VISIBLE_DEVICES names none of them, one twice, or counts GPUs of
+            several models in an order of CUDA's own.
+    """
+    value = environ.get(VISIBLE)
+    visible = None if value is None else _visible(value, gpus, environ.get(ORDER))
+    devices = [device for gpu in gpus for device in gpu.devices or (None,)]
+    return tuple(
+        SlotSpec(
+            index=index,
+            kind="gpu",
+            model=device.model,
+            memory_bytes=device.memory_bytes,
+            uuid=device.uuid,
+        )
+        for index, device in enumerate(devices)
+        if device is not None and (visible is None or device in visible)
+    )
+
+
+def device_environment(slot: SlotSpec) -> dict[str, str]:
+    """The variables that make a slot's device the only one that its worker sees.
+
+    Returns:
+        They win over a job's own; a worker of a CPU slot sees no GPU.
+    """
+    return {VISIBLE: slot.uuid if slot.kind == "gpu" else "", ORDER: BUS_ORDER}
+
+
+def _visible(value: str, gpus: Sequence[Gpu], order: str | None) -> tuple[Device, ...]:
+    selection = select_visible(value, gpus)
+    if not gpus:
+        return ()
+    if selection.repeated is not None:
+        what = f"{selection.repeated} stands in it twice, and CUDA then shows no GPU"
+        raise _refuse(value, what, "name each GPU once")
+    models = {gpu.model for gpu in gpus if gpu.model}
+    if selection.by_index and len(models) > 1 and order != BUS_ORDER:
+        what = "CUDA counts GPUs of several models by speed, the driver by bus"
+        raise _refuse(value, what, f"set {ORDER}={BUS_ORDER} beside it, or name UUIDs")
+    hides = not value.strip() or (selection.ended_by or "").startswith("-")
+    if not selection.devices and not hides:
+        raise _refuse(value, "it names no GPU that can be used", "nvidia-smi -L lists their UUIDs")
+    if selection.ended_by is not None and not hides:
+        log.warning("CUDA_VISIBLE_DEVICES ends at what names no GPU", entry=selection.ended_by)
+    return selection.devices
+
+
+def _refuse(value: str, what: str, remedy: str) -> SettingsError:
+    return SettingsError(f"{VISIBLE}={value[:200]}: {what}", remedy, VISIBLE)

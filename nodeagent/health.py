@@ -1,0 +1,276 @@
+"""Looks whether this node can start workers, mends what it can, and says what it cannot.
+
+Whether a folder that workers need is there, takes files and has room; makes a missing one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import getpass
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from nodeagent.folders import NodeFolders
+from schemas.errors import OnesError
+
+folder_log = structlog.get_logger("folders")
+PROBE: Final = ".ones-probe"
+PROBE_BYTES: Final = 4096
+CLEAR: Final = 2  # times the reserve have to be free again
+OURS: Final = frozenset(  # errors of a host, which no job or archive can bring about
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EAGAIN,
+        errno.ESTALE,
+    }
+)
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_node_fault(error: OSError) -> bool:
+    """Whether an error says something of the host, not of what was to be written.
+
+    Args:
+        error: of a file operation or a fork.
+    """
+    return error.errno in OURS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder, and the setting that names it."""
+
+    setting: str
+    path: Path
+    reserve_bytes: int  # less room than this counts as full; 0: only none at all
+    own: bool = False  # nobody else may own it
+    mode: int = 0o700  # of one that is made
+
+    def problem(self, *, full: bool) -> str:
+        """What keeps workers from using it, and what helps; empty: nothing.
+
+        A folder that is missing is made.
+
+        Args:
+            full: whether it was full at the last look; it has to have more room then.
+        """
+        try:
+            self._make()
+            if self.own and self.path.stat().st_uid != os.getuid():
+                return self._say("it belongs to somebody else", "choose a shorter run")
+            self._probe()
+        except OSError as error:
+            return self._say(error.strerror or str(error), _remedy(error))
+        status = os.statvfs(self.path)
+        free = status.f_bavail * status.f_frsize
+        if free < self.reserve_bytes * (CLEAR if full else 1):
+            return self._say(f"less than {self.reserve_bytes >> 20} MiB left", "free space there")
+        return ""
+
+    @property
+    def silence(self) -> str:
+        """What to say if a look at it does not come back."""
+        return self._say("it does not answer", "see to its file system")
+
+    def _say(self, what: str, remedy: str) -> str:
+        return f"{self.setting} {self.path}: {what}; {remedy}"
+
+    def _make(self) -> None:
+        if not self.path.is_dir():
+            # `parents` would let everybody read those above; another thread may look for them now.
+            missing = [path for path in self.path.parents if not path.exists()]
+            for path in (*reversed(missing), self.path):
+                path.mkdir(mode=self.mode, exist_ok=True)
+                path.chmod(self.mode)
+            folder_log.warning("folder was gone, and is made again", path=str(self.path))
+
+    def _probe(self) -> None:
+        path = self.path / f"{PROBE}-{os.uname().nodename}-{os.getpid()}"
+        try:
+            with path.open("wb", buffering=0) as file:
+                if file.write(bytes(PROBE_BYTES)) != PROBE_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in _NO_ROOM:
+        return "free space there"
+    if error.errno == errno.EROFS:
+        return "mount it writable"
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return f"give it to user {_user()}"
+    return "see to its file system"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def places_of(
+    folders: NodeFolders, reserve_bytes: int
+) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """The folders that workers need: the node's own, and those that all nodes share.
+
+    Args:
+        reserve_bytes: of room, below which one counts as full.
+    """
+    run = Place("run", folders.run, reserve_bytes, mode=folders.mode)
+    workers = Place("run", folders.run / "workers", reserve_bytes, mode=folders.mode)
+    sockets = Place("run", folders.sockets, 0, own=True, mode=folders.mode)
+    work = Place("work", folders.work, reserve_bytes, mode=folders.mode)
+    return (run, workers, sockets, work), (
+        Place("checkpoints", folders.checkpoints, reserve_bytes, mode=folders.mode),
+    )
+
+
+log = structlog.get_logger("health")
+LOOK_S: Final = 2.0
+SHARED_LOOKS: Final = 10  # so many looks for each at a folder that all nodes share
+ANSWER_S: Final = 20.0  # a file system that takes longer hangs
+
+
+@dataclass(slots=True)
+class _Look:
+    """The one look at a place that is under way, and what the last one found."""
+
+    place: Place
+    every: int  # looks of the watch
+    found: str = ""
+    began: float | None = None
+    ended: asyncio.Event | None = None
+
+
+class HealthWatch:
+    """Folders and the workers' socket, looked at again and again.
+
+    Args:
+        shared: those that all nodes use, which are looked at less often.
+        listen: binds the socket again; raises an `OnesError` or `OSError` if it cannot.
+        changed: takes what keeps the node from starting workers, whenever that is different.
+    """
+
+    def __init__(
+        self,
+        *,
+        places: Sequence[Place],
+        shared: Sequence[Place],
+        socket: Path,
+        listen: Callable[[], None],
+        changed: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        self._looks = [_Look(place, 1) for place in places]
+        self._looks += [_Look(place, SHARED_LOOKS) for place in shared]
+        self._socket = socket
+        self._identity = _identity(socket)
+        self._listen = listen
+        self._changed = changed
+        self._count = 0
+        self.problems: tuple[str, ...] = ()
+
+    def reserve(self, reserve_bytes: int) -> None:
+        """Call a disk full at another limit from now on.
+
+        Args:
+            reserve_bytes: of room; that of sockets needs none.
+        """
+        for look in self._looks:
+            if not look.place.own:
+                look.place = replace(look.place, reserve_bytes=reserve_bytes)
+
+    async def run(self) -> None:
+        """Look, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look(everything=False)
+
+    async def look(self, *, everything: bool = True) -> None:
+        """Look once, and tell if something is different.
+
+        Args:
+            everything: also at what is looked at less often.
+        """
+        loop = asyncio.get_running_loop()
+        due = [
+            look for look in self._looks if everything or not self._count % look.every or look.found
+        ]
+        self._count += 1
+        for look in due:
+            if look.began is None:
+                self._begin(look, loop)
+        waits = [asyncio.ensure_future(look.ended.wait()) for look in due if look.ended]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=LOOK_S)
+            for wait in late:
+                wait.cancel()
+        for look in due:
+            if look.began is not None and loop.time() - look.began > ANSWER_S:
+                look.found = look.place.silence
+        found = {look.place.setting: look.found for look in reversed(self._looks) if look.found}
+        self._take([*reversed(found.values()), self._mend_socket()])
+
+    def _begin(self, look: _Look, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread of its own: a file system that hangs must hold up nothing else."""
+        ended = look.ended = asyncio.Event()
+        look.began = loop.time()
+
+        def end(found: str) -> None:
+            look.found, look.began = found, None
+            ended.set()
+
+        def work() -> None:
+            found = look.place.problem(full=bool(look.found))
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(end, found)
+
+        threading.Thread(target=work, name=f"look at {look.place.path}", daemon=True).start()
+
+    def _mend_socket(self) -> str:
+        """Listen anew if somebody deleted the socket, or put another in its place."""
+        if self._identity is not None and _identity(self._socket) == self._identity:
+            return ""
+        try:
+            self._listen()
+        except (OnesError, OSError) as error:
+            return f"run {self._socket}: workers cannot connect: {error}"
+        self._identity = _identity(self._socket)
+        log.warning("the workers' socket was gone, and is bound again", path=str(self._socket))
+        return ""
+
+    def _take(self, found: Sequence[str]) -> None:
+        problems = tuple(dict.fromkeys(filter(None, found)))
+        if problems == self.problems:
+            return
+        self.problems = problems
+        if problems:
+            log.error("this node cannot start workers", problems=problems)
+        else:
+            log.info("this node can start workers again")
+        self._changed(problems)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - of what the name means now
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

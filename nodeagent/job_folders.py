@@ -1,0 +1,326 @@
+"""Lays out the working directories of jobs from their snapshots.
+
+What a job made on this node: lists of files, and pieces of them, for whoever owns the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from nodeagent.folders import NodeFolders
+from nodeagent.health import is_node_fault
+from nodeagent.owned_files import (
+    Owner,
+    acting_as,
+    make_folder,
+    owner_of,
+    read_small,
+    remove_tree,
+    write_private,
+)
+from nodeagent.settings import NodeWorkspaceError, WorkspaceError
+from schemas.errors import BadFieldError, OnesError, UnavailableError
+from schemas.host.archives import (
+    UNREADABLE,
+    USUAL,
+    ArchiveBounds,
+    ArchiveTooLargeError,
+    members,
+    opened,
+)
+from schemas.host.state_files import StateFile
+from schemas.ids import JobId
+from schemas.wire.files import (
+    CHECKPOINTS,
+    STATES,
+    WORK,
+    Area,
+    AskFiles,
+    AskPiece,
+    FileInfo,
+    FileList,
+    FilePiece,
+    FilesRefused,
+    FromNode,
+    ToNode,
+)
+
+MARK: Final = ".ones-snapshot"
+MOST_MARK: Final = 512 << 20  # bytes: as many names as there may be files, as long as they may be
+
+
+def is_laid_out(folder: Path, digest: str) -> bool:
+    """Whether `folder` was made from this snapshot.
+
+    Args:
+        folder: a job's working directory, which need not exist.
+        digest: sha256 of the archive, hexadecimal.
+    """
+    try:
+        return _mark(folder).partition("\n")[0] == digest
+    except (OSError, ValueError):
+        return False
+
+
+def _mark(folder: Path) -> str:
+    """What is in the mark, which the job may have put anything in the place of."""
+    with acting_as(owner_of(folder)):
+        return read_small(folder / MARK, MOST_MARK).decode()
+
+
+def lay_out(
+    archive: Path,
+    folder: Path,
+    digest: str,
+    bounds: ArchiveBounds = USUAL,
+    owner: Owner | None = None,
+) -> None:
+    """Unpack `archive` as `folder`, whole or not at all.
+
+    Args:
+        archive: a tar file, compressed or not.
+        folder: a job's working directory; an older one is replaced.
+        digest: sha256 of the archive, hexadecimal.
+        owner: whose the folder becomes, and with whose rights it is filled; None: the agent's.
+
+    Raises:
+        WorkspaceError: if the archive is damaged, unsafe or too large, or the disk does not take
+            it.
+    """
+    fresh = folder.with_name(f".{folder.name}.new")
+    try:
+        with archive.open("rb") as file:
+            _require_digest(file, digest)
+            remove_tree(fresh)
+            make_folder(fresh, owner)
+            with acting_as(owner):
+                _unpack(file, fresh, bounds)
+                manifest = json.dumps(dict(_laid_out(fresh)))
+                write_private(fresh / MARK, f"{digest}\n{manifest}\n".encode())
+        remove_tree(folder)
+        fresh.rename(folder)
+    except (*UNREADABLE, ArchiveTooLargeError) as error:
+        remove_tree(fresh)
+        ours = isinstance(error, OSError) and is_node_fault(error)
+        kind = NodeWorkspaceError if ours else WorkspaceError
+        raise kind(f"cannot unpack the working directory: {error}") from None
+
+
+def _unpack(file: BufferedReader, folder: Path, bounds: ArchiveBounds) -> None:
+    with opened(file, bounds) as tar:
+        for member in members(tar, bounds):
+            tar.extract(member, folder, filter="data")
+
+
+def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            with contextlib.suppress(UnicodeEncodeError):
+                str(path).encode()
+                status = path.lstat()
+                yield str(path.relative_to(folder)), (status.st_size, status.st_mtime_ns)
+
+
+def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
+    """The files that `folder` was made with, as they were then.
+
+    Returns:
+        Size in bytes and time of the last change in ns, by relative path; nothing where nobody
+        wrote it down, or the job damaged it.
+    """
+    try:
+        text = _mark(folder).partition("\n")[2]
+        return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return {}
+
+
+def _require_digest(file: BufferedReader, digest: str) -> None:
+    found = hashlib.file_digest(file, "sha256").hexdigest()
+    file.seek(0)
+    if found != digest:
+        raise WorkspaceError("the working directory's archive was damaged on its way")
+
+
+PIECE: Final = 1 << 20
+MAX_FILES: Final = 10_000
+MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
+MAX_REFUSED: Final = 20
+AREAS: Final = (WORK, CHECKPOINTS, STATES)
+LEFT_ALONE: Final = frozenset({"__pycache__", ".git"})
+
+
+def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
+    """Do what the relay asks; it reads the disk, so not in an event loop.
+
+    Returns:
+        What was asked for, or why it cannot be had.
+    """
+    try:
+        if isinstance(asked, AskFiles):
+            return _file_list(asked, folders)
+        root = _root(folders, asked.job, asked.area)
+        with acting_as(owner_of(root)):
+            return _piece(asked, root)
+    except OnesError as error:
+        failed = error
+    except OSError as error:
+        failed = UnavailableError(f"the node cannot read it: {error.strerror}", "look at its disk")
+    except (ValueError, RuntimeError) as error:  # a NUL byte; links in a circle
+        failed = BadFieldError(f"no usable path: {error}", "ask for one of the list", "path")
+    return FilesRefused(
+        request=asked.request, code=failed.code, message=failed.message, hint=failed.hint
+    )
+
+
+def stamp_of(status: os.stat_result) -> str:
+    """What tells one state of a file from another."""
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
+    """The job's folder; a name that could lead anywhere else is refused."""
+    if not job or "/" in job or job.startswith(".") or "\0" in job:
+        raise BadFieldError(f"{job!r} is no job", "ask for one that ran here", "job")
+    roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
+    root = roots.get(area, folders.states(job))
+    return root.parent.resolve() / root.name
+
+
+# --- lists
+
+
+def _file_list(asked: AskFiles, folders: NodeFolders) -> FileList:
+    found: list[FileInfo] = []
+    refused: list[str] = []
+    left_out = names = 0
+    for area in AREAS:
+        root = _root(folders, asked.job, area)
+        had = read_manifest(root) if area == WORK else {}
+        with acting_as(owner_of(root)):
+            for info in _infos(root, area, had, refused):
+                names += len(info.path.encode())
+                if len(found) >= MAX_FILES or names > MAX_NAMES:
+                    left_out += 1
+                else:
+                    found.append(info)
+    return FileList(
+        request=asked.request,
+        files=tuple(found),
+        left_out=left_out,
+        refused=tuple(refused[:MAX_REFUSED]),
+    )
+
+
+def _infos(
+    root: Path, area: Area, had: Mapping[str, tuple[int, int]], refused: list[str]
+) -> Iterator[FileInfo]:
+    for path in _paths(root):
+        if area == STATES and StateFile.of(path.name) is None:  # staged data
+            continue
+        info = _info(root, path, area, refused)
+        if info is not None and had.get(info.path) != _change_mark(path):
+            yield info
+
+
+def _paths(root: Path) -> Iterator[Path]:
+    for here, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in LEFT_ALONE)
+        for name in sorted([*names, *(f for f in folders if Path(here, f).is_symlink())]):
+            if not (name == MARK and Path(here) == root) and not name.endswith((".pyc", ".new")):
+                yield Path(here, name)
+
+
+def _change_mark(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | None:
+    """One entry of the list; None for what cannot be had, which `refused` then names."""
+    name = os.fsencode(path.relative_to(root)).decode("utf-8", "replace")
+    try:
+        target = path.resolve(strict=True)
+        status = target.stat()
+    except (OSError, RuntimeError):
+        refused.append(f"{name}: it leads nowhere")
+        return None
+    if not target.is_relative_to(root):
+        refused.append(f"{name}: a link that leads out of the job's folder")
+    elif stat.S_ISREG(status.st_mode):
+        return FileInfo(area=area, path=name, size=status.st_size, stamp=stamp_of(status))
+    elif not path.is_symlink():
+        refused.append(f"{name}: no regular file")
+    return None
+
+
+# --- pieces
+
+
+def _piece(asked: AskPiece, root: Path) -> FilePiece:
+    descriptor = open_beneath(root, asked.path)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        file.seek(asked.offset)
+        data = file.read(PIECE)
+    return FilePiece(
+        request=asked.request,
+        offset=asked.offset,
+        data=data,
+        size=status.st_size,
+        stamp=stamp_of(status),
+        digest=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def open_beneath(root: Path, path: str) -> int:
+    """Open a regular file inside of a folder, for reading; nothing leads out of it.
+
+    A link inside is followed as far as it stays inside. Each folder on the way is opened by itself,
+    without following links, so nobody can put one in between the look and the opening.
+
+    Args:
+        root: the folder, without links in its path.
+        path: relative to it.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        BadFieldError: if it is outside, not there, or no regular file.
+        OSError: if the disk does not give it.
+    """
+    target = (root / path).resolve()
+    if Path(path).is_absolute() or not target.is_relative_to(root) or target == root:
+        hint = "only what lies in it can be fetched"
+        raise BadFieldError(f"{path} leads out of the job's folder", hint, "path")
+    *folders, name = target.relative_to(root).parts
+    here = -1
+    try:
+        here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = inner
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=here)
+    except (FileNotFoundError, NotADirectoryError):
+        what = f"{path} is not on this node any more"
+        raise BadFieldError(what, "`ones fetch JOB --list` shows what is", "path") from None
+    finally:
+        if here >= 0:
+            os.close(here)
+    if stat.S_ISREG(os.fstat(opened).st_mode):
+        return opened
+    os.close(opened)
+    raise BadFieldError(f"{path} is no regular file", "fetch files only", "path")

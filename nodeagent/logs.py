@@ -1,0 +1,381 @@
+"""Ships worker output to the log relay.
+
+The files are the buffer: nothing is read before the relay gave credit for it, and nothing is
+deleted before the relay has it. So a dead agent, relay or link costs time and no byte, and what
+somebody else deletes is a marked gap.
+
+One output file of a worker, read for as long as anybody still has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import structlog
+
+from nodeagent.folders import WorkerFolder
+from nodeagent.owned_files import acting_as, open_regular, require_regular
+from schemas.codec import encode
+from schemas.ids import NodeId, WorkerId, worker_id
+from schemas.transport import Socket
+from schemas.wire.feed import LOG, SAMPLES, LogChunk, LogEnded, LogHello, LogStored
+from schemas.wire.worker import Assignment
+
+log = structlog.get_logger("output")
+WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+MOST_BEGUN: Final = 64 << 20  # bytes of a log that was begun anew, that are kept
+NUL: Final = b"\0"
+SLACK: Final = 16 << 20  # bytes beyond the bound of a file, with which it is cut
+UNBOUNDED: Final = 1 << 62
+
+
+class OutputFile:
+    """A stream of a worker, behind its path or behind a handle that outlives a deletion.
+
+    A file that is deleted is read on from this agent's handle, or from the worker's own. What
+    nobody has any more is a gap: a line in the worker's log says so, and the stream goes on behind
+    it. So followers see what is missing, and no position means two different bytes.
+    """
+
+    def __init__(self, folder: WorkerFolder, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._file: BinaryIO | None = None
+        self._lost = False  # nothing more can come of it
+        self._end: int | None = None  # of what is kept of one that is beyond its bound
+
+    def size(self, sent: int, most: int = UNBOUNDED) -> int:
+        """How long the file is, once a gap in it was marked, and what is beyond its bound was cut.
+
+        Args:
+            sent: bytes of it that are under way, or with the controller.
+            most: bytes of it that are kept.
+
+        Raises:
+            OSError: if it cannot be read, or a gap cannot be marked now.
+        """
+        if self._lost:
+            return sent
+        # Looked for before the file: a worker has its log when it marks that it is there.
+        begun = self._file is None and self._name == LOG and self._folder.mark() is not None
+        file = self._file = self._file or self._open()
+        if file is None and not sent and not begun:
+            return 0  # nobody wrote to it yet
+        size = -1 if file is None else os.fstat(file.fileno()).st_size
+        if size >= sent:
+            return self.bound(sent, most)
+        self._mark_gap(sent, "deleted" if file is None else "cut")
+        if self._name == LOG:
+            return self.size(sent, most)
+        self._lost = True
+        return sent
+
+    def bound(self, sent: int, most: int) -> int:
+        """Cut the file if it is beyond its bound; what a worker writes next lies there again.
+
+        Args:
+            sent: bytes of it that the controller has, at least; these stay.
+            most: bytes of it that are kept.
+
+        Returns:
+            How many bytes of it there are, of those that are kept.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        file = self._file = self._file or self._open()
+        size = 0 if file is None else os.fstat(file.fileno()).st_size
+        if file is None or size <= most:
+            self._end = None
+            return size
+        if self._end is None:
+            self._end = self._mark_end(file.fileno(), max(most, sent), most)
+        if size > self._end + SLACK:
+            with self._writable(file.fileno()) as descriptor:
+                os.ftruncate(descriptor, self._end)
+        return min(size, self._end)
+
+    def _mark_end(self, file: int, at: int, most: int) -> int:
+        """Where what is kept ends: behind a line that says so, if it is a log."""
+        if self._name != LOG:
+            log.warning("output beyond its bound", worker=self._folder.worker, stream=self._name)
+            return at
+        note = f"\n[ones: output beyond {most} bytes of a worker is not kept]\n".encode()
+        if os.pread(file, len(note), max(0, at - len(note))) == note:  # a former agent wrote it
+            return at
+        if os.pread(file, len(note), at) != note:
+            log.warning("output beyond its bound", worker=self._folder.worker, stream=self._name)
+            with self._writable(file) as descriptor:
+                os.pwrite(descriptor, note, at)
+        return at + len(note)
+
+    @contextlib.contextmanager
+    def _writable(self, file: int) -> Iterator[int]:
+        """The same file for writing, also when it has no name any more."""
+        with acting_as(self._folder.owner):
+            descriptor = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Some of it.
+
+        Args:
+            offset: from its start, bytes.
+            count: bytes, at most.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        return b"" if self._file is None else os.pread(self._file.fileno(), count, offset)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> BinaryIO | None:
+        path = self._folder.own.resolve() / self._folder.stream(self._name).name
+        with contextlib.suppress(FileNotFoundError), acting_as(self._folder.owner):
+            return os.fdopen(open_regular(path), "rb")
+        return self._open_deleted(path)
+
+    def _open_deleted(self, path: Path) -> BinaryIO | None:
+        """Through the worker's own handle, while it lives."""
+        mark = self._folder.mark()
+        if mark is None:
+            return None
+        with contextlib.suppress(OSError), acting_as(self._folder.owner):
+            for handle in Path(f"/proc/{mark.pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if str(handle.readlink()) == f"{path} (deleted)":
+                        return _reopen(handle)
+        return None
+
+    def _mark_gap(self, sent: int, what: str) -> None:
+        """Say in the log that bytes of a file are lost; the log itself goes on behind `sent`."""
+        path = self._folder.stream(LOG)
+        kind = "output" if self._name == LOG else "sample records"
+        log.warning("output lost", worker=self._folder.worker, stream=self._name, offset=sent)
+        note = f"[ones: {kind} after byte {sent} may be lost: the file was {what}]\n".encode()
+        self._folder.path.mkdir(mode=0o700, exist_ok=True)
+        with acting_as(self._folder.owner):
+            descriptor = _open_for_writing(path)
+            try:
+                if self._name == LOG:
+                    os.pwrite(descriptor, note, sent)  # what the worker writes next lies behind it
+                    note = os.pread(descriptor, min(sent, MOST_BEGUN), 0).rstrip(NUL)  # begun anew
+                os.lseek(descriptor, 0, os.SEEK_END)
+                os.write(descriptor, note)
+            finally:
+                os.close(descriptor)
+
+
+def _reopen(handle: Path) -> BinaryIO:
+    """What /proc names as an open file: a link of its own kind, which is followed."""
+    descriptor = os.open(handle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.fdopen(require_regular(descriptor, handle), "rb")
+
+
+def _open_for_writing(path: Path) -> int:
+    return require_regular(os.open(path, WRITE, 0o600), path)
+
+
+CHUNK: Final = 256 * 1024
+LOOK_S: Final = 0.05  # how often files are looked at
+GROWING_LOOK_S: Final = 0.02  # while some grow
+GROWING_S: Final = 1.0  # as long after the last chunk
+RETRY_S: Final = 2.0  # without an answer, ask again
+FULL_S: Final = 30.0  # while no more of it is kept: whether that is still so
+HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
+STREAMS: Final = (LOG, SAMPLES)
+
+
+@dataclass(slots=True)
+class _Stream:
+    assignment: Assignment
+    name: str
+    file: OutputFile
+    sent: int = -1  # -1: the relay has not said yet what it has
+    stored: int = 0
+    credit: int = 0
+    full: bool = False  # the relay keeps no more of it
+    asked_at: float = -1e9
+    held_at: float = math.inf  # since when half a line waits for its other half
+    ended: bool = False  # the process has exited, the file is final
+    done: bool = False  # the relay has it all
+    fault: str = ""  # why it cannot be read now
+
+    @property
+    def key(self) -> dict[str, object]:
+        a = self.assignment
+        return {"job": a.job, "version": a.version, "rank": a.rank, "stream": self.name}
+
+
+class LogShipper:
+    """All output streams of a node.
+
+    Args:
+        on_stored: called when all output of an ended worker is safe.
+        max_bytes: of a stream of one worker, on this node's disk.
+    """
+
+    def __init__(
+        self, node: NodeId, on_stored: Callable[[WorkerId], None], max_bytes: int = UNBOUNDED
+    ) -> None:
+        self._node = node
+        self._on_stored = on_stored
+        self.max_bytes = max_bytes
+        self._socket: Socket | None = None
+        self._streams: dict[WorkerId, list[_Stream]] = {}
+        self._by_key: dict[tuple[str, int, int, str], _Stream] = {}
+
+    def use(self, socket: Socket) -> None:
+        """Send over `socket` from now on; what was under way on another is asked for again.
+
+        Args:
+            socket: connected to the log relay; the caller closes it.
+        """
+        self._socket = socket
+        for stream in self._by_key.values():
+            stream.sent, stream.asked_at = -1, -1e9
+
+    def watch(self, worker: WorkerId, assignment: Assignment, folder: WorkerFolder) -> None:
+        """Ship this worker's streams, from where the relay is.
+
+        Args:
+            worker: its name; one that is watched already is left as it is.
+        """
+        if worker in self._streams:
+            return
+        streams = [_Stream(assignment, name, OutputFile(folder, name)) for name in STREAMS]
+        self._streams[worker] = streams
+        for stream in streams:
+            key = (assignment.job, assignment.version, assignment.rank, stream.name)
+            self._by_key[key] = stream
+
+    def worker_ended(self, worker: WorkerId) -> None:
+        """The files of this worker will not grow any more.
+
+        Args:
+            worker: its name; one that is not watched is passed over.
+        """
+        for stream in self._streams.get(worker, []):
+            stream.ended = True
+
+    def forget(self, worker: WorkerId) -> None:
+        """Stop looking at this worker's files.
+
+        Args:
+            worker: its name; one that is not watched is passed over.
+        """
+        for stream in self._streams.pop(worker, []):
+            a = stream.assignment
+            self._by_key.pop((a.job, a.version, a.rank, stream.name), None)
+            stream.file.close()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for stream in self._by_key.values():
+            stream.file.close()
+
+    async def ship(self) -> None:
+        """Look at the files and send what there is credit for, for ever."""
+        loop = asyncio.get_running_loop()
+        grew_at = -GROWING_S
+        while True:
+            busy = False
+            for stream in list(self._by_key.values()):
+                if not stream.done:
+                    busy = self._try_to_push(stream, loop.time()) or busy
+            if busy:
+                grew_at = loop.time()
+            grows = loop.time() - grew_at < GROWING_S
+            await asyncio.sleep(0 if busy else GROWING_LOOK_S if grows else LOOK_S)
+
+    def receive(self, message: LogStored) -> None:
+        """Take the relay's answer: how far a stream is stored there.
+
+        Args:
+            message: `size` is what is stored, bytes from the stream's start; `credit` is how many
+                bytes may be sent beyond that, none while it is `full`. One about an unknown stream
+                is passed over.
+        """
+        stream = self._by_key.get((message.job, message.version, message.rank, message.stream))
+        if stream is None:
+            return
+        if stream.sent < 0 or message.size > stream.sent:
+            stream.sent = message.size
+        stream.stored, stream.credit = message.size, message.credit
+        stream.full = message.full
+        stream.asked_at = asyncio.get_running_loop().time()
+        if message.ended and stream.ended and not stream.done:
+            stream.done = True
+            stream.file.close()
+            a = stream.assignment
+            worker = worker_id(a.job, a.version, a.rank)
+            if all(other.done for other in self._streams.get(worker, [])):
+                self._on_stored(worker)
+
+    def _try_to_push(self, stream: _Stream, now: float) -> bool:
+        """One stream that cannot be read holds up no other."""
+        try:
+            pushed = self._push(stream, now)
+        except OSError as error:
+            if stream.fault != str(error):
+                log.warning("output cannot be read", error=str(error), **stream.key)
+            stream.fault = str(error)
+            return False
+        stream.fault = ""
+        return pushed
+
+    def _push(self, stream: _Stream, now: float) -> bool:
+        """Send the next chunk of a stream if there is one; True when more may follow at once."""
+        socket = self._socket
+        if socket is None or stream.sent < 0:
+            stream.file.bound(stream.stored, self.max_bytes)
+        if socket is None:
+            return False
+        unanswered = stream.sent < 0 or stream.sent > stream.stored
+        again_s = FULL_S if stream.full and not unanswered else RETRY_S
+        if now - stream.asked_at > again_s and (unanswered or (stream.full and not stream.ended)):
+            stream.sent, stream.asked_at = -1, now
+            socket.send(encode(LogHello(node=self._node, **stream.key)))  # type: ignore[arg-type]
+            return False
+        if stream.sent < 0:
+            return False
+        size = stream.file.size(stream.sent, self.max_bytes)
+        if stream.ended and (stream.full or stream.sent >= size):
+            if (stream.full or stream.stored >= size) and now - stream.asked_at > LOOK_S:
+                stream.asked_at = now
+                socket.send(encode(LogEnded(size=size, **stream.key)))  # type: ignore[arg-type]
+            return False
+        ahead = stream.sent - stream.stored
+        if stream.full or size <= stream.sent or ahead >= stream.credit:
+            return False
+        data = stream.file.read(stream.sent, min(CHUNK, size - stream.sent))
+        whole = data.rfind(b"\n") + 1
+        held = not whole and len(data) < CHUNK and not stream.ended
+        if held:
+            stream.held_at = min(stream.held_at, now)
+        if not data or (held and now - stream.held_at < HOLD_S):
+            return False
+        data = data[: whole or len(data)]
+        chunk = LogChunk(offset=stream.sent, data=data, **stream.key)  # type: ignore[arg-type]
+        if not socket.send(encode(chunk)):
+            return False
+        if stream.sent == stream.stored:
+            stream.asked_at = now
+        stream.sent += len(data)
+        stream.held_at = math.inf
+        return True

@@ -1,0 +1,275 @@
+"""States of sweeps on this node's disk: fetched where they are wanted, dropped where they are not.
+
+Files are what counts, so an agent that comes back finds everything again.
+
+Which states of a sweep stay on the node's disk, and which are missing; pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from nodeagent.folders import NodeFolders
+from nodeagent.owned_files import acting_as, owner_of, remove_tree
+from schemas.errors import OnesError
+from schemas.host.state_files import (
+    UNFINISHED,
+    StateFile,
+    check_file,
+    digest_of,
+    find_state,
+    read_piece,
+    states_in,
+    sync_folder,
+)
+from schemas.ids import JobId
+from schemas.transport import PIECE, FileTarget, StateServer, Stored, fetch_state
+from schemas.wire.files import AskState
+from schemas.wire.sweeps import StateCopied, StateNotCopied, StateRef, SweepDelta, WantedState
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is wanted beside what is there."""
+
+    doomed: tuple[StateFile, ...]  # of which neither a file nor a part of one is needed
+    present: tuple[WantedState, ...]
+    missing: tuple[WantedState, ...]
+
+
+def compare(
+    delta: SweepDelta, files: Iterable[StateFile], digests: Mapping[StateFile, str]
+) -> Comparison:
+    """Hold the files of a job against what is wanted of them.
+
+    What an attempt leaves that is under way, or that the delta cannot know of, stays.
+
+    Args:
+        files: on the node's disk, finished or not.
+    """
+    wanted = {_key(one.state) for one in delta.wanted}
+    attempts = {unit.attempt for unit in delta.units}
+    named = {(file.trial, file.version, digest) for file, digest in digests.items()}
+    doomed = tuple(
+        file
+        for file in files
+        if (file.trial, file.version, digests.get(file)) not in wanted
+        and file.attempt not in attempts
+        and file.attempt <= delta.attempts
+        and not (file.attempt == 0 and file not in digests and _is_coming(file, delta))
+    )
+    present = tuple(one for one in delta.wanted if _key(one.state) in named)
+    missing = tuple(one for one in delta.wanted if _key(one.state) not in named)
+    return Comparison(doomed, present, missing)
+
+
+def _key(state: StateRef) -> tuple[int, int, str]:
+    return state.trial, state.version, state.digest
+
+
+def _is_coming(file: StateFile, delta: SweepDelta) -> bool:
+    """Whether a part of a file is one that is being fetched."""
+    return any(
+        (one.state.trial, one.state.version) == (file.trial, file.version) for one in delta.wanted
+    )
+
+
+log = structlog.get_logger("states")
+JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+DATA: Final = "data"  # folder of staged data, among the states
+FETCHES: Final = 2  # at once
+WHY_CHARACTERS: Final = 1000  # of a report
+
+
+class StateKeeper:
+    """The states of every sweep on this node."""
+
+    def __init__(
+        self, folders: NodeFolders, publish: Callable[[StateCopied | StateNotCopied], None]
+    ) -> None:
+        """Begin with what lies on the disk.
+
+        Args:
+            publish: takes what became of a wanted state, in the loop's thread.
+        """
+        self._folders = folders
+        self._publish = publish
+        self._newest: dict[JobId, SweepDelta] = {}
+        self._sorting: set[JobId] = set()
+        self._fetching: set[tuple[JobId, StateRef]] = set()
+        self._slots = asyncio.Semaphore(FETCHES)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def keep(self, delta: SweepDelta) -> None:
+        """Make this so; what an older one asked for and this one does not is given up."""
+        self._newest[delta.job] = delta
+        if delta.job not in self._sorting:
+            self._sorting.add(delta.job)
+            self._spawn(self._sort(delta.job))
+
+    def forget(self, job: JobId) -> None:
+        """The job is over: its staged data go; states that were wanted last stay for a while."""
+        self._spawn(asyncio.to_thread(_drop_data, self._folders.states(job)))
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+
+    # --- wanted against there
+
+    async def _sort(self, job: JobId) -> None:
+        """Until the delta that was compared is the newest."""
+        folder = self._folders.states(job)
+        compared: SweepDelta | None = None
+        try:
+            while compared is not (delta := self._newest[job]):
+                compared = delta
+                found = await asyncio.to_thread(_sort_out, folder, delta)
+                self._settle(delta, found)
+        except OSError as error:
+            log.warning("states cannot be sorted", job=job, error=str(error))
+        finally:
+            self._sorting.discard(job)
+
+    def _settle(self, delta: SweepDelta, found: Comparison) -> None:
+        for wanted in found.present:
+            if wanted.sources:
+                self._publish(_copied(delta.job, wanted.state))
+        for wanted in found.missing:
+            key = (delta.job, wanted.state)
+            if not wanted.sources:
+                why = "it is not on this node's disk any more"
+                self._publish(_not_copied(delta.job, wanted.state, why))
+            elif key not in self._fetching:
+                self._fetching.add(key)
+                self._spawn(self._fetch(delta.job, wanted))
+
+    async def _fetch(self, job: JobId, wanted: WantedState) -> None:
+        state = wanted.state
+
+        def stopped() -> bool:
+            newest = self._newest[job]
+            return self._closed or all(one.state != state for one in newest.wanted)
+
+        try:
+            async with self._slots:
+                if not stopped():
+                    await asyncio.to_thread(_bring, self._folders.states(job), job, wanted, stopped)
+        except (OnesError, OSError) as error:
+            if not stopped():
+                log.warning("no copy of a state", job=job, trial=state.trial, why=str(error))
+                self._publish(_not_copied(job, state, str(error)))
+        else:
+            if not stopped():
+                self._publish(_copied(job, state))
+        finally:
+            self._fetching.discard((job, state))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+# --- in a thread
+
+
+def _sort_out(folder: Path, delta: SweepDelta) -> Comparison:
+    with acting_as(owner_of(folder)):
+        return _compare_and_drop(folder, delta)
+
+
+def _compare_and_drop(folder: Path, delta: SweepDelta) -> Comparison:
+    paths = list(states_in(folder))
+    digests = {file: found for file, path in paths if (found := digest_of(path)) is not None}
+    comparison = compare(delta, (file for file, _ in paths), digests)
+    for file in comparison.doomed:
+        for name in (file.name, file.name + UNFINISHED):
+            (folder / name).unlink(missing_ok=True)
+    return comparison
+
+
+def _bring(folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]) -> None:
+    """Fetch a state; the file is there whole and durable, or not at all."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with acting_as(owner_of(folder)):
+        _fetch_into(folder, job, wanted, stopped)
+
+
+def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]) -> None:
+    state = wanted.state
+    file = StateFile(state.trial, state.version, attempt=0)
+    fresh = folder / (file.name + UNFINISHED)
+    try:
+        target = FileTarget(fresh)
+        try:
+            asked = AskState(
+                job=job, trial=state.trial, version=state.version, digest=state.digest, offset=0
+            )
+            fetch_state(
+                [source.address for source in wanted.sources],
+                asked,
+                target,
+                lambda: _check(fresh, state.digest),
+                stopped=stopped,
+            )
+        finally:
+            target.close()
+        fresh.rename(folder / file.name)
+        sync_folder(folder)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _check(path: Path, digest: str) -> None:
+    check_file(path, digest)
+
+
+def _drop_data(folder: Path) -> None:
+    remove_tree(folder / DATA)
+
+
+# --- others ask
+
+
+def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer | None:
+    """Hand out the states on this node's disk; None: nobody can reach it, which the log says.
+
+    Args:
+        address: where other nodes reach this one.
+        port: to listen on; 0: any.
+    """
+
+    def find(asked: AskState) -> Stored | None:
+        if not JOB.fullmatch(asked.job):
+            return None
+        folder = folders.states(asked.job)
+        with acting_as(owner_of(folder)):
+            path = find_state(folder, asked.trial, asked.version, asked.digest)
+            return None if path is None else Stored(*read_piece(path, asked.offset, PIECE))
+
+    try:
+        return StateServer(address, find, port)
+    except OSError as error:
+        log.warning("states cannot be served", address=address, port=port, why=str(error))
+        return None
+
+
+def _copied(job: JobId, state: StateRef) -> StateCopied:
+    return StateCopied(job=job, trial=state.trial, version=state.version)
+
+
+def _not_copied(job: JobId, state: StateRef, why: str) -> StateNotCopied:
+    return StateNotCopied(
+        job=job, trial=state.trial, version=state.version, why=why[:WHY_CHARACTERS]
+    )

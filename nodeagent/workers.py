@@ -1,0 +1,502 @@
+"""Worker processes: does what the reconciler asks, and reports what became of it as events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
+
+import structlog
+
+from nodeagent.accounts import Account, JobAccounts
+from nodeagent.controller_ports import SnapshotFetcher
+from nodeagent.devices import device_environment, usable_cores
+from nodeagent.folders import NodeFolders, WorkerFolder
+from nodeagent.job_cgroups import JobGroups
+from nodeagent.job_folders import is_laid_out, lay_out
+from nodeagent.logs import LogShipper
+from nodeagent.owned_files import remove_tree
+from nodeagent.process_identity import (
+    belongs_to,
+    open_process,
+    session_members,
+    signal_group,
+    start_ticks,
+)
+from nodeagent.reconciler_events import (
+    Adopted,
+    AwaitExit,
+    Ended,
+    Event,
+    FetchWorkspace,
+    GraceOver,
+    Kill,
+    RemoveWorker,
+    ReportRead,
+    Started,
+    StartFailed,
+    StartWorker,
+    Terminate,
+    WorkspaceFailed,
+    WorkspaceReady,
+)
+from nodeagent.settings import AgentError, NodeStartError, StartError
+from nodeagent.zygotes import JobUids, ZygotePool
+from schemas.host.archives import USUAL, ArchiveBounds
+from schemas.ids import JobId, NodeId, Rank, WorkerId
+from schemas.jobs import JobSpec, is_reserved
+from schemas.nodes import Group, SlotSpec
+from schemas.wire.worker import Assignment, ExitStatus, Forked, ProcessMark
+
+log = structlog.get_logger("worker_manager")
+EXIT_FILE_LIMIT_S: Final = 2.0  # from a process's end until its zygote wrote how
+EXIT_FILE_LOOK_S: Final = 0.01
+REFUSAL_S: Final = 5.0  # a job that waits for an account would be started again at once
+NOT_ITS_OWN: Final = "its zygote names a process that is somebody else's"
+MOST_LAST_REPORTS: Final = 64 << 20  # bytes of reports that are read of a worker that has ended
+
+
+@dataclass(slots=True)
+class _Watched:
+    folder: WorkerFolder
+    pid: int = 0
+    pidfd: int | None = None
+    position: int = 0  # in the report file
+    fenced: bool = False  # is ended, for want of a controller
+    uid: int | None = None  # who it runs as; None: as the agent does
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    error: str
+    hint: str = ""
+    node_fault: bool = False
+
+    @property
+    def said(self) -> str:
+        return f"{self.error}; {self.hint}" if self.hint else self.error
+
+
+class WorkerManager:
+    """One process on one slot, from its assignment to its exit code.
+
+    Args:
+        address: where workers on other nodes reach those of this one.
+        python: interpreter of jobs that name none.
+        grace_s: between TERM and KILL, seconds.
+        fetcher: brings archives of working directories here.
+        check_node: looks whether the node can start workers, and tells if it cannot.
+        may_read: whether reports may be read now; False while the controller has to catch up.
+        accounts: say as whom jobs run; None: as the agent does.
+        groups: of jobs; None: there are none.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        address: str,
+        folders: NodeFolders,
+        slots: tuple[SlotSpec, ...],
+        python: str,
+        grace_s: float,
+        zygotes: ZygotePool,
+        shipper: LogShipper,
+        fetcher: SnapshotFetcher,
+        on_event: Callable[[Event], None],
+        may_read: Callable[[], bool],
+        check_node: Callable[[], Awaitable[None]],
+        bounds: ArchiveBounds = USUAL,
+        accounts: JobAccounts | None = None,
+        groups: JobGroups | None = None,
+    ) -> None:
+        self._node = node
+        self._groups = groups or JobGroups()
+        self._accounts = accounts
+        self._uids = JobUids(accounts, zygotes)
+        self._address = address
+        self._folders = folders
+        self._slots = {slot.index: slot for slot in slots}
+        self.python = python
+        self.grace_s = grace_s
+        self._zygotes = zygotes
+        self._shipper = shipper
+        self._fetcher = fetcher
+        self.bounds = bounds
+        self._on_event = on_event
+        self._may_read = may_read
+        self._check_node = check_node
+        self._watched: dict[WorkerId, _Watched] = {}
+        self.tokens: dict[WorkerId, str] = {}  # that workers show when they greet
+        self._laying: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- what the reconciler asks
+
+    def perform(
+        self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
+    ) -> None:
+        """Begin to do it; the outcome comes as an event.
+
+        Args:
+            action: a signal to a process that is gone is passed over, and so is a `StartWorker`
+                without group and spec in its delta.
+        """
+        match action:
+            case FetchWorkspace():
+                self._spawn(self._fetch_workspace(action))
+            case StartWorker():
+                self._spawn(self._start(action))
+            case AwaitExit(worker=worker):
+                self._spawn(self._await_grace(worker))
+            case Terminate(worker=worker):
+                self._signal(worker, signal.SIGTERM)
+                self._spawn(self._await_grace(worker))
+            case Kill(worker=worker):
+                self._signal(worker, signal.SIGKILL)
+            case RemoveWorker(worker=worker):
+                self._remove(worker)
+
+    def adopt(self) -> None:
+        """Find the workers that an earlier life of this agent left, dead or alive.
+
+        Raises:
+            SettingsError: if limits of jobs cannot be set.
+        """
+        self._groups.open()
+        for folder in self._folders.workers():
+            assignment, mark = folder.assignment(), folder.mark()
+            if assignment is None or (mark is None and folder.exit() is None):
+                self._discard(folder)
+                continue
+            pid, ticks = (mark.pid, mark.started_ticks) if mark else (None, None)
+            self.tokens[folder.worker] = assignment.token
+            self._on_event(Adopted(folder.worker, assignment, pid, ticks))
+            self._shipper.watch(folder.worker, assignment, folder)
+            watched = self._watched[folder.worker] = self._held(folder)
+            there = pid if _is_there(pid, ticks) else None
+            self._groups.adopt(folder.worker, assignment.job, there)
+            if pid is not None and ticks is not None:
+                self._watch_process(folder.worker, watched, pid, ticks)
+            else:
+                self._spawn(self._ended(folder.worker, watched))
+            log.info("worker adopted", worker=folder.worker, pid=pid)
+        self._spawn(self._end_unused())
+
+    def read_reports(self, worker: WorkerId) -> None:
+        """Read what is new in a worker's report file, and hand it on as events.
+
+        Args:
+            worker: its name; one that is not watched is passed over. Nothing is read while
+                `may_read` says no.
+        """
+        watched = self._watched.get(worker)
+        if watched is None or not self._may_read():
+            return
+        reports, watched.position = watched.folder.reports(watched.position)
+        for report in reports:
+            self._on_event(ReportRead(worker, report))
+
+    def read_all_reports(self) -> None:
+        """The same for all, in case a worker's hint was lost."""
+        for worker in list(self._watched):
+            self.read_reports(worker)
+
+    def end_unheard(self) -> None:
+        """Kill workers whose folders somebody deleted: their reports cannot be heard any more."""
+        for worker, watched in self._watched.items():
+            if watched.pidfd is not None and not watched.folder.written:
+                log.error("the folder of a worker is gone, and so it is ended", worker=worker)
+                self._signal(worker, signal.SIGKILL)
+
+    def fence(self) -> None:
+        """End every worker: the controller may have given up this node."""
+        for worker, watched in self._watched.items():
+            if watched.pidfd is None or watched.fenced:
+                continue
+            watched.fenced = True
+            log.error("the controller does not answer, and so a worker is ended", worker=worker)
+            with contextlib.suppress(OSError):  # a full disk: its own exit code counts
+                watched.folder.mark_stopped()
+            self._signal(worker, signal.SIGTERM)
+            self._spawn(self._kill_after_grace(worker))
+
+    def close(self) -> None:
+        """Let go of everything and end nothing."""
+        for task in self._tasks:
+            task.cancel()
+        self._shipper.close()
+        self._zygotes.close()
+        self._groups.close()
+
+    # --- how it is done
+
+    async def _end_unused(self) -> None:
+        await asyncio.to_thread(self._groups.end_left)
+        await self._uids.end_unused(self._folders.sockets)
+        await asyncio.to_thread(self._groups.tidy)
+
+    def _held(self, folder: WorkerFolder) -> _Watched:
+        owner = folder.owner
+        if owner is not None:
+            self._uids.hold(folder.worker, owner.uid)
+        return _Watched(folder, uid=owner.uid if owner else None)
+
+    async def _prepare(self, job: JobId, user: str) -> Account | None:
+        """Who runs a job; what a node has no account for is not asked for again at once."""
+        if self._accounts is None:
+            return None
+        try:
+            return await self._accounts.prepare(job, user)
+        except NodeStartError:
+            await asyncio.sleep(REFUSAL_S)
+            raise
+
+    async def _fetch_workspace(self, asked: FetchWorkspace) -> None:
+        job, digest = asked.job, asked.digest
+        try:
+            account = await self._prepare(job, asked.user)
+            await self._lay_out(job, digest, account)
+        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
+            fault = await self._fault(error)
+            self._on_event(WorkspaceFailed(job, digest, fault.said, fault.node_fault))
+        else:
+            self._on_event(WorkspaceReady(job, digest))
+
+    async def _lay_out(self, job: JobId, digest: str, account: Account | None) -> None:
+        folder = self._folders.job(job)
+        archive = folder.with_name(f".{job}.tar")
+        lock = self._laying.setdefault(job, asyncio.Lock())
+        async with lock:
+            if await asyncio.to_thread(is_laid_out, folder, digest):
+                return
+            try:
+                await self._fetcher.fetch(digest, archive)
+                owner = account.owner if account else None
+                await asyncio.to_thread(lay_out, archive, folder, digest, self.bounds, owner)
+            finally:
+                archive.unlink(missing_ok=True)
+
+    async def _start(self, action: StartWorker) -> None:
+        worker, delta = action.worker, action.delta
+        if delta.group is None or delta.spec is None:
+            return
+        folder = self._folders.worker(worker)
+        try:
+            account = await self._prepare(delta.job, delta.user)
+            if account is not None:
+                await self._uids.take(worker, account)
+            await asyncio.to_thread(self._groups.hold, worker, delta.job)
+            if not self._folders.job(delta.job).is_dir():  # it was there when the job came
+                await self._lay_out(delta.job, delta.snapshot, account)
+            python = delta.spec.python or self.python
+            known = await self._zygotes.knows_tokens(python, account)
+            token = secrets.token_hex() if known else ""
+            assignment = self._assignment(action, delta.group, delta.spec, token)
+            folder.write_assignment(assignment, account.owner if account else None)
+            self.tokens[worker] = token
+            self._shipper.watch(worker, assignment, folder)
+            enter = partial(self._enter, worker, account) if self._groups.there else None
+            forked = await self._zygotes.fork(python, folder.own, account, enter)
+            _note(folder, forked, account)
+        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
+            _end_unheard_of(folder)
+            self.tokens.pop(worker, None)
+            self._spawn(self._release(worker))
+            fault = await self._fault(error)
+            self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
+            return
+        watched = self._watched[worker] = self._held(folder)
+        self._watch_process(worker, watched, forked.pid, forked.started_ticks)
+        # Whoever hears of it may ask to stop it at once: it is watched before.
+        self._on_event(Started(worker, forked.pid, forked.started_ticks))
+
+    def _enter(self, worker: WorkerId, account: Account | None, pid: int) -> None:
+        """A zygote may name any process: only its job's go where they will be killed."""
+        if account is not None and belongs_to(pid, account.owner.uid) is False:
+            raise StartError(NOT_ITS_OWN)
+        self._groups.enter(worker, pid)
+
+    async def _release(self, worker: WorkerId) -> None:
+        await asyncio.to_thread(self._groups.release, worker)
+        await self._uids.release(worker)
+        await asyncio.to_thread(self._groups.tidy)
+
+    async def _fault(self, error: Exception) -> _Fault:
+        """What went wrong; a node's fault is told of before, so that nothing new is placed here."""
+        match error:
+            case AgentError():
+                fault = _Fault(error.message, error.hint, node_fault=error.node_fault)
+            case OSError():
+                fault = _Fault(f"cannot write {error.filename}: {error.strerror}", node_fault=True)
+            case _:
+                log.error("a worker could not be started", exc_info=error)
+                fault = _Fault(f"the agent failed: {error!r}", node_fault=True)
+        if fault.node_fault:
+            await self._check_node()
+        return fault
+
+    def _assignment(
+        self, action: StartWorker, group: Group, spec: JobSpec, token: str
+    ) -> Assignment:
+        member = group.members[action.rank]
+        index = int(member.slot.rpartition("/")[2])
+        slot = self._slots.get(index)
+        if slot is None:
+            hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
+            raise StartError(f"slot {member.slot} is not offered any more", hint)
+        threads = max(1, usable_cores() // len(self._slots))
+        own = {name: value for name, value in spec.env.items() if not is_reserved(name)}
+        environ = {"OMP_NUM_THREADS": str(threads), **own, **device_environment(slot)}
+        return Assignment(
+            job=action.delta.job,
+            version=group.version,
+            rank=Rank(action.rank),
+            slot=index,
+            group=group,
+            spec=spec,
+            workdir=str(self._folders.job(action.delta.job)),
+            checkpoints=str(self._folders.checkpoints / action.delta.job),
+            socket=self._folders.socket,
+            env=environ,
+            address=self._address,
+            kind=action.delta.kind,
+            granted=action.granted,
+            states=str(self._folders.states(action.delta.job)) if spec.stated_sweep else "",
+            token=token,
+            user=action.delta.user,
+        )
+
+    def _watch_process(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:
+        watched.pid = pid
+        watched.pidfd = open_process(pid, ticks)
+        if watched.pidfd is None:
+            self._spawn(self._ended(worker, watched))
+            return
+        pidfd = watched.pidfd
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(pidfd)
+            self._spawn(self._ended(worker, watched))
+
+        loop.add_reader(pidfd, gone)
+
+    async def _ended(self, worker: WorkerId, watched: _Watched) -> None:
+        status = await self._exit_status(watched.folder)
+        if watched.pid and watched.pidfd is not None:
+            signal_group(watched.pid, signal.SIGKILL, watched.uid)  # what it forked and left behind
+            os.close(watched.pidfd)
+            watched.pidfd = None
+        elif watched.pid:
+            for left_behind in session_members(watched.pid):
+                if watched.uid is None or belongs_to(left_behind, watched.uid):
+                    with contextlib.suppress(OSError):
+                        os.kill(left_behind, signal.SIGKILL)
+        exceeded = await asyncio.to_thread(self._groups.release, worker)
+        await self._read_last_reports(worker, watched)
+        code = status.code if status else None
+        by = status.signal if status else None
+        if watched.folder.stopped and code != 0:
+            code, by = None, int(signal.SIGTERM)  # the operator's doing, not the script's
+            exceeded = None
+        self._shipper.worker_ended(worker)
+        memory = exceeded if code != 0 else None
+        self._on_event(Ended(worker, code, by, unseen=status is None, memory_limit=memory))
+
+    async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
+        """All that it wrote, within reason: it may have left a file without end."""
+        before, most = -1, watched.position + MOST_LAST_REPORTS
+        while before < watched.position <= most:
+            while not self._may_read():
+                await asyncio.sleep(EXIT_FILE_LIMIT_S)
+            before = watched.position
+            self.read_reports(worker)
+            await asyncio.sleep(0)
+
+    async def _exit_status(self, folder: WorkerFolder) -> ExitStatus | None:
+        deadline = time.monotonic() + EXIT_FILE_LIMIT_S
+        while (status := folder.exit()) is None and time.monotonic() < deadline:
+            await asyncio.sleep(EXIT_FILE_LOOK_S)
+        return status
+
+    def _signal(self, worker: WorkerId, what: signal.Signals) -> None:
+        watched = self._watched.get(worker)
+        if watched is not None and watched.pidfd is not None:
+            signal_group(watched.pid, what, watched.uid)
+
+    async def _await_grace(self, worker: WorkerId) -> None:
+        await asyncio.sleep(self.grace_s)
+        self._on_event(GraceOver(worker))
+
+    async def _kill_after_grace(self, worker: WorkerId) -> None:
+        await asyncio.sleep(self.grace_s)
+        self._signal(worker, signal.SIGKILL)
+
+    def _remove(self, worker: WorkerId) -> None:
+        self._watched.pop(worker, None)
+        self.tokens.pop(worker, None)
+        self._shipper.forget(worker)
+        path = self._folders.worker(worker).path
+        if self._accounts is None or not self._accounts.strangers:
+            remove_tree(path)
+        else:
+            self._spawn(self._remove_later(worker, path))
+
+    async def _remove_later(self, worker: WorkerId, path: Path) -> None:
+        """What somebody else filled may take long to go; its processes go first."""
+        await self._release(worker)
+        await asyncio.to_thread(remove_tree, path)
+
+    @staticmethod
+    def _discard(folder: WorkerFolder) -> None:
+        """Remove a folder that never became a process; a fork that is under way finds nothing."""
+        doomed = WorkerFolder(folder.path.with_name(f".{folder.path.name}"))
+        remove_tree(doomed.path)
+        folder.path.rename(doomed.path)
+        if (mark := doomed.mark()) is not None:  # it just became one
+            owner = doomed.owner
+            signal_group(mark.pid, signal.SIGKILL, owner.uid if owner else None)
+        remove_tree(doomed.path)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the manager failed", error=repr(error))
+
+
+def _is_there(pid: int | None, ticks: int | None) -> bool:
+    return pid is not None and ticks is not None and start_ticks(pid) == ticks
+
+
+def _end_unheard_of(folder: WorkerFolder) -> None:
+    """A process that became the worker after its zygote was given up must not begin to train."""
+    if (mark := folder.mark()) is None:
+        return
+    if (pidfd := open_process(mark.pid, mark.started_ticks)) is not None:
+        owner = folder.owner
+        signal_group(mark.pid, signal.SIGKILL, owner.uid if owner else None)
+        os.close(pidfd)
+
+
+def _note(folder: WorkerFolder, forked: Forked, account: Account | None) -> None:
+    """Believe a zygote that runs an interpreter of its job's only of that job's processes."""
+    if account is None:
+        return
+    if belongs_to(forked.pid, account.owner.uid) is False:
+        raise StartError(NOT_ITS_OWN)
+    folder.write_mark(ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks))

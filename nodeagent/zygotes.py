@@ -1,0 +1,404 @@
+"""Conversations with the zygotes of this node, one for each interpreter.
+
+Which uids the workers of this node hold; a job's own is emptied when its last worker is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from nodeagent.accounts import Account, JobAccounts
+from nodeagent.cgroups import PIDS
+from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
+from nodeagent.job_cgroups import JobGroups
+from nodeagent.owned_files import make_folder
+from nodeagent.process_identity import end_all_of, start_ticks
+from nodeagent.settings import AgentError, Jobs, NodeStartError, StartError
+from nodeagent.zygote_process import FROM_OUTSIDE, cannot, former, spawn
+from schemas.codec import FROM_ZYGOTE, encode
+from schemas.errors import OnesError
+from schemas.ids import WorkerId
+from schemas.wire import Message
+from schemas.wire.worker import Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
+
+log = structlog.get_logger("zygotes")
+START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
+FOUND_AGAIN_S: Final = 5.0  # one that runs looks for its socket's file every second
+FORK_LIMIT_S: Final = 60.0
+PROBE_S: Final = 0.05
+LONGEST: Final = 1 << 16  # bytes of what it says at once
+PEER: Final = struct.Struct("iII")  # pid, uid, gid of who is at the other end: unix(7)
+
+
+class ZygoteConnection:
+    """One connection to one zygote.
+
+    Args:
+        writer: of the same; closed by `close`.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._waiting: dict[str, asyncio.Future[Forked]] = {}
+        self._enter: dict[str, Callable[[int], None]] = {}
+        self._letting_go: set[asyncio.Task[None]] = set()
+        self._task = asyncio.create_task(self._listen())
+        self.ready: asyncio.Future[ZygoteReady] = asyncio.get_running_loop().create_future()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked."""
+        return not self._task.done()
+
+    async def fork(self, folder: Path, enter: Callable[[int], None] | None = None) -> Forked:
+        """Have it start the worker of `folder`.
+
+        Args:
+            folder: of the worker, with its assignment in it.
+            enter: puts its process into its control group before it begins; one of an older zygote
+                has begun by then.
+
+        Returns:
+            Its pid and start time.
+
+        Raises:
+            StartError: if it did not.
+        """
+        answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
+        name = str(folder)
+        held = enter is not None and (await self.ready).holds
+        self._waiting[name] = answer
+        if held and enter is not None:
+            self._enter[name] = enter
+        try:
+            if not self.alive:
+                raise ConnectionError("it has ended")
+            self._send(Fork(folder=name, held=held))
+            await self._writer.drain()
+            forked = await asyncio.wait_for(answer, FORK_LIMIT_S)
+            if enter is not None and not held:
+                await asyncio.to_thread(enter, forked.pid)
+        except (OSError, TimeoutError) as error:
+            raise NodeStartError("the zygote did not fork", str(error)) from None
+        finally:
+            self._waiting.pop(name, None)
+            self._enter.pop(name, None)
+        return forked
+
+    def _send(self, message: Message) -> None:
+        data = encode(message)
+        self._writer.write(FRAME.pack(len(data)) + data)
+
+    async def _let_go(self, held: Held) -> None:
+        enter = self._enter.pop(held.folder, None)
+        if enter is None:  # nobody asked, or it is asked no more
+            self._send(LetGo(folder=held.folder, error="it was given up"))
+            return
+        try:
+            await asyncio.to_thread(enter, held.pid)
+        except (OSError, AgentError) as error:
+            self._send(LetGo(folder=held.folder, error=f"its control group: {error}"))
+        else:
+            self._send(LetGo(folder=held.folder))
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError, OnesError):
+            while True:
+                (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+                if length > LONGEST:
+                    break  # its interpreter is its job's: it may say anything
+                self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
+        gone = NodeStartError("the zygote is gone", "it is started again for the next worker")
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(gone)
+        if not self.ready.done():
+            self.ready.set_exception(gone)
+            self.ready.exception()  # seen, even if nobody waits for it
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case ZygoteReady():
+                if not self.ready.done():
+                    self.ready.set_result(message)
+            case Forked(folder=folder):
+                if (waiting := self._waiting.get(folder)) and not waiting.done():
+                    waiting.set_result(message)
+            case Held():
+                task = asyncio.create_task(self._let_go(message))
+                self._letting_go.add(task)
+                task.add_done_callback(self._letting_go.discard)
+            case ForkFailed(folder=folder, error=error):
+                if (waiting := self._waiting.get(folder)) and not waiting.done():
+                    waiting.set_exception(NodeStartError(error))
+
+    def close(self) -> None:
+        """Hang up; the zygote lives on."""
+        self._task.cancel()
+        self._writer.close()
+
+
+class ZygotePool:
+    """Finds running zygotes again and starts missing ones; never ends one.
+
+    Args:
+        folders: of the node; sockets and output of zygotes lie in its `sockets`.
+        limits: on each zygote and its workers.
+        groups: for zygotes that run as others than the agent; None: none.
+    """
+
+    def __init__(
+        self, folders: NodeFolders, limits: Jobs | None = None, groups: JobGroups | None = None
+    ) -> None:
+        self._folders = folders
+        self._groups = groups or JobGroups()
+        self.limits = limits
+        self._folder = folders.sockets
+        self._known: dict[tuple[str, int], ZygoteConnection] = {}
+        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+
+    async def fork(
+        self,
+        python: str,
+        folder: Path,
+        account: Account | None = None,
+        enter: Callable[[int], None] | None = None,
+    ) -> Forked:
+        """Start a worker; a zygote that died meanwhile is replaced once.
+
+        Args:
+            python: path or name of the job's interpreter.
+            folder: of the worker, with its assignment in it.
+            account: who it runs as; None: as the agent does.
+            enter: puts its process into its control group before it begins.
+
+        Returns:
+            Its pid and start time.
+
+        Raises:
+            StartError: naming the interpreter and what it said.
+        """
+        zygote = await self.get(python, account)
+        try:
+            return await zygote.fork(folder, enter)
+        except StartError:
+            if zygote.alive:
+                raise
+        if (
+            mark := WorkerFolder(folder).mark()
+        ) is not None:  # it forked, and died before it said so
+            return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
+        return await (await self.get(python, account)).fork(folder, enter)
+
+    async def knows_tokens(self, python: str, account: Account | None = None) -> bool:
+        """Whether workers of an interpreter's zygote show tokens; one that runs may be older.
+
+        Args:
+            python: path or name of the interpreter.
+            account: who it runs as; None: as the agent does.
+
+        Raises:
+            StartError: naming the interpreter and what it said.
+        """
+        return (await (await self.get(python, account)).ready).tokens
+
+    async def get(self, python: str, account: Account | None = None) -> ZygoteConnection:
+        """The zygote of an interpreter, running: one that is found, or a new one.
+
+        Args:
+            python: path or name of the interpreter; each spelling has a zygote of its own.
+            account: who it runs as, and so has one, too; None: as the agent does.
+
+        Raises:
+            StartError: naming the interpreter and what it said.
+        """
+        uid = account.owner.uid if account else os.geteuid()
+        key = python, uid
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            known = self._known.get(key)
+            if known is not None and known.alive:
+                return known
+            path = self._socket(python, account)
+            zygote = await self._connect(path, uid) or await self._start(python, path, account)
+            self._known[key] = zygote
+            return zygote
+
+    def forget(self, uid: int) -> None:
+        """Hang up on the zygotes of a user, who are ended."""
+        for key in [key for key in self._known if key[1] == uid]:
+            self._known.pop(key).close()
+            self._locks.pop(key, None)
+
+    async def warm_up(self, python: str) -> None:
+        """Have an interpreter's zygote ready before the first job needs it.
+
+        Args:
+            python: the default one; nothing happens where it is this one, and has no torch.
+        """
+        if python == sys.executable and importlib.util.find_spec("torch") is None:
+            return
+        try:
+            await self.get(python)
+        except StartError as error:
+            log.warning("no zygote yet", error=str(error))
+
+    def _socket(self, python: str, account: Account | None = None) -> Path:
+        name = hashlib.sha256(python.encode()).hexdigest()
+        if account is None:
+            return self._folder / f"zygote-{name[:12]}.sock"
+        return self._folder / str(account.owner.uid) / f"z-{name[:8]}.sock"
+
+    async def _connect(self, path: Path, uid: int) -> ZygoteConnection | None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            return None
+        if _uid_at(writer.get_extra_info("socket")) != uid:  # a link, or another one's socket
+            writer.close()
+            return None
+        zygote = ZygoteConnection(reader, writer)
+        try:
+            await asyncio.wait_for(asyncio.shield(zygote.ready), START_LIMIT_S)
+        except (StartError, TimeoutError):
+            zygote.close()
+            return None
+        return zygote
+
+    async def _start(self, python: str, path: Path, account: Account | None) -> ZygoteConnection:
+        uid = account.owner.uid if account else os.geteuid()
+        if (found := await self._await_former(path, uid)) is not None:
+            log.info("zygote found", python=python, uid=uid)
+            return found
+        output = self._clear(path, account)
+        process = spawn(
+            python, path, output, account, limits=self._rlimits(), enter=self._door(account)
+        )
+        deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+        while asyncio.get_running_loop().time() < deadline:
+            zygote = await self._connect(path, uid)
+            if zygote is not None:
+                log.info("zygote ready", python=python, pid=process.pid, uid=uid)
+                return zygote
+            if (code := process.poll()) is not None:
+                if -code in FROM_OUTSIDE:
+                    what = f"python {python!r} was ended by signal {-code} as it began"
+                    raise NodeStartError(what)
+                raise cannot(python, output)
+            await asyncio.sleep(PROBE_S)
+        process.kill()
+        raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
+
+    def _rlimits(self) -> Jobs | None:
+        """What groups bound is no limit of a uid as well: those are each process's, for good."""
+        if self.limits is not None and self._groups.bounds(PIDS):
+            return msgspec.structs.replace(self.limits, pids=0)
+        return self.limits
+
+    def _door(self, account: Account | None) -> Callable[[int], None] | None:
+        if account is None or not self._groups.there:
+            return None
+        return partial(self._groups.enter_zygote, account.cgroup)
+
+    def _clear(self, path: Path, account: Account | None) -> Path:
+        """Make way for a zygote's socket; gives the file of what it says."""
+        path.unlink(missing_ok=True)
+        if account is None:
+            return path.with_suffix(".log")
+        make_folder(path.parent, account.owner)
+        self._folders.zygotes.mkdir(mode=0o700, exist_ok=True)
+        return self._folders.zygotes / f"{account.owner.uid}-{path.stem}.log"
+
+    async def _await_former(self, path: Path, uid: int) -> ZygoteConnection | None:
+        """One that a former life of this agent started.
+
+        It imports torch at this moment, or looks for its socket's file, which somebody deleted.
+        """
+        workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
+        loop = asyncio.get_running_loop()
+        for pid, ticks, age_s in await asyncio.to_thread(former, path, workers, uid):
+            deadline = loop.time() + max(START_LIMIT_S - age_s, FOUND_AGAIN_S)
+            while start_ticks(pid) == ticks and loop.time() < deadline:
+                if (zygote := await self._connect(path, uid)) is not None:
+                    return zygote
+                await asyncio.sleep(PROBE_S)
+        return None
+
+    def close(self) -> None:
+        """Hang up on all of them."""
+        for zygote in self._known.values():
+            zygote.close()
+
+
+def _uid_at(connection: socket.socket) -> int:
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    return int(PEER.unpack(peer)[1])
+
+
+class JobUids:
+    """Ends what a job with a uid of its own leaves running: its zygotes, and whatever it started.
+
+    Args:
+        accounts: say which uids are a job's alone; None: none.
+    """
+
+    def __init__(self, accounts: JobAccounts | None, zygotes: ZygotePool) -> None:
+        self._accounts = accounts
+        self._zygotes = zygotes
+        self._held: dict[WorkerId, int] = {}
+        self._ending: dict[int, asyncio.Task[None]] = {}
+
+    def hold(self, worker: WorkerId, uid: int) -> None:
+        """A worker runs, or is about to."""
+        self._held[worker] = uid
+
+    async def take(self, worker: WorkerId, account: Account) -> None:
+        """Hold an account for a worker that begins, once those before it are all gone."""
+        uid = account.owner.uid
+        self.hold(worker, uid)
+        if (ending := self._ending.get(uid)) is not None:
+            await ending
+
+    async def release(self, worker: WorkerId) -> None:
+        """A worker is gone, or did not begin.
+
+        Args:
+            worker: its name; one that holds nothing is passed over.
+        """
+        if (uid := self._held.pop(worker, None)) is not None:
+            await self._empty(uid)
+
+    async def end_unused(self, sockets: Path) -> None:
+        """End the zygotes of jobs that have no worker here, of a former life of the agent.
+
+        Args:
+            sockets: folder of the node that has a folder for each uid.
+        """
+        found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
+        for uid in (int(name) for name in found if name.isdigit()):
+            await self._empty(uid)
+
+    async def _empty(self, uid: int) -> None:
+        alone = self._accounts is not None and self._accounts.is_own(uid)
+        if not alone or uid in self._held.values() or uid in self._ending:
+            return
+        self._zygotes.forget(uid)
+        self._ending[uid] = asyncio.create_task(asyncio.to_thread(end_all_of, uid))
+        try:
+            await self._ending[uid]
+        finally:
+            del self._ending[uid]

@@ -1,0 +1,1 @@
+"""What every process of a host needs: settings, logging, files and archives."""

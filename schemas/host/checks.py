@@ -1,0 +1,177 @@
+"""Whether this host has what a settings file names: folders, ports, keys; nothing is changed."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+
+from schemas.errors import SettingsError
+from schemas.host.settings import every_problem, read_table, sound_part
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Findings:
+    """Every problem that was found, in the order in which it was looked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: list[SettingsError] = []
+
+    def add(self, field: str, what: str, remedy: str) -> None:
+        """One more.
+
+        Args:
+            field: of the file, such as `listen.events`.
+        """
+        self.found.append(SettingsError(f"{field}: {what}", remedy, field))
+
+    def attempt(self, field: str, work: Callable[[], object]) -> None:
+        """Do what the daemon would do, and take what it would raise.
+
+        Args:
+            work: reads or checks, and changes nothing.
+        """
+        try:
+            work()
+        except SettingsError as error:
+            field = error.field if error.field.startswith(f"{field}.") else field
+            self.add(field, error.message.removeprefix(f"{field}: "), error.hint)
+
+    def finite(self, settings: msgspec.Struct, prefix: str = "") -> None:
+        """All numbers are ones that a clock can wait for."""
+        for name in settings.__struct_fields__:
+            value = getattr(settings, name)
+            if isinstance(value, msgspec.Struct):
+                self.finite(value, f"{prefix}{name}.")
+            elif isinstance(value, float) and not math.isfinite(value):
+                self.add(f"{prefix}{name}", f"{value} is no time", "give seconds")
+
+    def folder(self, field: str, path: Path) -> None:
+        """A folder can be written to, or made.
+
+        Args:
+            path: of the folder, which need not exist.
+        """
+        there = next(one for one in (path, *path.parents) if one.exists())
+        if not there.is_dir():
+            self.add(field, f"{there} is no folder", "choose another one")
+        elif os.statvfs(there).f_flag & os.ST_RDONLY:
+            self.add(field, f"{there} is mounted read-only", "mount it writable")
+        elif not os.access(there, os.W_OK | os.X_OK):
+            who = f"user {os.getuid()}"
+            self.add(field, f"{who} cannot write to {there}", f"give it to {who}")
+        elif not os.statvfs(there).f_bavail:
+            self.add(field, f"no room is left in {there}", "free space there")
+
+    def pid_file(self, name: str) -> None:
+        """The folder of a pid file can be written to.
+
+        Args:
+            name: relative to the settings file's folder; empty: there is to be none.
+        """
+        if name:
+            self.folder("pid_file", (self.path.parent / name).parent)
+
+    def address(self, field: str, host: str) -> bool:
+        """This host can be reached under an address.
+
+        Args:
+            host: name or address to listen on.
+
+        Returns:
+            Whether it can.
+        """
+        try:
+            _bind(host, 0)
+        except socket.gaierror as error:
+            self.add(field, f"{host} cannot be found: {error.strerror}", "correct the address")
+        except OSError as error:
+            what = f"{host} is no address of this host ({error.strerror})"
+            self.add(field, what, "give one of its own")
+        else:
+            return True
+        return False
+
+    def port(self, field: str, host: str, port: int) -> None:
+        """Nobody else listens on a port.
+
+        Args:
+            host: name or address to listen on, which is one of this host.
+            port: TCP; 0 stands for none, or any.
+        """
+        try:
+            _bind(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                self.add(field, f"port {port}: {error.strerror}", "choose another one")
+            elif not _is_ours(_listener(port), self.path):
+                who = _name(_listener(port))
+                remedy = "choose another one, or stop what listens there"
+                self.add(field, f"port {port} is in use{who}", remedy)
+
+
+def look_through(
+    kind: type[S], path: Path, without: Mapping[str, Any] | None = None
+) -> tuple[Findings, S]:
+    """What is wrong with a settings file by itself, and what can be looked at further.
+
+    Args:
+        without: stands for fields that have to be given and are missing or wrong.
+
+    Returns:
+        The problems so far, and the settings with defaults in the place of what is wrong.
+
+    Raises:
+        SettingsError: if the file cannot be read, or is no TOML.
+    """
+    table = read_table(path, os.environ)
+    findings = Findings(path)
+    findings.found += every_problem(kind, table, path)
+    settings = msgspec.convert({**(without or {}), **sound_part(table, findings.found)}, kind)
+    findings.finite(settings)
+    return findings, settings
+
+
+def _bind(host: str, port: int) -> None:
+    kind = socket.SOCK_STREAM
+    found = socket.getaddrinfo(host, port, type=kind)
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # IPv4 first
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def _listener(port: int) -> psutil.Process | None:
+    """Who listens on a port, if this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN
+            if listens and connection.laddr[1:] == (port,) and connection.pid:
+                return psutil.Process(connection.pid)
+    except (psutil.Error, OSError):
+        pass
+    return None
+
+
+def _is_ours(process: psutil.Process | None, path: Path) -> bool:
+    """Whether it is the very daemon that has this settings file."""
+    try:
+        return process is not None and str(path) in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _name(process: psutil.Process | None) -> str:
+    try:
+        return f" by {process.name()} (pid {process.pid})" if process is not None else ""
+    except psutil.Error:
+        return ""

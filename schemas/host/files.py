@@ -1,0 +1,124 @@
+"""One process at a time: a file that is locked as long as its owner lives, however it ends.
+
+What is kept of the past goes by age and size, the oldest first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from schemas.errors import SettingsError
+
+_LOCK: Final = struct.Struct("@hhqqi")  # struct flock of Linux: type, whence, start, length, pid
+
+
+def try_lock(path: Path) -> int | None:
+    """Be the one process that holds a file.
+
+    Args:
+        path: made with its folder if it is not there.
+
+    Returns:
+        A file descriptor: closing it gives the lock up. None: another process holds it.
+
+    Raises:
+        OSError: if the file cannot be opened, or its file system knows no locks.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def take_pid_file(path: Path) -> None:
+    """Lock a pid file and write the id of this process into it.
+
+    The lock is a POSIX record lock: others may ask who has it without taking it, and children do
+    not inherit it. It is lost when this process closes any descriptor of the file, so nothing else
+    in this process may open it. The file is private, because a read lock of another user would keep
+    its owner from starting.
+
+    Args:
+        path: made with its folder if it is not there; the lock is held until this process ends.
+
+    Raises:
+        SettingsError: if another process holds it.
+        OSError: if it cannot be opened, is a symbolic link or is another user's.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.fchmod(file, 0o600)  # earlier releases made it readable to everyone
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # either, says POSIX
+        os.close(file)
+        pid = pid_of(path)
+        what = f"pid_file: {path} is held by {f'process {pid}' if pid else 'an unknown process'}"
+        remedy = "stop that one, or give each daemon a pid file of its own"
+        raise SettingsError(what, remedy, "pid_file") from None
+    os.ftruncate(file, 0)
+    os.write(file, f"{os.getpid()}\n".encode())
+
+
+def pid_of(path: Path) -> int | None:
+    """Return the other process that holds a pid file; None if there is none.
+
+    0 means that a process holds it that cannot be named: it is in another PID namespace, or its
+    lock belongs to an open file (OFD) instead of a process.
+
+    Raises:
+        PermissionError: if the file is another user's.
+    """
+    try:
+        with path.open("rb") as file:
+            asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_, pid = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except PermissionError:
+        raise
+    except OSError:
+        return None
+    return max(int(pid), 0) if kind != fcntl.F_UNLCK else None
+
+
+class FileSeen(NamedTuple):
+    """A file of a folder."""
+
+    name: str
+    size: int  # bytes
+    at: float  # when it was changed last, or its job ended, seconds since the epoch
+
+
+def outdated(
+    files: Iterable[FileSeen], keep_s: float, keep_bytes: int, now: float
+) -> list[FileSeen]:
+    """Which files go: those that are too old, and the oldest while all are too large together.
+
+    Args:
+        files: that may go.
+        keep_s: seconds.
+        now: seconds since the epoch.
+
+    Returns:
+        The oldest first.
+    """
+    ordered = sorted(files, key=lambda file: (file.at, file.name))
+    left = sum(file.size for file in ordered)
+    found = []
+    for file in ordered:
+        if now - file.at <= keep_s and left <= keep_bytes:
+            break
+        found.append(file)
+        left -= file.size
+    return found

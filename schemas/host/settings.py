@@ -1,0 +1,369 @@
+"""TOML file to a frozen struct; errors name file, key and remedy.
+
+SIGHUP: a settings file is read again, and what may change while a daemon runs is taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import difflib
+import json
+import re
+import signal
+import time
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+import structlog
+
+from schemas.errors import OnesError, SettingsError
+from schemas.host.logging import notify
+
+S = TypeVar("S", bound=msgspec.Struct)
+PREFIX = "ONES__"
+PLAIN: Final = {bool: "true", int: "1", float: "0.5"}  # example values; anything else is a text
+
+
+def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) -> S:
+    """The settings in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
+
+    Relative paths inside the settings are left as they stand.
+
+    Args:
+        kind: the struct that the file fills.
+        environ: variables; those that do not begin with `ONES__` are passed over.
+
+    Raises:
+        SettingsError: if the file cannot be read or parsed, a key is unknown, missing or of the
+            wrong type; the message names file and key.
+    """
+    return convert(kind, read_table(path, environ), path)
+
+
+def read_table(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The table in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
+
+    Args:
+        environ: variables; those that do not begin with `ONES__` are passed over.
+
+    Raises:
+        SettingsError: if the file cannot be read or parsed, or a variable names no section.
+    """
+    table = read_toml(path)
+    for name, value in sorted((environ or {}).items()):
+        if name.startswith(PREFIX):
+            _override(table, name.removeprefix(PREFIX).lower().split("__"), value)
+    return table
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in `path`.
+
+    Args:
+        path: a TOML file, UTF-8; a byte order mark is passed over.
+
+    Raises:
+        SettingsError: if it cannot be read or is no TOML; the message names the file.
+    """
+    return parse_toml(read_file(path), path)
+
+
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        SettingsError: if it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}", "check the path") from None
+
+
+def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
+    """Return the table in the bytes of a TOML file.
+
+    Args:
+        data: UTF-8; a byte order mark is skipped.
+        path: of the file, for error messages.
+
+    Raises:
+        SettingsError: if it is no TOML.
+    """
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        utf16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        line = error.object.count(b"\n", 0, error.start) + 1
+        what = "the file is in UTF-16" if utf16 else f"line {line} is not in UTF-8"
+        raise SettingsError(f"{path}: {what}", "save the file as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: {error}", "correct the TOML") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: arrays nested too deep", "correct the TOML") from None
+
+
+def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "") -> S:
+    """`table` as a `kind`, with every unknown key refused.
+
+    Args:
+        kind: the struct that `table` fills.
+        path: where it came from, for error messages.
+        prefix: of its keys in the file, such as `sweep.searcher.`; empty: it is the whole file.
+
+    Raises:
+        SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.
+    """
+    for unknown in _unknown(kind, table, path, prefix):
+        raise unknown
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise wrong_value(kind, error, path, prefix) from None
+
+
+def every_problem(
+    kind: Any, table: Mapping[str, Any], path: Path, prefix: str = ""
+) -> list[SettingsError]:
+    """All that `convert` would refuse one by one.
+
+    Args:
+        kind: the struct that `table` should fill.
+        path: where it came from, for error messages.
+        prefix: of its keys in the file, with its dot; their unknown ones were told with the file's.
+
+    Returns:
+        Unknown keys first, then missing and wrong ones in the order of the struct.
+    """
+    found = [] if prefix else list(_unknown(kind, table, path, prefix))
+    for field in msgspec.structs.fields(kind):
+        name = f"{prefix}{field.name}"
+        if field.name not in table:
+            if field.required:
+                remedy = f"write {written(kind, field.name)}"
+                found.append(SettingsError(f"{path}: {name}: is missing", remedy, name))
+            continue
+        value, inner = table[field.name], _struct_in(field.type)
+        if inner is not None and isinstance(value, dict):
+            found += every_problem(inner, value, path, f"{name}.")
+            continue
+        try:
+            msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            found.append(wrong_value(kind, error, path, prefix, field.name))
+    return found
+
+
+def sound_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> dict[str, Any]:
+    """What is left of `table` without the keys that are wrong, so that the rest can be looked at.
+
+    Args:
+        wrong: what `every_problem` says of it.
+    """
+    fields = {problem.field for problem in wrong}
+
+    def sound(inner: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        return {
+            key: sound(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+            for key, value in inner.items()
+            if f"{prefix}{key}" not in fields
+        }
+
+    return sound(table, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded(Generic[S]):
+    """What becomes of settings whose file was read again while they are in use."""
+
+    settings: S  # the present ones, with every change that may be made now
+    changed: tuple[str, ...]  # fields of these changes
+    refused: tuple[str, ...]  # fields that are different and stay as they are until a restart
+
+
+def reloaded(current: S, fresh: S, safe: Collection[str]) -> Reloaded[S]:
+    """Take over from `fresh` what may change while a process runs.
+
+    Args:
+        safe: fields that may change, such as `silence.lost_s`.
+    """
+    changed: list[str] = []
+    refused: list[str] = []
+
+    def merged(old: Any, new: Any, prefix: str) -> Any:
+        taken = {}
+        for name in old.__struct_fields__:
+            before, after, field = getattr(old, name), getattr(new, name), f"{prefix}{name}"
+            if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
+                taken[name] = merged(before, after, f"{field}.")
+            elif before != after:
+                (changed if field in safe else refused).append(field)
+                taken[name] = after if field in safe else before
+        return msgspec.structs.replace(old, **taken)
+
+    return Reloaded(merged(current, fresh, ""), tuple(changed), tuple(refused))
+
+
+def wrong_value(
+    kind: Any, error: msgspec.ValidationError, path: Path, prefix: str = "", key: str = ""
+) -> SettingsError:
+    """Return the error of a key that is missing or has a value of the wrong type.
+
+    Args:
+        kind: the struct that could not be filled.
+        prefix: of the struct's keys in the file, with its dot.
+        key: of `kind`, whose value alone was converted; empty: the whole table was.
+    """
+    text, _, where = str(error).partition(" - at `")
+    field = f"{key}{where.rstrip('`').removeprefix('$')}".removeprefix(".")
+    if text.startswith("Object missing required field"):
+        name = text.rpartition("field ")[2].strip("`")
+        field, text = f"{field}.{name}" if field else name, "is missing"
+    name = f"{prefix}{field}".rstrip(".")
+    remedy = f"write {written(kind, field)}" if field else "correct this key"
+    return SettingsError(f"{path}: {name or 'the file'}: {text}", remedy, name)
+
+
+def written(kind: Any, field: str) -> str:
+    """Return how a key is written in TOML, with an example.
+
+    The example comes from the struct's `EXAMPLES`, else from the key's default or type.
+
+    Args:
+        field: of the struct, such as `limits.range[1]`.
+    """
+    key = field
+    for key in re.sub(r"\[[^]]*\]", "", field).split("."):
+        found = next((one for one in msgspec.structs.fields(kind) if one.name == key), None)
+        if found is None:
+            break
+        value = getattr(kind, "EXAMPLES", {}).get(key) or _example(found.type, found.default)
+        inner = _struct_in(found.type)
+        if inner is None:
+            break
+        kind = inner
+    return f"{key} = {value}"
+
+
+def _example(annotation: Any, default: Any = None, *, inner: bool = False) -> str:
+    """Return a value of a type in TOML, or its choices unless it is inside of another value."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        choices = [one for one in args if one][:1] if inner else args
+        return " or ".join(map(json.dumps, choices))
+    if default and isinstance(default, str | int | float | tuple):
+        return json.dumps(default)
+    if (struct := _struct_in(annotation)) is not None:
+        first = msgspec.structs.fields(struct)[0]
+        stated = getattr(struct, "EXAMPLES", {}).get(first.name)
+        return f"{{ {first.name} = {stated or _example(first.type, first.default, inner=True)} }}"
+    if origin in {tuple, list}:
+        return f"[{', '.join(_example(arg, inner=True) for arg in args if arg is not ...)}]"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"{{ NAME = {_example(args[1], inner=True)} }}"
+    return _example(args[0], inner=inner) if args else PLAIN.get(annotation, '"text"')
+
+
+def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
+    try:
+        parsed = tomllib.loads(f"x = {value}")["x"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        parsed = value
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            name = PREFIX + "__".join(keys).upper()
+            raise SettingsError(f"{name}: {key} is no section", "correct the variable", name)
+    table[keys[-1]] = parsed
+
+
+def _unknown(
+    kind: Any, table: Mapping[str, Any], path: Path, prefix: str
+) -> Iterator[SettingsError]:
+    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in table.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1) or _inner_keys(kind, key)
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(known))}"
+            yield SettingsError(f"{path}: unknown key {prefix}{key}", hint, f"{prefix}{key}")
+            continue
+        inner = _struct_in(known[key])
+        for entry in value if isinstance(value, list) else [value]:
+            if inner is not None and isinstance(entry, dict):
+                yield from _unknown(inner, entry, path, f"{prefix}{key}.")
+
+
+def _inner_keys(kind: Any, key: str) -> list[str]:
+    """Paths of keys of this name in the tables of a struct."""
+    return [
+        f"{field.name}.{key}"
+        for field in msgspec.structs.fields(kind)
+        if key in getattr(_struct_in(field.type), "__struct_fields__", ())
+    ]
+
+
+def _struct_in(annotation: Any) -> Any:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
+            return candidate
+    return None
+
+
+log = structlog.get_logger("settings")
+
+
+class SettingsReload(Generic[S]):
+    """The settings of a running daemon.
+
+    Args:
+        load: reads the file again; raises a `SettingsError` if it is wrong.
+        safe: fields that may change, each with what makes it so; given the new settings.
+        always: done at each reload, as for files that the settings name.
+    """
+
+    def __init__(
+        self,
+        current: S,
+        load: Callable[[], S],
+        safe: Mapping[str, Callable[[S], None]],
+        always: Sequence[Callable[[S], None]] = (),
+    ) -> None:
+        self.current = current
+        self._load = load
+        self._safe = safe
+        self._always = always
+
+    def listen(self) -> None:
+        """Reload whenever SIGHUP comes; for the running loop."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+
+    def reload(self) -> None:
+        """Once. What is refused, or wrong, is a line in the log, and stays as it was."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
+        try:
+            fresh = self._load()
+        except OnesError as error:
+            log.error("settings not reloaded: nothing was changed", why=str(error))  # noqa: TRY400
+        else:
+            self._take(fresh)
+        notify("READY=1")
+
+    def _take(self, fresh: S) -> None:
+        done = reloaded(self.current, fresh, self._safe)
+        self.current = done.settings
+        for field in done.refused:
+            log.warning("setting not changed: it needs a restart", field=field)
+        for field in done.changed:
+            self._safe[field](done.settings)
+        for work in self._always:
+            try:
+                work(done.settings)
+            except OnesError as error:
+                log.error("not reloaded", field=error.field, why=str(error))  # noqa: TRY400
+        log.info("settings reloaded", changed=list(done.changed), refused=list(done.refused))

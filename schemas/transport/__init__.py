@@ -1,0 +1,61 @@
+"""The only ZeroMQ I/O of the project: sockets with CURVE, identities, bounds and drains."""
+
+from schemas.transport.keys import (
+    Authority,
+    Identity,
+    KeyPair,
+    KnownKeys,
+    check_name,
+    check_public,
+    identity_of,
+    load_authorised,
+    load_keys,
+    load_public,
+    refuse_wide,
+    write_keys,
+)
+from schemas.transport.sockets import (
+    HIGH_WATER,
+    AddressInUseError,
+    Incoming,
+    Link,
+    Socket,
+    ThreadDealer,
+)
+from schemas.transport.state_transfer import (
+    PIECE,
+    FileTarget,
+    MemoryTarget,
+    StateServer,
+    StateUnavailableError,
+    Stored,
+    fetch_state,
+)
+
+__all__ = [
+    "HIGH_WATER",
+    "PIECE",
+    "AddressInUseError",
+    "Authority",
+    "FileTarget",
+    "Identity",
+    "Incoming",
+    "KeyPair",
+    "KnownKeys",
+    "Link",
+    "MemoryTarget",
+    "Socket",
+    "StateServer",
+    "StateUnavailableError",
+    "Stored",
+    "ThreadDealer",
+    "check_name",
+    "check_public",
+    "fetch_state",
+    "identity_of",
+    "load_authorised",
+    "load_keys",
+    "load_public",
+    "refuse_wide",
+    "write_keys",
+]

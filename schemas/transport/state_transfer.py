@@ -1,0 +1,462 @@
+"""Hands out states of models to other nodes, from a thread of its own.
+
+Brings a state of a model here, from whoever has it; blocks, so it is for a thread.
+
+What takes the bytes of a state that comes from another node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import zmq
+
+from schemas.codec import FROM_STATES, TO_STATES, encode
+from schemas.errors import OnesError
+from schemas.host.state_files import (
+    Buffer,
+    DamagedStateError,
+    header_size,
+    read_frames,
+    require_digest,
+    split_frames,
+)
+from schemas.transport.flood_guard import ConnectionWatch
+from schemas.transport.sockets import has_only_ipv6
+from schemas.wire.files import AskState, StatePiece, StateRefused
+
+MAX_HEADER: Final = 16 << 20  # bytes
+
+
+class Target(Protocol):
+    """Takes the bytes of a file, in any order."""
+
+    def begin(self, total: int) -> None:
+        """So many bytes will come; once for each source."""
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Some of them."""
+
+
+class MemoryTarget:
+    """Keeps the bytes in memory, and works out their digest as they come."""
+
+    def __init__(self) -> None:
+        """Begin without memory; what was taken once is used again, as far as it reaches.
+
+        It is taken as bytes come, not for as many as somebody says will come.
+        """
+        self._memory = bytearray()
+        self._total = 0
+        self._end = 0  # of what came without a gap, and is in the digest
+        self._payload: int | None = None  # where frames begin
+        self._digest = hashlib.sha256()
+
+    @property
+    def content(self) -> memoryview:
+        """What came, until the next `begin`."""
+        return memoryview(self._memory)[: self._total]
+
+    def begin(self, total: int) -> None:
+        """Begin anew."""
+        if len(self._memory) < total:
+            self._memory = bytearray()  # there may be views of the former one
+        self._total, self._end, self._payload = total, 0, None
+        self._digest = hashlib.sha256()
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Copy into it."""
+        if (gap := offset - len(self._memory)) > 0:  # no wider than what is asked for at once
+            self._memory.extend(bytes(gap))
+        self._memory[offset : offset + len(data)] = data
+        if offset == self._end:
+            self._follow(data)
+
+    def _follow(self, data: Buffer) -> None:
+        """Have the digest take in what lies behind the header."""
+        before, self._end = self._end, self._end + len(data)
+        if self._payload is not None:
+            self._digest.update(data)
+            return
+        payload = header_size(self.content[: self._end])
+        if payload is not None and payload <= self._end:
+            self._payload = payload
+            self._digest.update(self.content[max(payload, 0) : self._end])
+        elif before > MAX_HEADER:
+            raise DamagedStateError("a state whose header does not end")
+
+    def frames(self, digest: str) -> list[memoryview]:
+        """The frames of the state that came, until the next `begin`.
+
+        Args:
+            digest: that they should have, hexadecimal.
+
+        Raises:
+            DamagedStateError: if they have another, or it is no state.
+        """
+        if self._end != self._total:  # it came in another order
+            return read_frames(self.content, digest)
+        _, frames = split_frames(self.content)
+        require_digest(self._digest.hexdigest(), digest)
+        return frames
+
+
+class FileTarget:
+    """Writes them into a file, which is not durable yet."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the file.
+
+        Args:
+            path: one that is there is emptied.
+
+        Raises:
+            OSError: if the disk does not take it.
+        """
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    def begin(self, total: int) -> None:
+        """Make it as long."""
+        os.ftruncate(self._descriptor, 0)
+        os.ftruncate(self._descriptor, total)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write there."""
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self._descriptor, rest, offset)
+            rest, offset = rest[written:], offset + written
+
+    def close(self) -> None:
+        """Make durable what there is.
+
+        Raises:
+            OSError: if the disk does not take it.
+        """
+        try:
+            os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
+PIECE: Final = 1 << 20  # bytes
+WINDOW: Final = 8  # pieces that are asked for and have not come
+PIECE_S: Final = 10.0  # without a piece, the source is given up
+LOOK_S: Final = 0.25
+CONNECT_S: Final = 3.0
+MAX_STATE: Final = 1 << 40  # bytes
+
+
+class StateUnavailableError(OnesError):
+    """Nobody gave the state; says why for each that was asked."""
+
+    code = "state_unavailable"
+
+
+def fetch_state(
+    sources: Sequence[str],
+    asked: AskState,
+    target: Target,
+    check: Callable[[], None],
+    *,
+    piece_s: float = PIECE_S,
+    stopped: Callable[[], bool] = lambda: False,
+) -> str:
+    """Bring a state's file here from the first source that gives it whole.
+
+    Args:
+        sources: HOST:PORT of each, the best first.
+        asked: the state; its offset counts for nothing.
+        target: takes the bytes.
+        check: looks at what came; raises `OnesError` if it is not the state.
+        piece_s: how long a piece may take, seconds.
+        stopped: whether nobody wants it any more; looked at every quarter of a second.
+
+    Returns:
+        Who gave it.
+
+    Raises:
+        StateUnavailableError: if nobody gave it.
+        OSError: if `target` does not take it.
+    """
+    why = []
+    for source in sources:
+        try:
+            _fetch_from(source, asked, target, piece_s, stopped)
+            check()
+        except OnesError as error:
+            why.append(f"{source}: {error.message}")
+        else:
+            return source
+        if stopped():
+            break
+    shown = "; ".join(why) or "no node is known to have it"
+    what = f"state {asked.version} of trial {asked.trial} cannot be had: {shown}"
+    raise StateUnavailableError(what, "it is trained again")
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long a source is waited for."""
+
+    piece_s: float
+    stopped: Callable[[], bool]
+    probe: Callable[[], None]
+
+    def lost(self, deadline: float) -> None:
+        """Nothing has come for a moment.
+
+        Raises:
+            StateUnavailableError: if it is not waited for any longer.
+        """
+        if self.stopped():
+            raise StateUnavailableError("nobody wants it any more")
+        if time.monotonic() > deadline:
+            raise StateUnavailableError(f"no answer within {self.piece_s:g} s")
+        self.probe()
+
+
+def _fetch_from(
+    source: str, asked: AskState, target: Target, piece_s: float, stopped: Callable[[], bool]
+) -> None:
+    patience = _Patience(piece_s, stopped, partial(_require_listener, source))
+    patience.probe()
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.maxmsgsize = PIECE + 64 * 1024
+    host, _, port = source.rpartition(":")
+    host = host.strip("[]")
+    dealer.ipv6 = has_only_ipv6(host)
+    try:
+        dealer.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{source}")
+        _receive(dealer, _Request(asked), target, patience)
+    except zmq.ZMQError as error:
+        raise StateUnavailableError(f"cannot connect: {error.strerror}") from None
+    finally:
+        dealer.close()
+        context.term()
+
+
+def _receive(
+    dealer: zmq.Socket[bytes], request: _Request, target: Target, patience: _Patience
+) -> None:
+    deadline = time.monotonic() + patience.piece_s
+    while not request.over:
+        for message in request.more():
+            dealer.send(message)
+        if not dealer.poll(int(1000 * min(LOOK_S, patience.piece_s))):
+            patience.lost(deadline)
+            continue
+        with contextlib.suppress(zmq.Again):
+            while True:
+                if _take(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
+                    deadline = time.monotonic() + patience.piece_s
+
+
+def _require_listener(source: str) -> None:
+    """ZeroMQ tries for ever, in silence; a process that is dead should cost no time."""
+    host, _, port = source.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise StateUnavailableError(f"nobody listens there: {why}") from None
+
+
+class _Request:
+    """Which pieces are missing."""
+
+    def __init__(self, asked: AskState) -> None:
+        self._asked = asked
+        self.digest = asked.digest
+        self.total: int | None = None
+        self._next = 0
+        self.awaited: set[int] = set()
+
+    def more(self) -> list[bytes]:
+        """Requests that may be sent now: the first alone, because it says how many follow."""
+        found = []
+        while len(self.awaited) < WINDOW and self._next < (1 if self.total is None else self.total):
+            self.awaited.add(self._next)
+            found.append(encode(self._of(self._next)))
+            self._next += PIECE
+        return found
+
+    def _of(self, offset: int) -> AskState:
+        a = self._asked
+        return AskState(job=a.job, trial=a.trial, version=a.version, digest=a.digest, offset=offset)
+
+    @property
+    def over(self) -> bool:
+        """Whether everything came."""
+        return self.total is not None and not self.awaited and self._next >= self.total
+
+
+def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
+    """Whether it is a piece that was waited for."""
+    answer = FROM_STATES.decode(frames[0].buffer)
+    if answer.digest != request.digest:
+        return False
+    if not isinstance(answer, StatePiece):
+        raise StateUnavailableError(answer.why[:200])
+    if answer.offset not in request.awaited:
+        return False
+    if request.total is None:
+        if not 0 < answer.total <= MAX_STATE:
+            raise StateUnavailableError(f"a state of {answer.total} bytes")
+        request.total = answer.total
+        target.begin(answer.total)
+    parts = [frame.buffer for frame in frames[1:]]
+    if sum(map(len, parts)) != min(PIECE, request.total - answer.offset):
+        raise StateUnavailableError("a piece that is cut")
+    offset = answer.offset
+    for part in parts:
+        target.write(offset, part)
+        offset += len(part)
+    request.awaited.discard(answer.offset)
+    return True
+
+
+LONGEST_REQUEST: Final = 4096  # bytes
+LOOK_MS: Final = 100  # between two looks at what peers send
+ZERO_COPY: Final = 64 * 1024  # bytes; a smaller part is copied, which costs less
+Parts = Sequence[Buffer]  # of a state's file, header first
+
+
+class Stored(NamedTuple):
+    """What lies in a file that somebody else may change: only the piece that is asked for."""
+
+    total: int  # bytes of the file
+    piece: bytes
+
+
+Find = Callable[[AskState], Parts | Stored | None]
+
+
+class StateServer:
+    """Answers each request with one piece, or says that the state is not here.
+
+    A peer that asks for more than it takes loses answers, not ours: it asks again.
+    """
+
+    def __init__(self, address: str, find: Find, port: int = 0) -> None:
+        """Begin to serve.
+
+        Args:
+            address: of this host, where other nodes reach it: a name, IPv4 or IPv6.
+            find: gives the bytes of a state that was asked for, in the server's thread; None: it is
+                not here. It looks at the digest.
+            port: to listen on; 0: any.
+
+        Raises:
+            OSError: if this host has no such address, or the port is taken.
+        """
+        self._find = find
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.maxmsgsize = LONGEST_REQUEST
+        self._socket.sndhwm = self._socket.rcvhwm = 2 * WINDOW
+        self._socket.router_mandatory = True
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
+        try:
+            self.address = self._bind(address, port)
+        except OSError:  # a name that is none; zmq's error is one, too
+            self._socket.close()
+            self._context.term()
+            raise
+        self._watch = ConnectionWatch()
+        self._watch.add(self._socket, self._context)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="states", daemon=True)
+        self._thread.start()
+
+    def _bind(self, address: str, port: int) -> str:
+        family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        self._socket.ipv6 = family == socket.AF_INET6
+        host = f"[{place[0]}]" if self._socket.ipv6 else str(place[0])
+        try:
+            self._socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror) from None
+        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.port = int(bound.rpartition(":")[2])
+        return f"{host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop serving; what is on its way is cut."""
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout=5.0)
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        while self._wake not in dict(poller.poll(LOOK_MS)):
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    self._answer(self._received())
+            self._watch.look()
+        self._watch.close()
+        self._socket.close()
+        self._context.term()
+
+    def _received(self) -> list[bytes]:
+        """The next request.
+
+        Raises:
+            zmq.Again: if there is none.
+        """
+        frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        source, sizes = int(frames[-1].get(zmq.SRCFD)), [len(frame) for frame in frames[1:]]
+        self._watch.took(source, sizes, secured=False)
+        return [frame.bytes for frame in frames]
+
+    def _answer(self, frames: list[bytes]) -> None:
+        route, body = frames[0], frames[-1]
+        try:
+            asked = TO_STATES.decode(body)
+        except OnesError:
+            return
+        try:
+            found = self._find(asked)
+        except (OSError, ValueError, OverflowError):
+            found = None
+        total, parts = 0, list[Buffer]()
+        if isinstance(found, Stored):
+            total, parts = found.total, [found.piece]
+        elif found is not None:
+            total, parts = sum(map(len, found)), _slices(found, asked.offset)
+        if found is None or asked.offset > total:
+            self._send([route, encode(StateRefused(digest=asked.digest, why="it is not here"))])
+            return
+        piece = StatePiece(digest=asked.digest, offset=asked.offset, total=total)
+        self._send([route, encode(piece), *parts])
+
+    def _send(self, frames: list[Buffer]) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # its peer is gone, or takes nothing
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, copy_threshold=ZERO_COPY)
+
+
+def _slices(parts: Parts, offset: int) -> list[Buffer]:
+    """The next `PIECE` bytes from `offset` on, where they lie."""
+    found: list[Buffer] = []
+    start, end = offset, offset + PIECE
+    for part in parts:
+        if start < len(part) and end > 0:
+            found.append(memoryview(part)[max(start, 0) : end])
+        start, end = start - len(part), end - len(part)
+    return found
