@@ -1,4 +1,4 @@
-"""What a user asks for: a job, its bounds and when it is done."""
+"""A job as its user describes it: program, batch, slots, stop rule; and checks of job files."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ STATES: Final = (
 )
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
 MAX_BATCH: Final = 2**40  # samples
-MAX_SAMPLES: Final = 2**53  # beyond, neighbours are one number
+MAX_SAMPLES: Final = 2**53  # larger integers are not exact in a float
 MAX_SLOTS: Final = 65_536
 if TYPE_CHECKING:
     Slots = tuple[int, int]
 else:
-    Slots = tuple[int, int] | int  # what is accepted; `JobSpec` keeps (least, most)
-SWEEP_SCRIPT: Final = "sweep"  # of a job that is one
-KEEP: Final = "keep"  # of `max_batch_size`: the batch of the job file
-AUTO: Final = "auto"  # the same: the cluster chooses
+    Slots = tuple[int, int] | int  # accepted; `JobSpec` stores (least, most)
+SWEEP_SCRIPT: Final = "sweep"  # `script` of a job that is a sweep
+KEEP: Final = "keep"  # `max_batch_size`: keep the batch of the job file
+AUTO: Final = "auto"  # `max_batch_size`: the cluster chooses
 MAX_ARGS: Final = 4096
 MAX_VARIABLES: Final = 4096
 MAX_PATH: Final = 4096
 MAX_TEXT: Final = 32_768
-MAX_SPEC_BYTES: Final = 1 << 20  # as it travels, with every order and reply about the job
+MAX_SPEC_BYTES: Final = 1 << 20  # encoded; sent with every order and reply about the job
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
@@ -47,7 +47,7 @@ MAX_EXPONENT: Final = 500.0
 MAX_UTILITY: Final = 1e9
 MAX_DEADLINE_S: Final = 1e10  # three hundred years
 MAX_DECAY: Final = 1e6  # per second
-LEAST_RATE: Final = 1e-30  # of learning
+LEAST_RATE: Final = 1e-30  # learning rate
 MOST_RATE: Final = 1e30
 MOST_OF_STOP: Final = {
     "epochs": MAX_EPOCHS,
@@ -81,12 +81,12 @@ CLUSTER_PREFIX: Final = "ONES_"
 
 
 def is_reserved(name: str) -> bool:
-    """Whether no job may set a variable: the cluster does."""
+    """True if the cluster sets this environment variable, so that jobs must not."""
     return name.startswith(CLUSTER_PREFIX) or name in CLUSTER_VARIABLES
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a job is done; exactly one form, `epochs` may also bound a metric form."""
+    """End of a job's training; exactly one form, `epochs` may also bound a metric form."""
 
     EXAMPLES: ClassVar = {
         "epochs": "30",
@@ -104,23 +104,19 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a job's end is worth to its user (OASiS: Bao et al., INFOCOM '18, section III).
+    """Value of a job's completion for its user (OASiS: Bao et al., INFOCOM '18, section III).
 
     A job that completes t seconds after its submission is worth
     value / (1 + exp(decay (t - deadline_s))).
     """
 
     EXAMPLES: ClassVar = {"value": "80", "deadline_s": "3600", "decay": "0.01"}
-    value: float  # theta_1, beside that of other jobs
-    deadline_s: float = math.inf  # theta_3, seconds since its submission; left out: none
-    decay: float = 0.0  # theta_2, per second: how steeply its value falls there
+    value: float  # theta_1, relative to other jobs
+    deadline_s: float = math.inf  # theta_3, seconds after the submission; default: none
+    decay: float = 0.0  # theta_2, per second: steepness of the fall at the deadline
 
     def at(self, seconds: float) -> float:
-        """What it is worth when it completes then.
-
-        Args:
-            seconds: since its submission.
-        """
+        """Return the value of a completion `seconds` after the submission."""
         if self.decay == 0.0 or self.deadline_s == math.inf:
             return self.value
         late = self.decay * (seconds - self.deadline_s)
@@ -130,7 +126,7 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job as its user describes it; the fields of a job file."""
 
-    EXAMPLES: ClassVar = {  # of values in a job file, for errors
+    EXAMPLES: ClassVar = {  # values in a job file, quoted in errors
         "name": '"digits"',
         "script": '"train.py"',
         "batch_size": "64",
@@ -152,7 +148,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     }
     name: str
     script: str  # run as python -P -m elastic.launch SCRIPT ARGS in a snapshot of `workdir`
-    batch_size: int  # samples per step over all slots, to begin with
+    batch_size: int  # initial global batch, samples per step
     args: tuple[str, ...] = ()
     workdir: str = "."
     max_batch_size: int | Literal["keep", "auto"] | None = None  # keep: batch_size; default: auto
@@ -160,30 +156,30 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lr: float | None = None  # at `batch_size`; default: the script's own
     slots: Slots = (1, 1)  # least, most; one number is both
     family: str | None = None  # jobs of one script and model; default: name, script and args
-    slots_wanted: int | None = None  # for policies of fixed size; default: least
+    slots_wanted: int | None = None  # for policies that give a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
     record_samples: bool = False
     stop: StopRule | None = None  # default: the script's own number of epochs
-    priority: float = 1.0  # weight of its time beside that of other jobs
-    retries: int = 0  # failures of the script that are tried again from the last epoch
+    priority: float = 1.0  # weight of the job's time relative to other jobs
+    retries: int = 0  # script failures after which the job restarts from its last epoch
     on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
-    seed: int | msgspec.UnsetType = msgspec.UNSET  # left out: the script's own
-    utility: Utility | msgspec.UnsetType = msgspec.UNSET  # of its end; for policies that admit jobs
+    seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
+    utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that admit jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # it trains many models, and no group
-    trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # one of a sweep's, that graduated
+    sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # the job is this sweep
+    trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # the job is a graduated trial
 
     def __post_init__(self) -> None:
-        """Make one number of slots a range."""
+        """Turn a single number of slots into a range."""
         if isinstance(self.slots, int):
             msgspec.structs.force_setattr(self, "slots", (self.slots, self.slots))
 
     @property
     def batch_limit(self) -> int:
-        """The largest global batch that the user allows, in samples.
+        """Largest global batch that the user allows, in samples.
 
-        Where that is left to the cluster: what fits the most slots, one pass each. Policies keep to
-        less, see `controlplane.core.model.job`.
+        If the cluster chooses the limit: what fits the largest number of slots, one pass each.
+        Policies use a smaller limit, see `controlplane.core.model.job`.
         """
         if isinstance(self.max_batch_size, int):
             return self.max_batch_size
@@ -193,56 +189,56 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def batch_limit_is_left_open(self) -> bool:
-        """Whether the cluster chooses the largest batch, by data set and noise scale."""
+        """True if the cluster chooses the largest batch, by data set and noise scale."""
         return self.max_batch_size in {None, AUTO}
 
     @property
     def pass_limit(self) -> int:
-        """The largest batch that fits one slot at once, in samples."""
+        """Largest batch of one pass of one slot, in samples."""
         return self.batch_size if self.max_local_batch is None else self.max_local_batch
 
     @property
     def local_limit(self) -> int:
-        """The largest share of a step that a policy may give one slot, in samples.
+        """Largest share of a step that a policy may give to one slot, in samples.
 
-        A job may start on one slot, so this is at least `batch_size`; a worker takes what is above
-        `pass_limit` in passes.
+        At least `batch_size`, because a job may start on one slot; a worker splits what exceeds
+        `pass_limit` into several passes.
         """
         return max(self.batch_size, self.pass_limit)
 
     @property
     def wanted(self) -> int:
-        """How many slots a policy of fixed size should give."""
+        """Number of slots for policies that give a fixed number."""
         return self.slots[0] if self.slots_wanted is None else self.slots_wanted
 
     @property
     def fails_when_lost(self) -> bool:
-        """Whether it ends, and does not start again, when nobody is left who has its state."""
+        """True if the job fails, instead of restarting, when no worker has its state any more."""
         return self.on_loss == "fail"
 
     @property
     def stated_seed(self) -> int | None:
-        """The seed, if the user gave one; else the script decides."""
+        """Seed given by the user; None: the script decides."""
         return None if self.seed is msgspec.UNSET else self.seed
 
     @property
     def stated_sweep(self) -> SweepSpec | None:
-        """The sweep that it is; None: an ordinary job."""
+        """Description of the sweep; None: an ordinary job."""
         return None if self.sweep is msgspec.UNSET else self.sweep
 
     @property
     def stated_trial(self) -> TrialSpec | None:
-        """The trial that it goes on with; None: it is no sweep's."""
+        """Graduated trial that this job continues; None: not part of a sweep."""
         return None if self.trial is msgspec.UNSET else self.trial
 
     @property
     def stated_utility(self) -> Utility | None:
-        """What its end is worth, if the user said so."""
+        """Utility given by the user, or None."""
         return None if self.utility is msgspec.UNSET else self.utility
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a job, and what to do about it."""
+    """One problem of a job file, with its remedy."""
 
     field: str
     what: str
@@ -250,15 +246,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def problems(spec: JobSpec) -> tuple[Problem, ...]:
-    """Everything that is wrong with `spec`; empty when it can be accepted.
+    """Return everything that is wrong with a decoded job, in the order of the fields.
 
-    Types were checked when the job was decoded; this checks what types cannot say.
-
-    Args:
-        spec: a decoded job.
-
-    Returns:
-        In the order of the fields; each names a field, what is wrong and the remedy.
+    Decoding checked the types; this checks what types cannot express.
     """
     shape = (*_text(spec), *_paths(spec), *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
@@ -269,7 +259,7 @@ def _size(spec: JobSpec) -> list[Problem]:
     try:
         size = len(msgspec.msgpack.encode(spec))
     except (OverflowError, UnicodeEncodeError):
-        return []  # a number or a text that was named above
+        return []  # reported by another check
     if size <= MAX_SPEC_BYTES:
         return []
     remedy = "put large values into a file of the working directory"
@@ -312,11 +302,7 @@ def _text(spec: JobSpec) -> list[Problem]:
 
 
 def is_text(text: str) -> bool:
-    """Whether `text` can be written down: JSON and TOML can make some that cannot.
-
-    Args:
-        text: anybody's.
-    """
+    """True if a text can be encoded in UTF-8; JSON and TOML can contain texts that cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -325,7 +311,7 @@ def is_text(text: str) -> bool:
 
 
 def _is_word(text: str) -> bool:
-    """Whether a process can be given it."""
+    """True if a process can receive the text as an argument or variable."""
     return len(text) <= MAX_TEXT and "\0" not in text and is_text(text)
 
 
@@ -342,11 +328,9 @@ def _paths(spec: JobSpec) -> list[Problem]:
 
 
 def not_python(script: str, first: bytes = b"") -> tuple[str, str] | None:
-    """Why `script` is no Python script, and the remedy; None where it may be one.
+    """Return why a file is not a Python script, and the remedy; None if it may be one.
 
-    Args:
-        script: path of the file.
-        first: its first bytes, if they are at hand.
+    `first` holds the first bytes of the file, or is empty if they are not available.
     """
     name = script.rpartition("/")[2]
     suffix = name[name.rfind(".") :].lower() if "." in name[1:] else ""
@@ -405,7 +389,7 @@ def _slots(spec: JobSpec) -> list[Problem]:
 
 
 def _sweep(spec: JobSpec) -> list[Problem]:
-    """A sweep is a job whose workers train models of their own: no group, no batch, no script."""
+    """Check a sweep: its workers train independent models, so it has no group, batch or script."""
     if spec.stated_trial is not None:
         return [Problem("trial", "is written by the cluster", "give sweep.graduate_batch instead")]
     sweep = spec.stated_sweep

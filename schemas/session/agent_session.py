@@ -1,4 +1,7 @@
-"""The agent's end of a session: says hello, numbers and spools events, refuses old deltas."""
+"""Agent's end of a session: sends hellos, numbers and spools events, refuses old deltas.
+
+All times are seconds of one monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,9 @@ from schemas.wire.agent import (
 from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 MAX_RESENT: Final = 256  # events in one Resent
-LAST_DOUBLING: Final = 10  # of the pause between hellos
-GREET_LONGEST_S: Final = (
-    8.0  # between two hellos that nobody answers; the first pause is a heartbeat
-)
-SPOOL_FULL: Final = 20_000  # events; beyond it an agent stops reading its workers' reports
+LAST_DOUBLING: Final = 10  # the pause between hellos grows no further
+GREET_LONGEST_S: Final = 8.0  # between two unanswered hellos; the first pause is one heartbeat
+SPOOL_FULL: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class SayHello:
-    """Take stock of the workers and send what `hello` makes of it; `unheard` if that cannot be."""
+    """Build a `Hello` from the current workers and send it; call `unheard` if it cannot be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """A session began; the controller's bulk and event ports are in the message."""
+    """A session began; the message has the controller's bulk and event ports."""
 
     welcome: Welcome
 
@@ -85,7 +86,7 @@ AgentOutput = ToController | Publish | SayHello | Apply | Welcomed | Rejected
 
 @dataclass(slots=True)
 class AgentSession:
-    """One agent's end: greets, numbers and spools events, fences deltas."""
+    """Agent's end of a session with the controller."""
 
     node: NodeId
     boot: BootId
@@ -93,59 +94,48 @@ class AgentSession:
     session: str | None = None
     term: Term = Term(0)
     spool: list[Numbered] = field(default_factory=list)
-    sent: int = 0  # highest seq given out
+    sent: int = 0  # last sequence number
     held: dict[JobId, Order] = field(default_factory=dict)
     held_sweeps: dict[JobId, SweepOrder] = field(default_factory=dict)
-    echo: str = ""  # what the controller asked to be repeated last
-    chance: Callable[[], float] = lambda: 0.0  # 0 to 1: agents differ in their pauses
+    echo: str = ""  # word that the last `HelloRequest` asked to repeat
+    chance: Callable[[], float] = lambda: 0.0  # 0 to 1: spreads the hellos of many agents
     _last_heard: Seconds = Seconds(0.0)
-    _hellos: int = 0  # that nobody answered
+    _hellos: int = 0  # unanswered
     _hello_at: Seconds = Seconds(-1e9)  # when the next one is due
     _last_said: Seconds = Seconds(-1e9)
-    _heartbeats: int = 0  # that were said
-    _unanswered: dict[int, Seconds] = field(default_factory=dict)  # when those were said
-    _answered: Seconds | None = None  # when the last one that was answered was said
+    _heartbeats: int = 0  # sent
+    _unanswered: dict[int, Seconds] = field(default_factory=dict)  # heartbeats' times, by number
+    _answered: Seconds | None = None  # time of sending of the last heartbeat with a reply
 
     @property
     def spool_full(self) -> bool:
-        """Whether events should stay where they are until the controller caught up."""
+        """True if events should wait at their source until the controller has caught up."""
         return len(self.spool) >= SPOOL_FULL
 
     @property
     def dropped(self) -> int:
-        """The highest seq that cannot be sent again: a controller has it."""
+        """Highest sequence number that is committed and can no longer be resent."""
         return self.spool[0].seq - 1 if self.spool else self.sent
 
     def alone_s(self, now: Seconds) -> float:
-        """For how long at least the controller may have heard nothing of this agent, in seconds.
+        """Return how long the controller may have received nothing of this agent, in seconds.
 
-        That an answer came says that what it answers was heard, and when that was said. So the
-        controller has heard something since, whatever the network does to answers.
-
-        Args:
-            now: seconds of a monotonic clock.
+        A reply proves that its heartbeat arrived, and when that was sent. The controller has
+        received something since then, even if later replies were lost.
         """
         return 0.0 if self._answered is None else now - self._answered
 
     def happened(self, event: AgentEvent) -> list[AgentOutput]:
-        """Number `event`, keep it until it is committed, publish it.
-
-        Args:
-            event: of one of this node's workers.
-        """
+        """Number an event of a worker, keep it until it is committed, publish it."""
         self.sent += 1
         numbered = Numbered(node=self.node, boot=self.boot, seq=self.sent, event=event)
         self.spool.append(numbered)
         return [Publish(numbered)]
 
     def tick(self, now: Seconds) -> list[AgentOutput]:
-        """What the passing of time asks for: a heartbeat, or a new greeting.
-
-        Args:
-            now: seconds of a monotonic clock, the same in every call.
-        """
+        """Return what is due: a heartbeat, or a hello."""
         if self._answered is None:
-            self._answered = now  # the agent begins
+            self._answered = now  # the agent starts
         if self.session is not None and now - self._last_heard > self.timings.suspect_s:
             self._leave_session()
         if self.session is None:
@@ -159,11 +149,7 @@ class AgentSession:
         return [ToController(heartbeat)]
 
     def receive(self, message: ToSession, now: Seconds) -> list[AgentOutput]:
-        """Take in one message of the controller; a stale one changes nothing.
-
-        Args:
-            now: seconds of a monotonic clock.
-        """
+        """Process one message of the controller; a stale one changes nothing."""
         match message:
             case Welcome():
                 return self._welcome(message, now)
@@ -191,7 +177,7 @@ class AgentSession:
                 return self._sweep_delta(message)
 
     def _note_answer(self, number: int, now: Seconds) -> None:
-        """A heartbeat was heard; an older controller does not say which."""
+        """Record that a heartbeat arrived; an older controller does not say which one."""
         said = self._unanswered.get(number) if number else now
         if said is not None:
             self._answered = said
@@ -213,7 +199,7 @@ class AgentSession:
             return []
         known = (asked.term, asked.echo or self.echo) == (self.term, self.echo)
         if self.session is None and known and now < self._hello_at:
-            return []  # a hello is on its way
+            return []  # a hello was sent just now
         self.term, self.echo = asked.term, asked.echo or self.echo
         self._leave_session()
         return self._say_hello(now)
@@ -227,16 +213,12 @@ class AgentSession:
         return [SayHello()]
 
     def _after_pause(self, now: Seconds) -> Seconds:
-        """When to greet again: pauses double, and no two agents have the same."""
+        """Return the time of the next hello: pauses double, and agents differ by chance."""
         pause_s = min(GREET_LONGEST_S, self.timings.heartbeat_s * 2.0**self._hellos)
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
     def unheard(self, now: Seconds) -> None:
-        """A hello could not be sent: it cost nobody anything, and is said again soon.
-
-        Args:
-            now: seconds of a monotonic clock.
-        """
+        """Retry soon after a hello that could not be sent: it cost the controller nothing."""
         self._hellos = 0
         self._hello_at = self._after_pause(now)
 
@@ -268,7 +250,7 @@ class AgentSession:
             job=delta.job, term=delta.term, version=delta.version, stage=delta.stage, applied=True
         )
         self.held[delta.job], self.term = order, delta.term
-        news = order > newest or delta.forget  # a job may be forgotten some time after its end
+        news = order > newest or delta.forget  # a job may be forgotten later than its last version
         applied: list[AgentOutput] = [Apply(delta)] if news else []
         return [*applied, ToController(ack)]
 
@@ -285,10 +267,6 @@ class AgentSession:
         return [*applied, ToController(ack)]
 
     def forget_job(self, job: JobId) -> None:
-        """Drop the fences of a job of which nothing is left on this node.
-
-        Args:
-            job: its name; one that is not held is passed over.
-        """
+        """Drop the order numbers of a job of which nothing is left on this node."""
         self.held.pop(job, None)
         self.held_sweeps.pop(job, None)
