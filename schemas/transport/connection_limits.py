@@ -1,9 +1,9 @@
-"""How many connections each key has open at each port: one key takes no place from others.
+"""Limit on the connections that one key has open at one port, so that no key starves the others.
 
-libzmq asks whether a key may connect without saying over which connection, and says over which
-connection a message came only with the message. So a connection whose peer has said nothing yet is
-held against the keys that were let in from its address; there are never more of these than of such
-connections.
+libzmq asks whether a key may connect without naming the connection, and names the connection
+only with its first message. Therefore a silent connection, which has sent no message yet, is
+counted against the keys that were admitted from its address; the number of these keys never exceeds
+the number of silent connections.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class _Open:
     port: str
     host: str
     at: float
-    key: bytes = b""  # not known before its peer says something
-    said: int = 0  # bytes that `says` counted
+    key: bytes = b""  # empty: not known before the first message
+    said: int = 0  # bytes counted by `says`
 
 
 @dataclass(slots=True)
 class _Silent:
-    """Connections of one host to one port, whose peers have said nothing yet."""
+    """Silent connections of one host to one port."""
 
     connections: int = 0
-    let_in: list[tuple[float, bytes]] = field(default_factory=list)  # when, and with which key
+    let_in: list[tuple[float, bytes]] = field(default_factory=list)  # time and key of admission
 
     def takes(self, key: bytes) -> bool:
-        """One of that key is not silent any more."""
+        """Remove an admission of a key that is no longer silent; False if there is none."""
         for place, (_, found) in enumerate(self.let_in):
             if found == key:
                 del self.let_in[place]
@@ -42,7 +42,7 @@ class _Silent:
         return False
 
     def surplus(self, since: float) -> bytes:
-        """The key of one that is open no more: let in at `since` or later, if there is such."""
+        """Remove an admission without a connection, if possible since `since`; return its key."""
         if len(self.let_in) <= self.connections:
             return b""
         later = (place for place, (at, _) in enumerate(self.let_in) if at >= since)
@@ -50,10 +50,9 @@ class _Silent:
 
 
 class KeyConnections:
-    """Counts, and says who may not have one more.
+    """Open connections of each key at each port; `clock` returns monotonic seconds.
 
-    Args:
-        clock: seconds that only grow.
+    Descriptors that are not known are ignored.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,19 +64,15 @@ class KeyConnections:
         self._said: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
 
     def accepted(self, descriptor: int, port: str, host: str) -> None:
-        """A connection is there, of whom is not known yet.
-
-        Args:
-            descriptor: of it; one that is known under that number is gone.
-        """
+        """Record a new connection, whose key is not known yet."""
         self.closed(descriptor)
         self._open[descriptor] = _Open(port, host, self._clock())
         self._silent.setdefault((port, host), _Silent()).connections += 1
 
     def admits(self, port: str, host: str, key: bytes) -> bool:
-        """Count one more connection of a key, if it may have one more."""
+        """Admit one more connection of a key, or return False if the key has reached the limit."""
         silent = self._silent.get((port, host))
-        if silent is None:  # it is gone already
+        if silent is None:  # closed already
             return True
         self._settle(port, silent, since=float("inf"))
         if self._counts[port, key] >= MAX_OF_KEY:
@@ -88,17 +83,13 @@ class KeyConnections:
         return True
 
     def first_refusal(self, port: str, key: bytes) -> bool:
-        """Whether a key that has too many is refused for the first time since it had fewer."""
+        """True if this is the first refusal of a key since it was below the limit."""
         first = (port, key) not in self._full
         self._full.add((port, key))
         return first
 
     def spoke(self, descriptor: int, key: bytes) -> None:
-        """A message came over a connection, with the key that its peer showed.
-
-        Args:
-            descriptor: of it; one that is not known is passed over.
-        """
+        """Record the key of a connection over which a message arrived."""
         found = self._open.get(descriptor)
         if found is None or found.key:
             return
@@ -110,14 +101,10 @@ class KeyConnections:
         self._settle(found.port, silent, found.at)
 
     def says(self, descriptor: int, size: int) -> int | None:
-        """Count what a peer said, where it is kept for as long as the connection is open.
+        """Count bytes that are kept for a peer as long as its connection is open.
 
-        Args:
-            descriptor: of the connection, over which something came before.
-
-        Returns:
-            All that was said with its key over connections that are open to its port, bytes; None
-            if this one is open no more.
+        Returns the bytes counted for its key over all open connections to its port; None if this
+        connection is closed. A message must have arrived over the connection before.
         """
         found = self._open.get(descriptor)
         if found is None:
@@ -127,11 +114,7 @@ class KeyConnections:
         return self._said[found.port, found.key]
 
     def closed(self, descriptor: int) -> None:
-        """A connection is gone.
-
-        Args:
-            descriptor: of it; one that is not known is passed over.
-        """
+        """Record that a connection was closed."""
         found = self._open.pop(descriptor, None)
         if found is None:
             return
@@ -146,15 +129,10 @@ class KeyConnections:
             del self._silent[found.port, found.host]
 
     def cut(self, descriptor: int) -> bytes:
-        """A connection was ended whose peer sent too much, for which it was let in.
+        """Record that a connection was cut off for sending too much, and return its key.
 
-        Args:
-            descriptor: of it; one that is not known is passed over.
-
-        Returns:
-            The key of its peer. Of one who said nothing whole that of everybody who was let in from
-            its host since it was made; empty if these have several, so that nobody is blamed for
-            another one.
+        For a silent connection this is the only key admitted from its host since it was accepted;
+        empty if there are several, so that no key is blamed for another one.
         """
         found = self._open.get(descriptor)
         if found is None:
@@ -170,16 +148,12 @@ class KeyConnections:
         return key
 
     def is_of(self, descriptor: int, key: bytes) -> bool:
-        """Whether a connection is one over which something came with that key.
-
-        Args:
-            descriptor: of it; a number is used again when a connection is gone.
-        """
+        """True if a message with this key arrived over the connection; descriptors are reused."""
         found = self._open.get(descriptor)
         return found is not None and found.key == key
 
     def port_closed(self, port: str) -> None:
-        """A port is gone, and all of its connections."""
+        """Forget a port and all of its connections."""
         for descriptor in [each for each, found in self._open.items() if found.port == port]:
             self.closed(descriptor)
 

@@ -1,9 +1,4 @@
-"""Hands out states of models to other nodes, from a thread of its own.
-
-Brings a state of a model here, from whoever has it; blocks, so it is for a thread.
-
-What takes the bytes of a state that comes from another node.
-"""
+"""Transfer of model states between nodes: a server thread, and a blocking client for a thread."""
 
 from __future__ import annotations
 
@@ -39,51 +34,50 @@ MAX_HEADER: Final = 16 << 20  # bytes
 
 
 class Target(Protocol):
-    """Takes the bytes of a file, in any order."""
+    """Destination of the bytes of a file, which arrive in any order."""
 
     def begin(self, total: int) -> None:
-        """So many bytes will come; once for each source."""
+        """Prepare for `total` bytes; called once for each source."""
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Some of them."""
+        """Store some of the bytes."""
 
 
 class MemoryTarget:
-    """Keeps the bytes in memory, and works out their digest as they come."""
+    """Destination in memory, which computes the digest while the bytes arrive.
+
+    Memory is allocated as bytes arrive, not for the size that a source states, and is reused.
+    """
 
     def __init__(self) -> None:
-        """Begin without memory; what was taken once is used again, as far as it reaches.
-
-        It is taken as bytes come, not for as many as somebody says will come.
-        """
         self._memory = bytearray()
         self._total = 0
-        self._end = 0  # of what came without a gap, and is in the digest
-        self._payload: int | None = None  # where frames begin
+        self._end = 0  # end of the bytes that arrived without a gap and are in the digest
+        self._payload: int | None = None  # offset of the first frame
         self._digest = hashlib.sha256()
 
     @property
     def content(self) -> memoryview:
-        """What came, until the next `begin`."""
+        """The bytes received, valid until the next `begin`."""
         return memoryview(self._memory)[: self._total]
 
     def begin(self, total: int) -> None:
-        """Begin anew."""
+        """Discard the content."""
         if len(self._memory) < total:
-            self._memory = bytearray()  # there may be views of the former one
+            self._memory = bytearray()  # views of the old one may exist
         self._total, self._end, self._payload = total, 0, None
         self._digest = hashlib.sha256()
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Copy into it."""
-        if (gap := offset - len(self._memory)) > 0:  # no wider than what is asked for at once
+        """Copy the bytes."""
+        if (gap := offset - len(self._memory)) > 0:  # no wider than the request window
             self._memory.extend(bytes(gap))
         self._memory[offset : offset + len(data)] = data
         if offset == self._end:
             self._follow(data)
 
     def _follow(self, data: Buffer) -> None:
-        """Have the digest take in what lies behind the header."""
+        """Update the digest with the bytes that lie behind the header."""
         before, self._end = self._end, self._end + len(data)
         if self._payload is not None:
             self._digest.update(data)
@@ -96,15 +90,15 @@ class MemoryTarget:
             raise DamagedStateError("a state whose header does not end")
 
     def frames(self, digest: str) -> list[memoryview]:
-        """The frames of the state that came, until the next `begin`.
+        """Return the frames of the received state, valid until the next `begin`.
 
         Args:
-            digest: that they should have, hexadecimal.
+            digest: expected SHA-256, hexadecimal.
 
         Raises:
-            DamagedStateError: if they have another, or it is no state.
+            DamagedStateError: if the digest differs, or the bytes are not a state.
         """
-        if self._end != self._total:  # it came in another order
+        if self._end != self._total:  # pieces arrived in another order
             return read_frames(self.content, digest)
         _, frames = split_frames(self.content)
         require_digest(self._digest.hexdigest(), digest)
@@ -112,36 +106,32 @@ class MemoryTarget:
 
 
 class FileTarget:
-    """Writes them into a file, which is not durable yet."""
+    """Destination in a file, which is durable after `close`; an existing file is emptied.
+
+    Raises:
+        OSError: if the file cannot be created or written.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Make the file.
-
-        Args:
-            path: one that is there is emptied.
-
-        Raises:
-            OSError: if the disk does not take it.
-        """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def begin(self, total: int) -> None:
-        """Make it as long."""
+        """Set the size of the file."""
         os.ftruncate(self._descriptor, 0)
         os.ftruncate(self._descriptor, total)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write there."""
+        """Write the bytes."""
         rest = memoryview(data)
         while rest:
             written = os.pwrite(self._descriptor, rest, offset)
             rest, offset = rest[written:], offset + written
 
     def close(self) -> None:
-        """Make durable what there is.
+        """Make the content durable.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: if fsync fails.
         """
         try:
             os.fsync(self._descriptor)
@@ -150,15 +140,15 @@ class FileTarget:
 
 
 PIECE: Final = 1 << 20  # bytes
-WINDOW: Final = 8  # pieces that are asked for and have not come
-PIECE_S: Final = 10.0  # without a piece, the source is given up
+WINDOW: Final = 8  # requested pieces that have not arrived
+PIECE_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
 LOOK_S: Final = 0.25
 CONNECT_S: Final = 3.0
 MAX_STATE: Final = 1 << 40  # bytes
 
 
 class StateUnavailableError(OnesError):
-    """Nobody gave the state; says why for each that was asked."""
+    """No source could provide the state; carries one reason per source."""
 
     code = "state_unavailable"
 
@@ -172,22 +162,18 @@ def fetch_state(
     piece_s: float = PIECE_S,
     stopped: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Bring a state's file here from the first source that gives it whole.
+    """Fetch a state's file from the first source that provides all of it, and return that source.
 
     Args:
-        sources: HOST:PORT of each, the best first.
-        asked: the state; its offset counts for nothing.
-        target: takes the bytes.
-        check: looks at what came; raises `OnesError` if it is not the state.
-        piece_s: how long a piece may take, seconds.
-        stopped: whether nobody wants it any more; looked at every quarter of a second.
-
-    Returns:
-        Who gave it.
+        sources: HOST:PORT of each, best first.
+        asked: the state; its offset is ignored.
+        check: checks the bytes; raises `OnesError` if they are not the state.
+        piece_s: timeout of a piece, seconds.
+        stopped: True if the state is not needed any more; called every quarter of a second.
 
     Raises:
-        StateUnavailableError: if nobody gave it.
-        OSError: if `target` does not take it.
+        StateUnavailableError: if no source provided the state.
+        OSError: if `target` cannot store the bytes.
     """
     why = []
     for source in sources:
@@ -207,17 +193,17 @@ def fetch_state(
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """How long a source is waited for."""
+    """Limits of the wait for a source."""
 
     piece_s: float
     stopped: Callable[[], bool]
     probe: Callable[[], None]
 
     def lost(self, deadline: float) -> None:
-        """Nothing has come for a moment.
+        """Check whether to wait longer, after a moment without data.
 
         Raises:
-            StateUnavailableError: if it is not waited for any longer.
+            StateUnavailableError: if the wait is over.
         """
         if self.stopped():
             raise StateUnavailableError("nobody wants it any more")
@@ -265,7 +251,7 @@ def _receive(
 
 
 def _require_listener(source: str) -> None:
-    """ZeroMQ tries for ever, in silence; a process that is dead should cost no time."""
+    """Fail fast if the source's process is dead: ZeroMQ would retry silently without limit."""
     host, _, port = source.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
@@ -275,7 +261,7 @@ def _require_listener(source: str) -> None:
 
 
 class _Request:
-    """Which pieces are missing."""
+    """The pieces of a file that are still missing."""
 
     def __init__(self, asked: AskState) -> None:
         self._asked = asked
@@ -285,7 +271,7 @@ class _Request:
         self.awaited: set[int] = set()
 
     def more(self) -> list[bytes]:
-        """Requests that may be sent now: the first alone, because it says how many follow."""
+        """Return requests to send now; the first goes alone, since its reply states the total."""
         found = []
         while len(self.awaited) < WINDOW and self._next < (1 if self.total is None else self.total):
             self.awaited.add(self._next)
@@ -299,12 +285,12 @@ class _Request:
 
     @property
     def over(self) -> bool:
-        """Whether everything came."""
+        """True if all pieces have arrived."""
         return self.total is not None and not self.awaited and self._next >= self.total
 
 
 def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
-    """Whether it is a piece that was waited for."""
+    """Store a piece; return False if it was not expected."""
     answer = FROM_STATES.decode(frames[0].buffer)
     if answer.digest != request.digest:
         return False
@@ -329,13 +315,13 @@ def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
 
 
 LONGEST_REQUEST: Final = 4096  # bytes
-LOOK_MS: Final = 100  # between two looks at what peers send
-ZERO_COPY: Final = 64 * 1024  # bytes; a smaller part is copied, which costs less
+LOOK_MS: Final = 100  # between two checks of the flood guard
+ZERO_COPY: Final = 64 * 1024  # bytes; copying a smaller part costs less
 Parts = Sequence[Buffer]  # of a state's file, header first
 
 
 class Stored(NamedTuple):
-    """What lies in a file that somebody else may change: only the piece that is asked for."""
+    """Content of a file that its owner may change: only the requested piece."""
 
     total: int  # bytes of the file
     piece: bytes
@@ -345,23 +331,21 @@ Find = Callable[[AskState], Parts | Stored | None]
 
 
 class StateServer:
-    """Answers each request with one piece, or says that the state is not here.
+    """Server that answers each request with one piece, or a refusal, from a thread of its own.
 
-    A peer that asks for more than it takes loses answers, not ours: it asks again.
+    A peer that requests more than it reads loses replies, and has to repeat the requests.
+
+    Args:
+        address: of this host, as other nodes reach it: a name, IPv4 or IPv6.
+        find: returns the bytes of a requested state after checking its digest, or None; called
+            in the server's thread.
+        port: to listen on; 0: any.
+
+    Raises:
+        OSError: if this host has no such address, or the port is taken.
     """
 
     def __init__(self, address: str, find: Find, port: int = 0) -> None:
-        """Begin to serve.
-
-        Args:
-            address: of this host, where other nodes reach it: a name, IPv4 or IPv6.
-            find: gives the bytes of a state that was asked for, in the server's thread; None: it is
-                not here. It looks at the digest.
-            port: to listen on; 0: any.
-
-        Raises:
-            OSError: if this host has no such address, or the port is taken.
-        """
         self._find = find
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -373,7 +357,7 @@ class StateServer:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
         try:
             self.address = self._bind(address, port)
-        except OSError:  # a name that is none; zmq's error is one, too
+        except OSError:  # an invalid name, or an error of zmq
             self._socket.close()
             self._context.term()
             raise
@@ -396,7 +380,7 @@ class StateServer:
         return f"{host}:{self.port}"
 
     def close(self) -> None:
-        """Stop serving; what is on its way is cut."""
+        """Stop serving; transfers in progress are cut."""
         os.eventfd_write(self._wake, 1)
         self._thread.join(timeout=5.0)
         os.close(self._wake)
@@ -415,7 +399,7 @@ class StateServer:
         self._context.term()
 
     def _received(self) -> list[bytes]:
-        """The next request.
+        """Return the next request.
 
         Raises:
             zmq.Again: if there is none.
@@ -447,12 +431,12 @@ class StateServer:
         self._send([route, encode(piece), *parts])
 
     def _send(self, frames: list[Buffer]) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # its peer is gone, or takes nothing
+        with contextlib.suppress(zmq.ZMQError):  # the peer is lost, or does not read
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, copy_threshold=ZERO_COPY)
 
 
 def _slices(parts: Parts, offset: int) -> list[Buffer]:
-    """The next `PIECE` bytes from `offset` on, where they lie."""
+    """Return views of the next `PIECE` bytes from `offset` on."""
     found: list[Buffer] = []
     start, end = offset, offset + PIECE
     for part in parts:

@@ -1,10 +1,9 @@
-"""Cuts off local processes that send more than is taken of them, over a bound Unix socket.
+"""Flood guard of a Unix socket: disconnects local processes that send more than is read.
 
-libzmq keeps every frame of a message until its last one, however many there are, and a Unix socket
-does not count what came over it. So what this process has in memory is watched. Where it grows,
-those go of whom the kernel holds much again and again; where it grows further and nobody stands
-out, all connections are cut: what was kept of them is free then, and honest peers connect again and
-lose nothing but moments.
+libzmq keeps all frames of a message until the last one arrives, and a Unix socket does not count
+its bytes. Therefore the memory of this process is watched. When it grows, connections for which the
+kernel repeatedly holds many bytes are cut. When it grows further and no connection stands out, all
+connections are cut: this frees their memory, and honest peers reconnect within moments.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ import zmq
 
 from schemas.transport.flood_guard import copied, latest_events, memory_bytes
 
-GROWTH: Final = 16 << 20  # bytes of memory, with which connections are looked at
-MOST_GROWTH: Final = 64 << 20  # the same, with which all are cut
+GROWTH: Final = 16 << 20  # bytes of memory that lead to a check of the connections
+MOST_GROWTH: Final = 64 << 20  # bytes of memory that lead to a cut of all connections
 EVERY_S: Final = 0.05
-LOOKS: Final = 16  # one after the other; who sends without end is behind in most of them
-LOOK_S: Final = 0.003
-BEHIND: Final = 4  # looks, at least
-UNREAD: Final = 16 << 10  # bytes that the kernel holds of one who is behind: more than a message
-MAX_OF_USER: Final = 1000  # connections of one uid; a quarter of the files of this process, at most
+LOOKS: Final = 16  # samples of a check; an endless sender exceeds UNREAD in most of them
+LOOK_S: Final = 0.003  # between two samples
+BEHIND: Final = 4  # samples above UNREAD that lead to a cut, at least
+UNREAD: Final = 16 << 10  # bytes in the kernel of one connection: more than a message
+MAX_OF_USER: Final = 1000  # connections of one uid; also at most a quarter of RLIMIT_NOFILE
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    inode: int  # of its socket: descriptors are used again
-    pid: int  # of whoever connected
+    inode: int  # of the socket: descriptors are reused
+    pid: int  # of the peer
     uid: int
 
     def __str__(self) -> str:
@@ -50,10 +49,10 @@ class _Connection:
 
 
 class LocalWatch:
-    """The connections of one Unix socket, and the memory of this process.
+    """Guard of the connections of one Unix socket.
 
     Args:
-        memory: what this process has in memory, bytes.
+        memory: returns the memory of this process, bytes.
     """
 
     _numbers = itertools.count()
@@ -69,7 +68,7 @@ class LocalWatch:
         bound.monitor(place, _EVENTS)
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.linger = 0
-        self._monitor.rcvhwm = 0  # libzmq's own thread would wait for room
+        self._monitor.rcvhwm = 0  # else libzmq's own thread would block
         self._monitor.connect(place)
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._of_user: Counter[int] = Counter()
@@ -80,14 +79,13 @@ class LocalWatch:
 
     @property
     def count(self) -> int:
-        """How many connections there are."""
+        """Number of connections."""
         return len(self._connections)
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Watch, for ever.
+        """Watch until cancelled.
 
-        Args:
-            refused: called with a line for each connection that was cut, or one for all of them.
+        `refused` is called with a line for each connection that was cut, or one for all of them.
         """
         while True:
             await asyncio.sleep(EVERY_S)
@@ -97,15 +95,14 @@ class LocalWatch:
                 for line in lines:
                     refused(line)
                 await asyncio.sleep(0)
-            with contextlib.suppress(OSError):  # no file can be opened at the moment
+            with contextlib.suppress(OSError):  # no descriptor is free at the moment
                 for line in await self._look():
                     refused(line)
 
     def notice(self) -> tuple[list[str], bool]:
-        """Take in who has connected and who has gone; those that are too many are cut.
+        """Process connection events, and cut connections beyond the limit of their user.
 
-        Returns:
-            A line for each that was cut, and whether there may be more.
+        Returns a line for each cut, and whether more events may be waiting.
         """
         events = latest_events(self._monitor)
         cut = []
@@ -117,7 +114,7 @@ class LocalWatch:
 
     def _accepted(self, descriptor: int) -> list[str]:
         connection = self._connection(descriptor)
-        if connection is None:  # it is gone already
+        if connection is None:  # closed already
             return []
         self._connections[descriptor] = connection
         self._of_user[connection.uid] += 1
@@ -146,7 +143,7 @@ class LocalWatch:
         return [f"all have to connect again: {grown} MiB more are in use, and nobody stands out"]
 
     async def _cut_those_behind(self) -> list[str]:
-        """Cut connections of whom the kernel holds much in many looks."""
+        """Cut connections for which the kernel holds many bytes in many samples."""
         behind: Counter[int] = Counter()
         for _ in range(LOOKS):
             for descriptor, connection in self._connections.items():
@@ -189,18 +186,18 @@ class LocalWatch:
                 del self._of_user[connection.uid]
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._monitor.close(linger=0)
 
 
 def most_of_user() -> int:
-    """How many connections one uid may have: without a file left, libzmq ends its process."""
+    """Return how many connections one uid may have; libzmq aborts when no descriptor is left."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_OF_USER if soft == resource.RLIM_INFINITY else min(MAX_OF_USER, soft // 4)
 
 
 def _unread(descriptor: int, connection: _Connection) -> int:
-    """Bytes in the kernel that libzmq has not taken yet."""
+    """Return the bytes in the kernel that libzmq has not read yet."""
     with contextlib.suppress(OSError), copied(descriptor) as wire:
         if os.fstat(wire.fileno()).st_ino == connection.inode:
             size = fcntl.ioctl(wire.fileno(), termios.FIONREAD, bytes(4))
