@@ -1,4 +1,4 @@
-"""As whom the jobs of a node run: as their users, each as a uid of its own, or as the agent."""
+"""Accounts of jobs: they run as their users, each with a uid of its own, or as the agent."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from nodeagent.settings import AgentSettings, Jobs, NodeStartError
 from schemas.errors import SettingsError
 from schemas.ids import JobId
 
-LEAST_UID: Final = 100  # below are the system's own
-LEAST_FILES: Final = 256  # torch and its data loaders open some of them
+LEAST_UID: Final = 100  # lower ones belong to the system
+LEAST_FILES: Final = 256  # for torch and its data loaders
 LEAST_PIDS: Final = 64
-LEAST_MEMORY: Final = 256 << 20  # bytes; torch and a small model
-PRLIMIT, SETPRIV = "prlimit", "setpriv"  # of util-linux
+LEAST_MEMORY: Final = 256 << 20  # bytes; for torch and a small model
+PRLIMIT, SETPRIV = "prlimit", "setpriv"  # programs of util-linux
 MOST_UID: Final = 2**32 - 2
 AGENT, SUBMITTER, JOB = "agent", "submitter", "job"
 KEEP_APART: Final = (
@@ -37,21 +37,21 @@ KEEP_APART: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who a job runs as."""
+    """Account that a job runs as."""
 
     owner: Owner
     groups: tuple[int, ...]
     name: str
     home: str
-    cgroup: str = ""  # of its zygotes
+    cgroup: str = ""  # control group of its zygotes
 
 
 def run_as(settings: AgentSettings) -> str:
-    """`AGENT`, `SUBMITTER` or `JOB`, as the settings say or else as is safe here.
+    """Return `AGENT`, `SUBMITTER` or `JOB`: the setting, else the default that is safe here.
 
     Raises:
-        SettingsError: if jobs of different users would share the agent's rights, or it has not
-            the rights to give them others.
+        SettingsError: if jobs of different users would share the agent's rights, or the agent
+            may not start processes of other users.
     """
     jobs, alone = settings.jobs, _is_loopback(settings)
     root = os.geteuid() == 0
@@ -80,10 +80,7 @@ def _is_loopback(settings: AgentSettings) -> bool:
 
 
 def check_jobs(settings: AgentSettings) -> str:
-    """Refuse accounts that no job may have, before one asks for them.
-
-    Returns:
-        What `run_as` says.
+    """Check the settings of `[jobs]` at start-up, and return the result of `run_as`.
 
     Raises:
         SettingsError: naming the field.
@@ -136,10 +133,7 @@ def _no_groups(jobs: Jobs) -> str:
 
 
 def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
-    """Where things lie on this node.
-
-    Args:
-        home: the folder that relative paths in it are relative to.
+    """Return the folders of this node; relative paths start at `home`.
 
     Raises:
         SettingsError: as `check_jobs`.
@@ -150,13 +144,10 @@ def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
 
 
 def account_of(jobs: Jobs, user: str) -> Account:
-    """The account that a user's jobs have on this host.
-
-    Args:
-        user: as the controller names who submitted.
+    """Return the account that a cluster user's jobs have on this host.
 
     Raises:
-        SettingsError: if there is none, or it is none that a job may have.
+        SettingsError: if there is none, or jobs must not use it.
     """
     field = f"jobs.users.{user}"
     if not user:
@@ -182,10 +173,10 @@ def account_of(jobs: Jobs, user: str) -> Account:
 
 
 class JobAccounts:
-    """Finds the account of each job, and gives it its folders.
+    """Accounts of the jobs on this node, and their folders.
 
-    Whose a job's folders are is the memory of it: so a uid stays its job's over restarts, on every
-    node that shares its checkpoints, and as long as anything of it is kept.
+    The owner of a job's folders is the record of its uid. Therefore a uid belongs to its job over
+    restarts, on every node that shares the checkpoints, and as long as any folder is kept.
 
     Raises:
         SettingsError: as `check_jobs`.
@@ -200,16 +191,16 @@ class JobAccounts:
 
     @property
     def strangers(self) -> bool:
-        """Whether jobs run as others than the agent."""
+        """True if jobs run as other users than the agent."""
         return self._chosen != AGENT
 
     def is_own(self, uid: int) -> bool:
-        """Whether a uid is one job's alone, and nobody's account."""
+        """True if a uid belongs to one job alone, and to no account."""
         first, count = self._jobs.uids
         return self._chosen == JOB and first <= uid < first + count
 
     def refuse_owner_of(self, key: Path) -> None:
-        """No job may run as who owns the agent's key.
+        """Check that no job runs as the owner of the agent's key.
 
         Raises:
             SettingsError: if one would.
@@ -222,14 +213,11 @@ class JobAccounts:
             raise SettingsError(what, f"chown root {key}", "key")
 
     async def prepare(self, job: JobId, user: str) -> Account | None:
-        """Who runs a job, with its folders made.
-
-        Returns:
-            None: it runs as the agent does.
+        """Create a job's folders and return its account; None: the job runs as the agent.
 
         Raises:
             NodeStartError: if this node has no account for it.
-            OSError: if a folder cannot be made.
+            OSError: if a folder cannot be created.
         """
         if not self.strangers:
             return None
@@ -268,7 +256,7 @@ class JobAccounts:
         return Account(Owner(mine, mine), (), f"job-{mine}", home, group_of_job(job))
 
     def _owners(self) -> Iterator[tuple[int, set[str]]]:
-        """Uids of the range, and the jobs whose folders they own."""
+        """Return the uids of the range, and the jobs whose folders they own."""
         first, count = self._jobs.uids
         found: dict[int, set[str]] = {}
         for root in (self._folders.work, self._folders.all_states, self._folders.checkpoints):
@@ -278,7 +266,7 @@ class JobAccounts:
         return iter(found.items())
 
     def forget(self, job: JobId) -> None:
-        """Nothing of it runs here any more; as long as its folders stay, so does its uid."""
+        """Release a job's uid; it stays reserved while folders of the job exist."""
         for uid in [uid for uid, name in self._taken.items() if name == job]:
             del self._taken[uid]
 

@@ -1,4 +1,4 @@
-"""The agent's process: builds its parts, owns their tasks, leaves workers alone when it goes."""
+"""Process of the agent: builds its parts and runs their tasks; workers continue when it exits."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ RELOADED: Final = (
 
 
 class Agent:
-    """One node's agent: session with the controller, channel to workers, manager of processes.
+    """Agent of one node: session with the controller, channel to workers, manager of processes.
 
     Args:
-        home: the folder that relative paths in it are relative to.
+        home: folder where relative paths of the settings start.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
@@ -178,7 +178,7 @@ class Agent:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
-        """What takes over those settings that may change while the agent runs."""
+        """Return the handler that applies changed settings of a file while the agent runs."""
         safe = dict.fromkeys(RELOADED, self._use)
         return SettingsReload(self._settings, partial(_checked, path), safe)
 
@@ -193,13 +193,9 @@ class Agent:
         self._shipper.max_bytes = settings.log_bytes
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Be the agent until `stop`.
-
-        Args:
-            stop: set to end the agent; its workers go on.
-        """
+        """Run the agent until `stop` is set; its workers continue."""
         self._manager.adopt()
-        await self._health.look()  # so that the first hello says it
+        await self._health.look()  # for the first hello
         self._reconciler.forgotten.update(await self._ended_jobs.find())
         async with asyncio.TaskGroup() as tasks:
             owned = [
@@ -237,7 +233,7 @@ class Agent:
     # --- tasks
 
     async def _warm_up(self) -> None:
-        """Each job that runs as somebody else has a zygote of its own, when it comes."""
+        """Start the default zygote, unless each job has zygotes of its own."""
         if not self._accounts.strangers:
             await self._zygotes.warm_up(self._python)
 
@@ -315,7 +311,7 @@ class Agent:
         return self._manager.tokens.get(worker)
 
     def _heard(self, worker: WorkerId, message: FromWorker) -> None:
-        """What a worker says is a hint to look at its report file, or for the eye."""
+        """Process a worker's message: telemetry, or a hint to read its report file."""
         if isinstance(message, StepsReported):
             self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
             return
@@ -364,7 +360,7 @@ class Agent:
 
 
 def _checked(path: Path) -> AgentSettings:
-    """Limits that do not hold on this host are refused while it runs, too."""
+    """Load the settings, and refuse limits that this host does not support."""
     settings = agent_settings.load(path)
     check_jobs(settings)
     return settings
@@ -375,12 +371,12 @@ def _too_early() -> None:
 
 
 async def run(path: Path) -> None:
-    """Be the agent of a node until a signal asks to stop; workers go on without it.
+    """Run the agent of a node until SIGTERM or SIGINT; workers continue without it.
 
-    SIGHUP has it read its settings again.
+    SIGHUP reloads the settings.
 
     Args:
-        path: of the settings file, absolute; relative paths in it are relative to its folder.
+        path: of the settings file, absolute; relative paths in it start at its folder.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
@@ -392,7 +388,7 @@ async def run(path: Path) -> None:
     settings = agent_settings.load(path)
     if run_as(settings) != AGENT:
         os.umask(0o077)
-        os.setgroups([])  # acting as a job it has no groups but the job's
+        os.setgroups([])  # no groups but the job's when acting as a job
     agent = Agent(settings, path.parent)
     agent.settings_of(path).listen()
     await agent.run(stop)

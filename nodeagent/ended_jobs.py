@@ -1,9 +1,7 @@
-"""Keeps what ended jobs left on a node within bounds, as its settings say.
+"""Clean-up of what ended jobs left on a node: marked when they end, deleted by age and size.
 
-What ended jobs leave on a node: marked when their ends are heard of, deleted by age and size.
-
-A mark is a file `.ended/JOB` beside the job's folder, so it is there after any crash, and on every
-node that shares the folder.
+A mark is a file `.ended/JOB` beside the job's folder, so that it survives crashes and is visible on
+every node that shares the folder.
 """
 
 from __future__ import annotations
@@ -29,25 +27,25 @@ from schemas.ids import JobId
 
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
-YOUNG_S: Final = 3600.0  # what is younger goes by its age only
-MOST_UNMARKED: Final = 2000  # that are told of
-UNHEARD_S: Final = 7 * 86400.0  # at least, where nobody heard of the job's end
+YOUNG_S: Final = 3600.0  # younger folders are deleted by age only, not by size
+MOST_UNMARKED: Final = 2000  # jobs in a hello
+UNHEARD_S: Final = 7 * 86400.0  # minimum age of a folder whose job's end was never reported
 
 
 class Kept(NamedTuple):
-    """How much of ended jobs stays."""
+    """Limits of what is kept of ended jobs."""
 
-    seconds: float  # behind a job's end
-    bytes: int  # of all of them together
+    seconds: float  # after a job's end
+    bytes: int  # of all folders together
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """A folder that has a folder for each job.
+    """A folder with one folder for each job.
 
     Args:
-        shared: other nodes use it, too: a job may live although this node does not know it.
-        ours: a file that a job's folder has, if it is one; empty: all of them are.
+        shared: used by other nodes too: a job may be active although this node does not know it.
+        ours: file that identifies a folder as a job's; empty: all folders are jobs'.
     """
 
     root: Path
@@ -55,13 +53,12 @@ class Leftovers:
     ours: str = ""
 
     def note(self, job: JobId, *, ended: bool) -> None:
-        """Mark a job as ended, since now if it was not before; or as one that lives.
+        """Mark a job as ended, keeping the time of an older mark; or remove its mark.
 
-        Args:
-            job: its name; where nothing of it lies here, it gets no mark.
+        A job without a folder here gets no mark.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: if the disk cannot store it.
         """
         path = self.root / MARKS / job
         if not ended:
@@ -78,15 +75,15 @@ class Leftovers:
         now: float,
         sizes: dict[str, FileSeen],
     ) -> list[str]:
-        """Delete folders of jobs that ended too long ago, and the oldest where they are too much.
+        """Delete folders of jobs that ended too long ago, then the oldest while they are too large.
 
         Args:
-            busy: jobs that are known to this node, which stay.
+            busy: jobs known to this node, which are kept.
             now: seconds since the epoch.
-            sizes: of what was found before; brought up to date.
+            sizes: cache of earlier results; updated.
 
         Returns:
-            Whose were deleted, the oldest first.
+            The jobs whose folders were deleted, oldest first.
 
         Raises:
             OSError: if the folder cannot be read.
@@ -111,11 +108,10 @@ class Leftovers:
         return [one.name for one in gone]
 
     def unmarked(self) -> list[JobId]:
-        """Jobs that left something here and are not known to have ended.
+        """Return jobs with a folder here that are not known to have ended.
 
-        Returns:
-            At most `MOST_UNMARKED`, those whose folders were changed last; nothing of a folder
-            that cannot be read, and of one that other nodes use, too.
+        At most `MOST_UNMARKED`, the most recently changed ones; none if the folder is shared or
+        cannot be read.
         """
         found: list[tuple[float, JobId]] = []
         with contextlib.suppress(OSError):
@@ -129,13 +125,13 @@ class Leftovers:
         return [job for _, job in sorted(found, reverse=True)[:MOST_UNMARKED]]
 
     def marked(self) -> list[JobId]:
-        """Jobs that left something here and have ended; nothing of a folder that cannot be read."""
+        """Return ended jobs with a folder here; none if the folder cannot be read."""
         with contextlib.suppress(OSError):
             return [JobId(name) for name, _ in _marks(self.root / MARKS)]
         return []
 
     def _ended(self, busy: Container[str], now: float) -> Iterator[tuple[str, float]]:
-        """Folders of jobs that have ended, and since when."""
+        """Yield the folders of ended jobs, and the times of their ends."""
         marks = dict(_marks(self.root / MARKS))
         with os.scandir(self.root) as entries:
             for entry in entries:
@@ -151,7 +147,7 @@ class Leftovers:
             (self.root / MARKS / name).unlink(missing_ok=True)
 
     def _changed(self, entry: os.DirEntry[str]) -> float | None:
-        """When the folder of a job was changed last; None for others, and where it says nothing."""
+        """Return when a job's folder was last changed; None if it is not a job's, or is shared."""
         if self.shared or not JOB.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             return None
         if self.ours and not Path(entry.path, self.ours).exists():
@@ -167,18 +163,18 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 log = structlog.get_logger("ended_jobs")
-FIRST_S: Final = 60.0  # after the start: by then the controller said what lives
+FIRST_S: Final = 60.0  # after the start: by then the controller has reported active jobs
 FIND_S: Final = 2.0
-LOOK_S: Final = 600.0  # at most
+LOOK_S: Final = 600.0  # longest interval
 SHORTEST_LOOK_S: Final = 10.0
-STATES_S: Final = 3600.0  # at least: trials that graduated begin with them
+STATES_S: Final = 3600.0  # states are kept so long at least: graduated trials start from them
 
 
 class EndedJobs:
-    """Working directories, states of sweeps and checkpoints, each kept by itself.
+    """Working directories, states of sweeps and checkpoints of ended jobs, each with own limits.
 
     Args:
-        busy: the jobs that are known to this node now.
+        busy: returns the jobs that are known to this node now.
     """
 
     def __init__(
@@ -200,7 +196,7 @@ class EndedJobs:
             return Kept(now.keep_checkpoints_s, now.keep_checkpoints_bytes)
 
         self._busy = busy
-        self._found: set[JobId] = set()  # as the agent began, and not heard of since
+        self._found: set[JobId] = set()  # found at the start, no delta since
         self._own = (Leftovers(folders.work, ours=MARK), Leftovers(folders.all_states))
         self._keepers = (
             Keeper(self._own[0], work, busy),
@@ -209,11 +205,7 @@ class EndedJobs:
         )
 
     async def find(self) -> list[JobId]:
-        """Look who left something here, unless the disk takes long to say it.
-
-        Returns:
-            Sweeps that have ended.
-        """
+        """Look for folders of jobs, unless the disk is slow; return the sweeps that have ended."""
         with contextlib.suppress(TimeoutError):
             found, ended = await asyncio.wait_for(asyncio.to_thread(self._look), FIND_S)
             self._found = set(found)
@@ -225,26 +217,26 @@ class EndedJobs:
 
     @property
     def unended(self) -> tuple[JobId, ...]:
-        """Jobs that left something here and are not known to have ended, for the hello."""
+        """Jobs for the hello: those with files here that are not known to have ended."""
         return tuple(sorted(self._found | self._busy()))
 
     def note(self, job: JobId, *, ended: bool) -> None:
-        """Nothing of a job runs here any more, and it will not come back; or it begins."""
+        """Record that a job has ended for good, or that it starts."""
         self._found.discard(job)
         for keeper in self._keepers:
             keeper.note(job, ended=ended)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs for ever."""
+        """Return the tasks of the keepers, which run until cancelled."""
         return [keeper.run() for keeper in self._keepers]
 
 
 class Keeper:
-    """Keeps one folder within its bounds, in a thread, one thing after the other.
+    """Task that keeps one folder within its limits; its file operations run one by one in a thread.
 
     Args:
-        keep: what stays, asked anew each time.
-        busy: the jobs that are known to this node now.
+        keep: returns the current limits.
+        busy: returns the jobs that are known to this node now.
     """
 
     def __init__(
@@ -264,7 +256,7 @@ class Keeper:
         self._wake.set()
 
     async def run(self) -> None:
-        """Mark and delete, for ever."""
+        """Mark and delete until cancelled."""
         loop = asyncio.get_running_loop()
         look_at = loop.time() + FIRST_S
         while True:
@@ -277,11 +269,7 @@ class Keeper:
             await self.turn(keep, look=due or not keep.seconds)
 
     async def turn(self, keep: Kept, *, look: bool) -> None:
-        """Mark those of which something was heard; what the disk does not take is tried again.
-
-        Args:
-            look: whether to delete what is beyond that, too.
-        """
+        """Write the pending marks, and with `look` delete folders; retry failed marks later."""
         noted, self._noted = self._noted, {}
         left = await asyncio.to_thread(self._mark, noted)
         self._noted = {**left, **self._noted}
@@ -301,7 +289,7 @@ class Keeper:
     def _delete(self, keep: Kept, busy: set[JobId]) -> None:
         try:
             gone = self._area.delete(keep, busy, time.time(), self._sizes)
-        except FileNotFoundError:  # nothing was ever put there
+        except FileNotFoundError:  # the folder was never used
             return
         except OSError as error:
             log.warning("what ended jobs left stays", why=str(error))

@@ -1,7 +1,4 @@
-"""Lays out the working directories of jobs from their snapshots.
-
-What a job made on this node: lists of files, and pieces of them, for whoever owns the job.
-"""
+"""Working directories of jobs: unpacked from snapshots, listed and read for jobs' owners."""
 
 from __future__ import annotations
 
@@ -56,16 +53,11 @@ from schemas.wire.files import (
 )
 
 MARK: Final = ".ones-snapshot"
-MOST_MARK: Final = 512 << 20  # bytes: as many names as there may be files, as long as they may be
+MOST_MARK: Final = 512 << 20  # bytes: the most and longest names that an archive can have
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
-    """Whether `folder` was made from this snapshot.
-
-    Args:
-        folder: a job's working directory, which need not exist.
-        digest: sha256 of the archive, hexadecimal.
-    """
+    """True if a job's working directory was made from the snapshot with this SHA-256."""
     try:
         return _mark(folder).partition("\n")[0] == digest
     except (OSError, ValueError):
@@ -73,7 +65,7 @@ def is_laid_out(folder: Path, digest: str) -> bool:
 
 
 def _mark(folder: Path) -> str:
-    """What is in the mark, which the job may have put anything in the place of."""
+    """Return the content of the mark, which the job may have replaced by anything."""
     with acting_as(owner_of(folder)):
         return read_small(folder / MARK, MOST_MARK).decode()
 
@@ -85,16 +77,16 @@ def lay_out(
     bounds: ArchiveBounds = USUAL,
     owner: Owner | None = None,
 ) -> None:
-    """Unpack `archive` as `folder`, whole or not at all.
+    """Unpack a snapshot as a job's working directory, completely or not at all.
 
     Args:
         archive: a tar file, compressed or not.
-        folder: a job's working directory; an older one is replaced.
-        digest: sha256 of the archive, hexadecimal.
-        owner: whose the folder becomes, and with whose rights it is filled; None: the agent's.
+        folder: an older one is replaced.
+        digest: SHA-256 of the archive, hexadecimal.
+        owner: owner of the folder, with whose rights it is filled; None: the agent's.
 
     Raises:
-        WorkspaceError: if the archive is damaged, unsafe or too large, or the disk does not take
+        WorkspaceError: if the archive is damaged, unsafe or too large, or the disk cannot store
             it.
     """
     fresh = folder.with_name(f".{folder.name}.new")
@@ -133,11 +125,9 @@ def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
-    """The files that `folder` was made with, as they were then.
+    """Return size (bytes) and modification time (ns) of the unpacked files, by relative path.
 
-    Returns:
-        Size in bytes and time of the last change in ns, by relative path; nothing where nobody
-        wrote it down, or the job damaged it.
+    Empty if there is no manifest, or the job damaged it.
     """
     try:
         text = _mark(folder).partition("\n")[2]
@@ -162,10 +152,9 @@ LEFT_ALONE: Final = frozenset({"__pycache__", ".git"})
 
 
 def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
-    """Do what the relay asks; it reads the disk, so not in an event loop.
+    """Serve a request of the relay; blocks on the disk, so not for an event loop.
 
-    Returns:
-        What was asked for, or why it cannot be had.
+    Returns the result, or the reason of the refusal.
     """
     try:
         if isinstance(asked, AskFiles):
@@ -177,7 +166,7 @@ def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
         failed = error
     except OSError as error:
         failed = UnavailableError(f"the node cannot read it: {error.strerror}", "look at its disk")
-    except (ValueError, RuntimeError) as error:  # a NUL byte; links in a circle
+    except (ValueError, RuntimeError) as error:  # a NUL byte; a cycle of links
         failed = BadFieldError(f"no usable path: {error}", "ask for one of the list", "path")
     return FilesRefused(
         request=asked.request, code=failed.code, message=failed.message, hint=failed.hint
@@ -185,12 +174,12 @@ def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
 
 
 def stamp_of(status: os.stat_result) -> str:
-    """What tells one state of a file from another."""
+    """Return a stamp that changes whenever the file changes."""
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
 def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
-    """The job's folder; a name that could lead anywhere else is refused."""
+    """Return the job's folder in an area; refuse names that could lead anywhere else."""
     if not job or "/" in job or job.startswith(".") or "\0" in job:
         raise BadFieldError(f"{job!r} is no job", "ask for one that ran here", "job")
     roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
@@ -248,7 +237,7 @@ def _change_mark(path: Path) -> tuple[int, int]:
 
 
 def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | None:
-    """One entry of the list; None for what cannot be had, which `refused` then names."""
+    """Return an entry of the list; None, with a reason in `refused`, if it cannot be read."""
     name = os.fsencode(path.relative_to(root)).decode("utf-8", "replace")
     try:
         target = path.resolve(strict=True)
@@ -285,21 +274,17 @@ def _piece(asked: AskPiece, root: Path) -> FilePiece:
 
 
 def open_beneath(root: Path, path: str) -> int:
-    """Open a regular file inside of a folder, for reading; nothing leads out of it.
+    """Open a regular file inside of a folder for reading, and return its descriptor.
 
-    A link inside is followed as far as it stays inside. Each folder on the way is opened by itself,
-    without following links, so nobody can put one in between the look and the opening.
+    A link is followed only as far as it stays inside. Each folder of the path is opened separately
+    without following links, so that nothing can be swapped between check and opening.
 
     Args:
         root: the folder, without links in its path.
-        path: relative to it.
-
-    Returns:
-        A file descriptor.
 
     Raises:
-        BadFieldError: if it is outside, not there, or no regular file.
-        OSError: if the disk does not give it.
+        BadFieldError: if the file is outside, missing, or not a regular file.
+        OSError: if the disk cannot read it.
     """
     target = (root / path).resolve()
     if Path(path).is_absolute() or not target.is_relative_to(root) or target == root:

@@ -1,4 +1,4 @@
-"""Which process is which on this host: a pid and its start time name one for ever."""
+"""Identity of processes on this host: a pid together with the start time is never reused."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import signal
 from pathlib import Path
 from typing import Final
 
-ROUNDS: Final = 1000  # of killing what forks faster than it dies
+ROUNDS: Final = 1000  # of kills, against processes that fork fast
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, which with the pid names a process for ever; None if gone.
+    """Return the start time of a process, clock ticks since boot; None if it has exited.
 
-    Returns:
-        Start time, clock ticks since the host came up (proc(5), field `starttime`).
+    Field 22 (`starttime`) of /proc/PID/stat, see proc(5).
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -25,13 +24,9 @@ def start_ticks(pid: int) -> int | None:
 
 
 def session_members(leader: int) -> list[int]:
-    """Processes of the session that `leader` led, if it is gone; what a worker left behind.
+    """Return the processes in the session of a leader that has exited.
 
-    Args:
-        leader: its pid, which is the number of its session too.
-
-    Returns:
-        Their pids; none while the leader is there, or while its pid is another process's.
+    Empty while the leader, or another process with its pid, exists.
     """
     if start_ticks(leader) is not None:
         return []
@@ -45,14 +40,11 @@ def session_members(leader: int) -> list[int]:
 
 
 def open_process(pid: int, ticks: int) -> int | None:
-    """A handle of exactly this process.
+    """Return a pidfd of exactly this process; None if it has exited. The caller closes it.
 
     Args:
-        pid: which may be another process's by now.
-        ticks: its start time, clock ticks since the host came up.
-
-    Returns:
-        A pidfd, which the caller closes; None if the process is gone.
+        pid: may be reused by another process.
+        ticks: start time, clock ticks since boot.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -65,7 +57,7 @@ def open_process(pid: int, ticks: int) -> int | None:
 
 
 def belongs_to(pid: int, uid: int) -> bool | None:
-    """Whether a process has the rights of a user and no others; None: it is gone."""
+    """Return whether a process has the rights of a user and no others; None if it has exited."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -75,11 +67,7 @@ def belongs_to(pid: int, uid: int) -> bool | None:
 
 
 def signal_group(group: int, what: int, uid: int | None = None) -> None:
-    """Signal the processes of a group, as far as they are a user's.
-
-    Args:
-        uid: of the user; None: whoever's they are.
-    """
+    """Send a signal to the processes of a group; `uid` restricts it to those of a user."""
     if uid is None:
         with contextlib.suppress(OSError):
             os.killpg(group, what)
@@ -92,11 +80,7 @@ def signal_group(group: int, what: int, uid: int | None = None) -> None:
 
 
 def end_all_of(uid: int) -> None:
-    """Kill every process of a user, those that are born meanwhile too.
-
-    Args:
-        uid: of a job alone, and of nobody else.
-    """
+    """Kill every process of a job's own uid, including new ones."""
     for _ in range(ROUNDS):
         found = [e for e in Path("/proc").iterdir() if e.name.isdigit() and _runs_as(e, uid)]
         if not found:
@@ -107,7 +91,7 @@ def end_all_of(uid: int) -> None:
 
 
 def _runs_as(entry: Path, uid: int) -> bool:
-    """Whether it is there, and not dead already."""
+    """True if a process runs as this user, and is not a zombie."""
     try:
         text = (entry / "status").read_text(encoding="utf-8", errors="replace")
     except OSError:

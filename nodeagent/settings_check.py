@@ -1,4 +1,4 @@
-"""`ones config check` of an agent: everything that its start would trip over, at once."""
+"""`ones config check` of an agent: all problems that would prevent its start, at once."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ from schemas.errors import SettingsError
 from schemas.host.checks import look_through
 from schemas.transport import load_keys, load_public
 
-NAMELESS: Final = "nameless"  # in the place of a name that is missing or wrong
+NAMELESS: Final = "nameless"  # replaces a name that is missing or invalid
 
 
 def check(path: Path) -> list[SettingsError]:
-    """Look at an agent's settings and at this host; nothing is changed.
+    """Return the problems of an agent's settings on this host; nothing is changed.
 
-    Args:
-        path: of the TOML file. A port that is in use by an agent with this very file is free.
-
-    Returns:
-        Each problem with its field and what helps; empty: it can start.
+    A port that is in use by the agent with this very file counts as free.
 
     Raises:
-        SettingsError: if the file cannot be read, or is no TOML.
+        SettingsError: if the file cannot be read, or is not TOML.
     """
     findings, settings = look_through(AgentSettings, path, {"node": NAMELESS})
     home = path.parent

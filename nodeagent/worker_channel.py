@@ -1,4 +1,4 @@
-"""The socket that this node's workers connect to: hints and telemetry in, orders out."""
+"""Socket of this node's workers: hints and telemetry in, orders out."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from schemas.wire.agent import GroupDelta
 from schemas.wire.worker import FromWorker, GroupOrder, WorkerHello
 
 LONGEST_NAME: Final = 200  # characters, in a log line
-QUEUED: Final = 1000  # messages that wait for a worker that does not read
-MAX_SAID: Final = 16 << 10  # bytes of a message of a worker: hints and telemetry
+QUEUED: Final = 1000  # messages queued for a worker that does not read
+MAX_SAID: Final = 16 << 10  # bytes of a message from a worker: hints and telemetry
 
 
 class WorkerChannel:
-    """Knows the way to each worker that greeted, and which worker speaks over a connection.
+    """Connections of the workers, each identified by its worker's token.
 
-    A connection is a worker's once it has shown that worker's token. What it says from then on is
-    said of that worker, whatever the messages say of job, version and rank.
+    A connection belongs to a worker once it has sent that worker's token. All further messages are
+    attributed to that worker, whatever they state about job, version and rank.
 
     Args:
-        address: ipc://PATH; its folder is there.
-        token_of: what a worker has to show; empty: an older library shows nothing; None: no such
-            worker is here.
-        open_to_all: whether workers run as other users than the agent.
+        address: ipc://PATH, in an existing folder.
+        token_of: returns the token of a worker; empty: an older library sends none; None: unknown
+            worker.
+        open_to_all: True if workers run as other users than the agent.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class WorkerChannel:
             Path(self._address.removeprefix("ipc://")).chmod(0o666)
 
     def listen(self) -> None:
-        """Bind once more, as when somebody deleted the socket; those who are connected stay.
+        """Bind again, for example after the socket was deleted; connections stay.
 
         Raises:
-            SettingsError: if it cannot be had.
+            SettingsError: if the address cannot be bound.
         """
         self.socket.listen(self._address)
         self._admit()
 
     async def receive(self) -> None:
-        """Take what workers say, for ever."""
+        """Process messages of workers until cancelled."""
         async for incoming in self.socket:
             try:
                 message = FROM_WORKER.decode(incoming.frames[-1])
@@ -82,7 +82,7 @@ class WorkerChannel:
                 self._take(incoming, message)
 
     async def watch(self) -> None:
-        """Cut off who sends more than is taken of it, for ever."""
+        """Disconnect workers that send more than is read, until cancelled."""
         await self._link.watch_connections(partial(self._audit.refused, "connection of a worker"))
 
     def _take(self, incoming: Incoming, message: FromWorker) -> None:
@@ -97,7 +97,7 @@ class WorkerChannel:
         self._heard(worker, replace(message, **who))
 
     def _greeted(self, route: bytes, hello: WorkerHello) -> None:
-        """Believe a greeting that shows the worker's token; else its connection is nobody's."""
+        """Accept a greeting with the worker's token; otherwise the connection has no worker."""
         self._hang_up(self._speakers.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
@@ -114,11 +114,7 @@ class WorkerChannel:
             self._speakers.pop(route, None)
 
     def order(self, worker: WorkerId, delta: GroupDelta) -> None:
-        """Tell a worker what is wanted of its group.
-
-        Args:
-            delta: without a group it is nothing that a worker could follow.
-        """
+        """Send a worker the desired group; a delta without a group is ignored."""
         if delta.group is not None:
             order = GroupOrder(
                 version=delta.version,
@@ -132,14 +128,14 @@ class WorkerChannel:
             self.send(worker, order)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """To a worker that greeted; the others hear of everything when they do."""
+        """Send to a connected worker; others receive everything when they connect."""
         if (route := self._routes.get(worker)) is not None:
             self.socket.send(route, encode(message))
 
     def forget(self, worker: WorkerId) -> None:
-        """It has ended."""
+        """Forget a worker that has exited."""
         self._hang_up(worker)
 
     def close(self) -> None:
-        """Give up the socket; workers go on without."""
+        """Close the socket; workers continue without it."""
         self._link.close()

@@ -1,4 +1,4 @@
-"""Worker processes: does what the reconciler asks, and reports what became of it as events."""
+"""Manager of worker processes: carries out the reconciler's actions and returns events."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from schemas.nodes import Group, SlotSpec
 from schemas.wire.worker import Assignment, ExitStatus, Forked, ProcessMark
 
 log = structlog.get_logger("worker_manager")
-EXIT_FILE_LIMIT_S: Final = 2.0  # from a process's end until its zygote wrote how
+EXIT_FILE_LIMIT_S: Final = 2.0  # from the exit of a process to its zygote's exit file
 EXIT_FILE_LOOK_S: Final = 0.01
-REFUSAL_S: Final = 5.0  # a job that waits for an account would be started again at once
+REFUSAL_S: Final = 5.0  # delay of a refusal, since the controller retries at once
 NOT_ITS_OWN: Final = "its zygote names a process that is somebody else's"
-MOST_LAST_REPORTS: Final = 64 << 20  # bytes of reports that are read of a worker that has ended
+MOST_LAST_REPORTS: Final = 64 << 20  # bytes of reports read after a worker has exited
 
 
 @dataclass(slots=True)
@@ -71,8 +71,8 @@ class _Watched:
     pid: int = 0
     pidfd: int | None = None
     position: int = 0  # in the report file
-    fenced: bool = False  # is ended, for want of a controller
-    uid: int | None = None  # who it runs as; None: as the agent does
+    fenced: bool = False  # stopped because the controller did not reply
+    uid: int | None = None  # user of the worker; None: the agent's
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,16 @@ class _Fault:
 
 
 class WorkerManager:
-    """One process on one slot, from its assignment to its exit code.
+    """Worker processes of a node, each on one slot, from the assignment to the exit code.
 
     Args:
-        address: where workers on other nodes reach those of this one.
+        address: at which workers on other nodes reach those of this node.
         python: interpreter of jobs that name none.
         grace_s: between TERM and KILL, seconds.
-        fetcher: brings archives of working directories here.
-        check_node: looks whether the node can start workers, and tells if it cannot.
-        may_read: whether reports may be read now; False while the controller has to catch up.
-        accounts: say as whom jobs run; None: as the agent does.
-        groups: of jobs; None: there are none.
+        check_node: checks whether the node can start workers, and reports if it cannot.
+        may_read: False while the controller has to catch up with reports.
+        accounts: None: jobs run as the agent.
+        groups: None: no control groups.
     """
 
     def __init__(
@@ -136,20 +135,19 @@ class WorkerManager:
         self._may_read = may_read
         self._check_node = check_node
         self._watched: dict[WorkerId, _Watched] = {}
-        self.tokens: dict[WorkerId, str] = {}  # that workers show when they greet
+        self.tokens: dict[WorkerId, str] = {}  # that workers send when they greet
         self._laying: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # --- what the reconciler asks
+    # --- actions of the reconciler
 
     def perform(
         self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
     ) -> None:
-        """Begin to do it; the outcome comes as an event.
+        """Start an action; its outcome is an event.
 
-        Args:
-            action: a signal to a process that is gone is passed over, and so is a `StartWorker`
-                without group and spec in its delta.
+        A signal to a process that has exited is ignored, and so is a `StartWorker` without group
+        and spec in its delta.
         """
         match action:
             case FetchWorkspace():
@@ -167,7 +165,7 @@ class WorkerManager:
                 self._remove(worker)
 
     def adopt(self) -> None:
-        """Find the workers that an earlier life of this agent left, dead or alive.
+        """Find the workers that an earlier agent process left, running or exited.
 
         Raises:
             SettingsError: if limits of jobs cannot be set.
@@ -193,12 +191,7 @@ class WorkerManager:
         self._spawn(self._end_unused())
 
     def read_reports(self, worker: WorkerId) -> None:
-        """Read what is new in a worker's report file, and hand it on as events.
-
-        Args:
-            worker: its name; one that is not watched is passed over. Nothing is read while
-                `may_read` says no.
-        """
+        """Emit the new reports of a worker as events; does nothing while `may_read` is False."""
         watched = self._watched.get(worker)
         if watched is None or not self._may_read():
             return
@@ -207,38 +200,38 @@ class WorkerManager:
             self._on_event(ReportRead(worker, report))
 
     def read_all_reports(self) -> None:
-        """The same for all, in case a worker's hint was lost."""
+        """Read the reports of all workers, in case a hint was lost."""
         for worker in list(self._watched):
             self.read_reports(worker)
 
     def end_unheard(self) -> None:
-        """Kill workers whose folders somebody deleted: their reports cannot be heard any more."""
+        """Kill workers whose folders were deleted: their reports cannot be read any more."""
         for worker, watched in self._watched.items():
             if watched.pidfd is not None and not watched.folder.written:
                 log.error("the folder of a worker is gone, and so it is ended", worker=worker)
                 self._signal(worker, signal.SIGKILL)
 
     def fence(self) -> None:
-        """End every worker: the controller may have given up this node."""
+        """Stop every worker: the controller may consider this node lost."""
         for worker, watched in self._watched.items():
             if watched.pidfd is None or watched.fenced:
                 continue
             watched.fenced = True
             log.error("the controller does not answer, and so a worker is ended", worker=worker)
-            with contextlib.suppress(OSError):  # a full disk: its own exit code counts
+            with contextlib.suppress(OSError):  # a full disk: then its own exit code is reported
                 watched.folder.mark_stopped()
             self._signal(worker, signal.SIGTERM)
             self._spawn(self._kill_after_grace(worker))
 
     def close(self) -> None:
-        """Let go of everything and end nothing."""
+        """Release all resources without stopping workers."""
         for task in self._tasks:
             task.cancel()
         self._shipper.close()
         self._zygotes.close()
         self._groups.close()
 
-    # --- how it is done
+    # --- implementation
 
     async def _end_unused(self) -> None:
         await asyncio.to_thread(self._groups.end_left)
@@ -252,7 +245,7 @@ class WorkerManager:
         return _Watched(folder, uid=owner.uid if owner else None)
 
     async def _prepare(self, job: JobId, user: str) -> Account | None:
-        """Who runs a job; what a node has no account for is not asked for again at once."""
+        """Return the account of a job; delay the error if there is none, to slow down retries."""
         if self._accounts is None:
             return None
         try:
@@ -266,7 +259,7 @@ class WorkerManager:
         try:
             account = await self._prepare(job, asked.user)
             await self._lay_out(job, digest, account)
-        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
+        except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
             fault = await self._fault(error)
             self._on_event(WorkspaceFailed(job, digest, fault.said, fault.node_fault))
         else:
@@ -296,7 +289,7 @@ class WorkerManager:
             if account is not None:
                 await self._uids.take(worker, account)
             await asyncio.to_thread(self._groups.hold, worker, delta.job)
-            if not self._folders.job(delta.job).is_dir():  # it was there when the job came
+            if not self._folders.job(delta.job).is_dir():  # deleted since the job arrived
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or self.python
             known = await self._zygotes.knows_tokens(python, account)
@@ -308,7 +301,7 @@ class WorkerManager:
             enter = partial(self._enter, worker, account) if self._groups.there else None
             forked = await self._zygotes.fork(python, folder.own, account, enter)
             _note(folder, forked, account)
-        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
+        except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
             _end_unheard_of(folder)
             self.tokens.pop(worker, None)
             self._spawn(self._release(worker))
@@ -317,11 +310,11 @@ class WorkerManager:
             return
         watched = self._watched[worker] = self._held(folder)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
-        # Whoever hears of it may ask to stop it at once: it is watched before.
+        # Watch the process before reporting it: the handler may stop it at once.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
 
     def _enter(self, worker: WorkerId, account: Account | None, pid: int) -> None:
-        """A zygote may name any process: only its job's go where they will be killed."""
+        """Move a process into its group, unless the zygote names a process of another user."""
         if account is not None and belongs_to(pid, account.owner.uid) is False:
             raise StartError(NOT_ITS_OWN)
         self._groups.enter(worker, pid)
@@ -332,7 +325,7 @@ class WorkerManager:
         await asyncio.to_thread(self._groups.tidy)
 
     async def _fault(self, error: Exception) -> _Fault:
-        """What went wrong; a node's fault is told of before, so that nothing new is placed here."""
+        """Describe an error; report a node's fault first, so that nothing new is placed here."""
         match error:
             case AgentError():
                 fault = _Fault(error.message, error.hint, node_fault=error.node_fault)
@@ -394,7 +387,7 @@ class WorkerManager:
     async def _ended(self, worker: WorkerId, watched: _Watched) -> None:
         status = await self._exit_status(watched.folder)
         if watched.pid and watched.pidfd is not None:
-            signal_group(watched.pid, signal.SIGKILL, watched.uid)  # what it forked and left behind
+            signal_group(watched.pid, signal.SIGKILL, watched.uid)  # its remaining children
             os.close(watched.pidfd)
             watched.pidfd = None
         elif watched.pid:
@@ -407,14 +400,14 @@ class WorkerManager:
         code = status.code if status else None
         by = status.signal if status else None
         if watched.folder.stopped and code != 0:
-            code, by = None, int(signal.SIGTERM)  # the operator's doing, not the script's
+            code, by = None, int(signal.SIGTERM)  # stopped by the node, not a fault of the script
             exceeded = None
         self._shipper.worker_ended(worker)
         memory = exceeded if code != 0 else None
         self._on_event(Ended(worker, code, by, unseen=status is None, memory_limit=memory))
 
     async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
-        """All that it wrote, within reason: it may have left a file without end."""
+        """Read all remaining reports, up to a limit: the file may be endless."""
         before, most = -1, watched.position + MOST_LAST_REPORTS
         while before < watched.position <= most:
             while not self._may_read():
@@ -453,17 +446,17 @@ class WorkerManager:
             self._spawn(self._remove_later(worker, path))
 
     async def _remove_later(self, worker: WorkerId, path: Path) -> None:
-        """What somebody else filled may take long to go; its processes go first."""
+        """Stop the worker's processes, then delete its folder, which may take long."""
         await self._release(worker)
         await asyncio.to_thread(remove_tree, path)
 
     @staticmethod
     def _discard(folder: WorkerFolder) -> None:
-        """Remove a folder that never became a process; a fork that is under way finds nothing."""
+        """Remove a folder without a process; a fork in progress then finds nothing."""
         doomed = WorkerFolder(folder.path.with_name(f".{folder.path.name}"))
         remove_tree(doomed.path)
         folder.path.rename(doomed.path)
-        if (mark := doomed.mark()) is not None:  # it just became one
+        if (mark := doomed.mark()) is not None:  # the process started just now
             owner = doomed.owner
             signal_group(mark.pid, signal.SIGKILL, owner.uid if owner else None)
         remove_tree(doomed.path)
@@ -484,7 +477,7 @@ def _is_there(pid: int | None, ticks: int | None) -> bool:
 
 
 def _end_unheard_of(folder: WorkerFolder) -> None:
-    """A process that became the worker after its zygote was given up must not begin to train."""
+    """Kill a worker that started after the agent gave up its zygote's reply."""
     if (mark := folder.mark()) is None:
         return
     if (pidfd := open_process(mark.pid, mark.started_ticks)) is not None:
@@ -494,7 +487,7 @@ def _end_unheard_of(folder: WorkerFolder) -> None:
 
 
 def _note(folder: WorkerFolder, forked: Forked, account: Account | None) -> None:
-    """Believe a zygote that runs an interpreter of its job's only of that job's processes."""
+    """Record the process of a worker, unless the zygote names a process of another user."""
     if account is None:
         return
     if belongs_to(forked.pid, account.owner.uid) is False:

@@ -1,7 +1,4 @@
-"""Conversations with the zygotes of this node, one for each interpreter.
-
-Which uids the workers of this node hold; a job's own is emptied when its last worker is gone.
-"""
+"""Zygotes of this node, one for each interpreter and user, and the uids that workers use."""
 
 from __future__ import annotations
 
@@ -37,19 +34,15 @@ from schemas.wire.worker import Fork, Forked, ForkFailed, Held, LetGo, ZygoteRea
 
 log = structlog.get_logger("zygotes")
 START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
-FOUND_AGAIN_S: Final = 5.0  # one that runs looks for its socket's file every second
+FOUND_AGAIN_S: Final = 5.0  # a running zygote checks its socket's file every second
 FORK_LIMIT_S: Final = 60.0
 PROBE_S: Final = 0.05
-LONGEST: Final = 1 << 16  # bytes of what it says at once
-PEER: Final = struct.Struct("iII")  # pid, uid, gid of who is at the other end: unix(7)
+LONGEST: Final = 1 << 16  # bytes of a message
+PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
 
 
 class ZygoteConnection:
-    """One connection to one zygote.
-
-    Args:
-        writer: of the same; closed by `close`.
-    """
+    """Connection to one zygote; `close` closes the writer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -62,22 +55,18 @@ class ZygoteConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be asked."""
+        """True while the connection can be used."""
         return not self._task.done()
 
     async def fork(self, folder: Path, enter: Callable[[int], None] | None = None) -> Forked:
-        """Have it start the worker of `folder`.
+        """Have the zygote start the worker of a folder that contains an assignment.
 
         Args:
-            folder: of the worker, with its assignment in it.
-            enter: puts its process into its control group before it begins; one of an older zygote
-                has begun by then.
-
-        Returns:
-            Its pid and start time.
+            enter: moves the process into its control group before the worker starts; with an older
+                zygote, afterwards.
 
         Raises:
-            StartError: if it did not.
+            StartError: if the worker did not start.
         """
         answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         name = str(folder)
@@ -106,7 +95,7 @@ class ZygoteConnection:
 
     async def _let_go(self, held: Held) -> None:
         enter = self._enter.pop(held.folder, None)
-        if enter is None:  # nobody asked, or it is asked no more
+        if enter is None:  # not requested, or not any more
             self._send(LetGo(folder=held.folder, error="it was given up"))
             return
         try:
@@ -121,7 +110,7 @@ class ZygoteConnection:
             while True:
                 (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
                 if length > LONGEST:
-                    break  # its interpreter is its job's: it may say anything
+                    break  # the job chose the interpreter, so its output is not trusted
                 self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
         gone = NodeStartError("the zygote is gone", "it is started again for the next worker")
         for waiting in self._waiting.values():
@@ -129,7 +118,7 @@ class ZygoteConnection:
                 waiting.set_exception(gone)
         if not self.ready.done():
             self.ready.set_exception(gone)
-            self.ready.exception()  # seen, even if nobody waits for it
+            self.ready.exception()  # marks the exception as retrieved
 
     def _take(self, message: Message) -> None:
         match message:
@@ -148,18 +137,18 @@ class ZygoteConnection:
                     waiting.set_exception(NodeStartError(error))
 
     def close(self) -> None:
-        """Hang up; the zygote lives on."""
+        """Close the connection; the zygote continues."""
         self._task.cancel()
         self._writer.close()
 
 
 class ZygotePool:
-    """Finds running zygotes again and starts missing ones; never ends one.
+    """Connections to zygotes: finds running zygotes and starts missing ones; never ends one.
 
     Args:
-        folders: of the node; sockets and output of zygotes lie in its `sockets`.
-        limits: on each zygote and its workers.
-        groups: for zygotes that run as others than the agent; None: none.
+        folders: sockets and output of zygotes lie in its `sockets`.
+        limits: of each zygote and its workers.
+        groups: for zygotes that run as other users than the agent; None: none.
     """
 
     def __init__(
@@ -179,19 +168,16 @@ class ZygotePool:
         account: Account | None = None,
         enter: Callable[[int], None] | None = None,
     ) -> Forked:
-        """Start a worker; a zygote that died meanwhile is replaced once.
+        """Start a worker; a zygote that exits meanwhile is replaced once.
 
         Args:
             python: path or name of the job's interpreter.
-            folder: of the worker, with its assignment in it.
-            account: who it runs as; None: as the agent does.
-            enter: puts its process into its control group before it begins.
-
-        Returns:
-            Its pid and start time.
+            folder: of the worker, with its assignment.
+            account: of the worker; None: the agent's.
+            enter: moves the process into its control group before the worker starts.
 
         Raises:
-            StartError: naming the interpreter and what it said.
+            StartError: naming the interpreter, with its output.
         """
         zygote = await self.get(python, account)
         try:
@@ -201,31 +187,25 @@ class ZygotePool:
                 raise
         if (
             mark := WorkerFolder(folder).mark()
-        ) is not None:  # it forked, and died before it said so
+        ) is not None:  # the zygote forked, and exited before its reply
             return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
         return await (await self.get(python, account)).fork(folder, enter)
 
     async def knows_tokens(self, python: str, account: Account | None = None) -> bool:
-        """Whether workers of an interpreter's zygote show tokens; one that runs may be older.
-
-        Args:
-            python: path or name of the interpreter.
-            account: who it runs as; None: as the agent does.
+        """Return whether an interpreter's workers send tokens; a running zygote may be older.
 
         Raises:
-            StartError: naming the interpreter and what it said.
+            StartError: naming the interpreter, with its output.
         """
         return (await (await self.get(python, account)).ready).tokens
 
     async def get(self, python: str, account: Account | None = None) -> ZygoteConnection:
-        """The zygote of an interpreter, running: one that is found, or a new one.
+        """Return the zygote of an interpreter and account, found or newly started.
 
-        Args:
-            python: path or name of the interpreter; each spelling has a zygote of its own.
-            account: who it runs as, and so has one, too; None: as the agent does.
+        Each spelling of `python` has a zygote of its own.
 
         Raises:
-            StartError: naming the interpreter and what it said.
+            StartError: naming the interpreter, with its output.
         """
         uid = account.owner.uid if account else os.geteuid()
         key = python, uid
@@ -239,16 +219,15 @@ class ZygotePool:
             return zygote
 
     def forget(self, uid: int) -> None:
-        """Hang up on the zygotes of a user, who are ended."""
+        """Close the connections to a user's zygotes, which are being killed."""
         for key in [key for key in self._known if key[1] == uid]:
             self._known.pop(key).close()
             self._locks.pop(key, None)
 
     async def warm_up(self, python: str) -> None:
-        """Have an interpreter's zygote ready before the first job needs it.
+        """Start an interpreter's zygote before the first job needs it.
 
-        Args:
-            python: the default one; nothing happens where it is this one, and has no torch.
+        Does nothing if that is the agent's interpreter and has no torch.
         """
         if python == sys.executable and importlib.util.find_spec("torch") is None:
             return
@@ -268,7 +247,7 @@ class ZygotePool:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError:
             return None
-        if _uid_at(writer.get_extra_info("socket")) != uid:  # a link, or another one's socket
+        if _uid_at(writer.get_extra_info("socket")) != uid:  # a link, or another user's socket
             writer.close()
             return None
         zygote = ZygoteConnection(reader, writer)
@@ -304,7 +283,10 @@ class ZygotePool:
         raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
 
     def _rlimits(self) -> Jobs | None:
-        """What groups bound is no limit of a uid as well: those are each process's, for good."""
+        """Return the limits without those that control groups enforce.
+
+        A process limit of a uid could not be changed any more for running processes.
+        """
         if self.limits is not None and self._groups.bounds(PIDS):
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits
@@ -315,7 +297,7 @@ class ZygotePool:
         return partial(self._groups.enter_zygote, account.cgroup)
 
     def _clear(self, path: Path, account: Account | None) -> Path:
-        """Make way for a zygote's socket; gives the file of what it says."""
+        """Remove the old socket, and return the file for the zygote's output."""
         path.unlink(missing_ok=True)
         if account is None:
             return path.with_suffix(".log")
@@ -324,9 +306,9 @@ class ZygotePool:
         return self._folders.zygotes / f"{account.owner.uid}-{path.stem}.log"
 
     async def _await_former(self, path: Path, uid: int) -> ZygoteConnection | None:
-        """One that a former life of this agent started.
+        """Wait for a zygote that an earlier agent process started.
 
-        It imports torch at this moment, or looks for its socket's file, which somebody deleted.
+        It imports torch at this moment, or will notice that its socket's file was deleted.
         """
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
@@ -339,7 +321,7 @@ class ZygotePool:
         return None
 
     def close(self) -> None:
-        """Hang up on all of them."""
+        """Close all connections."""
         for zygote in self._known.values():
             zygote.close()
 
@@ -350,10 +332,10 @@ def _uid_at(connection: socket.socket) -> int:
 
 
 class JobUids:
-    """Ends what a job with a uid of its own leaves running: its zygotes, and whatever it started.
+    """Uids of running workers; kills all processes of a job's own uid after its last worker.
 
     Args:
-        accounts: say which uids are a job's alone; None: none.
+        accounts: knows the uids that belong to one job alone; None: none.
     """
 
     def __init__(self, accounts: JobAccounts | None, zygotes: ZygotePool) -> None:
@@ -363,30 +345,25 @@ class JobUids:
         self._ending: dict[int, asyncio.Task[None]] = {}
 
     def hold(self, worker: WorkerId, uid: int) -> None:
-        """A worker runs, or is about to."""
+        """Record that a worker uses a uid."""
         self._held[worker] = uid
 
     async def take(self, worker: WorkerId, account: Account) -> None:
-        """Hold an account for a worker that begins, once those before it are all gone."""
+        """Hold an account for a new worker, after its remaining processes were killed."""
         uid = account.owner.uid
         self.hold(worker, uid)
         if (ending := self._ending.get(uid)) is not None:
             await ending
 
     async def release(self, worker: WorkerId) -> None:
-        """A worker is gone, or did not begin.
-
-        Args:
-            worker: its name; one that holds nothing is passed over.
-        """
+        """Release the uid of a worker that exited or did not start."""
         if (uid := self._held.pop(worker, None)) is not None:
             await self._empty(uid)
 
     async def end_unused(self, sockets: Path) -> None:
-        """End the zygotes of jobs that have no worker here, of a former life of the agent.
+        """End the zygotes of jobs without workers here, left by an earlier agent process.
 
-        Args:
-            sockets: folder of the node that has a folder for each uid.
+        `sockets` is the node's folder with a folder for each uid.
         """
         found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
         for uid in (int(name) for name in found if name.isdigit()):
