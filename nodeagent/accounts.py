@@ -175,7 +175,7 @@ def account_of(jobs: Jobs, user: str) -> Account:
 class JobAccounts:
     """Accounts of the jobs on this node, and their folders.
 
-    The owner of a job's folders is the record of its uid. Therefore a uid belongs to its job over
+    The owner of a job's folders is the record of its uid, so a uid belongs to its job over
     restarts, on every node that shares the checkpoints, and as long as any folder is kept.
 
     Raises:
@@ -256,7 +256,6 @@ class JobAccounts:
         return Account(Owner(mine, mine), (), f"job-{mine}", home, group_of_job(job))
 
     def _owners(self) -> Iterator[tuple[int, set[str]]]:
-        """Return the uids of the range, and the jobs whose folders they own."""
         first, count = self._jobs.uids
         found: dict[int, set[str]] = {}
         for root in (self._folders.work, self._folders.all_states, self._folders.checkpoints):

@@ -101,9 +101,6 @@ RELOADED: Final = (
 class Agent:
     """Agent of one node: session with the controller, channel to workers, manager of processes.
 
-    Args:
-        home: folder where relative paths of the settings start.
-
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
     """
@@ -371,12 +368,9 @@ def _too_early() -> None:
 
 
 async def run(path: Path) -> None:
-    """Run the agent of a node until SIGTERM or SIGINT; workers continue without it.
+    """Run the agent of a node until SIGTERM or SIGINT; SIGHUP reloads the settings.
 
-    SIGHUP reloads the settings.
-
-    Args:
-        path: of the settings file, absolute; relative paths in it start at its folder.
+    Relative paths of the settings start at the file's folder, so `path` must be absolute.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.

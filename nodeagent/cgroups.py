@@ -25,7 +25,7 @@ TURNS: Final = 20  # attempts to empty a group, since its processes may fork mea
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """One tree of control groups."""
+    """Tree of control groups."""
 
     base: Path  # parent of the jobs' groups
     controllers: frozenset[str]  # of `MEMORY` and `PIDS`
@@ -33,12 +33,9 @@ class Hierarchy:
 
 
 def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN) -> tuple[Hierarchy, ...]:
-    """Return the trees in which this process may create groups; none if it may not.
+    """Return the trees in which this process may create groups below `group`, or its own group.
 
     Version 2 if it offers a controller, else the trees of version 1, else version 2 for its `kill`.
-
-    Args:
-        group: path of the parent group, as in /proc/PID/cgroup; empty: the process's own group.
     """
     try:
         table = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
@@ -142,10 +139,7 @@ def end_all(group: Path, limit_s: float = END_S) -> None:
 
 
 def remove(group: Path) -> bool:
-    """Remove a group and those below it, as far as they are empty.
-
-    Returns True if the group does not exist any more.
-    """
+    """Remove a group and those below it, as far as they are empty; True if it is gone."""
     for inner in below(group):
         remove(inner)
     try:
@@ -170,11 +164,7 @@ def killed_for_memory(tree: Hierarchy, job: Path, worker: Path) -> int:
 
 
 def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
-    """Limit the memory, including swap, of the processes in and below a group.
-
-    Args:
-        tree: has the controller `MEMORY`.
-        most: bytes; 0: unlimited.
+    """Limit the memory, including swap, of the processes in and below a group; 0: unlimited.
 
     Raises:
         OSError: if the kernel refuses it, as version 1 does when more is in use.

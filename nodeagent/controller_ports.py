@@ -104,10 +104,7 @@ class ControllerPorts:
         self.events: Socket | None = None
 
     def welcomed(self, welcome: Welcome) -> Socket | None:
-        """Connect to the ports in a welcome.
-
-        Returns the socket of the bulk port; None if the ports are unchanged.
-        """
+        """Connect to the ports in a welcome; return the bulk socket, or None if unchanged."""
         ports = (welcome.event_port, welcome.log_port)
         if ports == self._told:
             return None

@@ -64,10 +64,6 @@ def select_visible(value: str, gpus: Sequence[Gpu]) -> Selection:
     UUIDs count if they fit one device only. Characters after the digits of an index are ignored.
     One difference: a GPU that is split by MIG stands for all of its instances, where CUDA takes the
     first; an agent runs a worker on each.
-
-    Args:
-        value: empty hides everything.
-        gpus: of this host, in the driver's order.
     """
     entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
     kind = _kind(entries[0]) if entries else ""
@@ -92,7 +88,6 @@ def _kind(entry: str) -> str:
 def _named(
     entry: str, kind: str, gpus: Sequence[Gpu]
 ) -> tuple[tuple[str, ...], tuple[Device, ...]] | None:
-    """Return the identity and the devices of an entry; None if it names nothing."""
     if _kind(entry) != kind:
         return None
     if kind == "MIG-":
@@ -209,9 +204,6 @@ OWN_CGROUP: Final = Path("/proc/self/cgroup")
 def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) -> NodeSpec:
     """Return the slots, cores and memory (bytes) of this host.
 
-    Args:
-        environ: the agent's environment; CUDA_VISIBLE_DEVICES restricts the GPUs.
-
     Raises:
         SettingsError: if `devices` is neither "auto" nor "cpu", no slot is offered, the driver does
             not respond, CUDA_VISIBLE_DEVICES is invalid, or `fence_s` is too short.
@@ -255,9 +247,6 @@ def usable_cores(groups: Path = CGROUPS) -> int:
 
     The CPU affinity, limited by the CPU quotas of the control group and of its parents: in a
     container the number of the host's cores is meaningless.
-
-    Args:
-        groups: where control groups (version 2) are mounted.
     """
     cores = float(len(os.sched_getaffinity(0)))
     try:
@@ -310,10 +299,7 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
 
 
 def device_environment(slot: SlotSpec) -> dict[str, str]:
-    """Return the variables that make a slot's device the only one that its worker sees.
-
-    They override those of the job; a worker of a CPU slot sees no GPU.
-    """
+    """Return the variables that show a worker only its slot's device, or no GPU on a CPU slot."""
     return {VISIBLE: slot.uuid if slot.kind == "gpu" else "", ORDER: BUS_ORDER}
 
 

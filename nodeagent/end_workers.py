@@ -21,8 +21,7 @@ from nodeagent.zygote_process import is_zygote
 def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
     """Send TERM to all worker groups, KILL to the rest after `grace_s`, then end the zygotes.
 
-    Also removes sockets outside of the run folder, and the control groups with their processes.
-    Returns the number of workers.
+    Also removes sockets outside of the run folder, and control groups. Returns the worker count.
     """
     living: dict[int, tuple[int, int | None]] = {}  # by pidfd: pid, and uid if not the agent's
     for folder in folders.workers():

@@ -41,12 +41,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """A folder with one folder for each job.
-
-    Args:
-        shared: used by other nodes too: a job may be active although this node does not know it.
-        ours: file that identifies a folder as a job's; empty: all folders are jobs'.
-    """
+    """A folder with one folder for each job."""
 
     root: Path
     shared: bool = False
@@ -77,13 +72,7 @@ class Leftovers:
     ) -> list[str]:
         """Delete folders of jobs that ended too long ago, then the oldest while they are too large.
 
-        Args:
-            busy: jobs known to this node, which are kept.
-            now: seconds since the epoch.
-            sizes: cache of earlier results; updated.
-
-        Returns:
-            The jobs whose folders were deleted, oldest first.
+        Jobs in `busy` are kept; `sizes` caches earlier results. Returns the jobs, oldest first.
 
         Raises:
             OSError: if the folder cannot be read.
@@ -108,11 +97,7 @@ class Leftovers:
         return [one.name for one in gone]
 
     def unmarked(self) -> list[JobId]:
-        """Return jobs with a folder here that are not known to have ended.
-
-        At most `MOST_UNMARKED`, the most recently changed ones; none if the folder is shared or
-        cannot be read.
-        """
+        """Return the jobs here that are not known to have ended, the most recently changed ones."""
         found: list[tuple[float, JobId]] = []
         with contextlib.suppress(OSError):
             marks = dict(_marks(self.root / MARKS))
@@ -131,7 +116,6 @@ class Leftovers:
         return []
 
     def _ended(self, busy: Container[str], now: float) -> Iterator[tuple[str, float]]:
-        """Yield the folders of ended jobs, and the times of their ends."""
         marks = dict(_marks(self.root / MARKS))
         with os.scandir(self.root) as entries:
             for entry in entries:
@@ -147,7 +131,6 @@ class Leftovers:
             (self.root / MARKS / name).unlink(missing_ok=True)
 
     def _changed(self, entry: os.DirEntry[str]) -> float | None:
-        """Return when a job's folder was last changed; None if it is not a job's, or is shared."""
         if self.shared or not JOB.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             return None
         if self.ours and not Path(entry.path, self.ours).exists():
@@ -171,11 +154,7 @@ STATES_S: Final = 3600.0  # states are kept so long at least: graduated trials s
 
 
 class EndedJobs:
-    """Working directories, states of sweeps and checkpoints of ended jobs, each with own limits.
-
-    Args:
-        busy: returns the jobs that are known to this node now.
-    """
+    """Working directories, states of sweeps and checkpoints of ended jobs, with own limits."""
 
     def __init__(
         self,
@@ -232,12 +211,7 @@ class EndedJobs:
 
 
 class Keeper:
-    """Task that keeps one folder within its limits; its file operations run one by one in a thread.
-
-    Args:
-        keep: returns the current limits.
-        busy: returns the jobs that are known to this node now.
-    """
+    """Task that keeps one folder within its limits, by file operations in a thread."""
 
     def __init__(
         self, area: Leftovers, keep: Callable[[], Kept], busy: Callable[[], set[JobId]]

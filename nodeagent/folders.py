@@ -83,10 +83,7 @@ class WorkerFolder:
         return self.own / {LOG: "log", SAMPLES: "samples"}[name]
 
     def write_assignment(self, assignment: Assignment, owner: Owner | None = None) -> None:
-        """Create the folder, and write the assignment atomically.
-
-        Args:
-            owner: user of the worker; None: the agent's.
+        """Create the folder for a user (None: the agent's), and write the assignment atomically.
 
         Raises:
             OSError: if the disk cannot store it.
@@ -181,7 +178,6 @@ class WorkerFolder:
 
 
 def _bounded(report: ScriptReport) -> ScriptReport:
-    """Limit the metrics of an epoch, as the library does."""
     if not isinstance(report, EpochReported) or are_bounded(report.metrics):
         return report
     return replace(report, metrics=bounded_metrics(report.metrics))
@@ -221,7 +217,6 @@ class NodeFolders:
             self._let_pass()
 
     def _let_pass(self) -> None:
-        """Let jobs reach their own folders, whose names they know."""
         inner = (self.run / "workers", self.sockets, self.work, self.all_states, self.checkpoints)
         for path in inner:
             if path.stat().st_uid == os.geteuid():
@@ -239,7 +234,7 @@ class NodeFolders:
     def run_id(self) -> str:
         """Return the id of this run folder, which changes when its content is lost by a reboot.
 
-        It is written when the folder is new; empty if the disk cannot store it now.
+        Empty if the disk cannot store a new one.
         """
         path = self.run / RUN_ID
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -300,9 +295,6 @@ log = structlog.get_logger("folders")
 class FolderLocks:
     """Locks of an agent on its `run` and `work` folders until it exits; `checkpoints` is shared.
 
-    Args:
-        node: its name, for the error message of another agent.
-
     Raises:
         SettingsError: if another agent has one of them.
     """
@@ -339,6 +331,6 @@ class FolderLocks:
 
 
 def _owner(path: Path) -> str:
-    """Return who has the lock according to its file; empty if it is not written yet."""
+    """Return the owner of a lock according to its file; empty if it is not written yet."""
     words: Sequence[str] = path.read_text(encoding="utf-8", errors="replace").split()
     return f" (node {words[1]}, pid {words[0]})" if len(words) == 2 else ""  # noqa: PLR2004

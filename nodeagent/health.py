@@ -54,9 +54,9 @@ class Place:
     mode: int = 0o700  # when it is created
 
     def problem(self, *, full: bool) -> str:
-        """Return what keeps workers from using the folder, with a remedy; empty if nothing.
+        """Return what keeps workers from using the folder, with a remedy; create a missing folder.
 
-        Creates a missing folder. After a `full` result, more room has to be free.
+        After a `full` result, more room has to be free.
         """
         try:
             self._make()
@@ -149,10 +149,8 @@ class _Look:
 class HealthWatch:
     """Periodic checks of the folders and of the workers' socket.
 
-    Args:
-        shared: folders that all nodes use, which are checked less often.
-        listen: binds the socket again; raises an `OnesError` or `OSError` if it cannot.
-        changed: called with the current problems whenever they change.
+    `listen` binds the socket again and may raise an `OnesError` or `OSError`; `changed` receives
+    the current problems whenever they change.
     """
 
     def __init__(
@@ -223,7 +221,6 @@ class HealthWatch:
         threading.Thread(target=work, name=f"look at {look.place.path}", daemon=True).start()
 
     def _mend_socket(self) -> str:
-        """Bind the socket again if it was deleted or replaced."""
         if self._identity is not None and _identity(self._socket) == self._identity:
             return ""
         try:

@@ -44,15 +44,11 @@ def group_of_job(job: JobId) -> str:
 
 
 class JobGroups:
-    """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host.
+    """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host, if any.
 
     Limits belong to the job and are multiplied by its slots here; the group of a worker collects
     the processes that it leaves. Methods use kernel files, which may take some 10 ms: call them in
     threads, concurrently if needed.
-
-    Args:
-        trees: of this host; none: nothing is limited, and every call is ignored.
-        run: run folder, which tells the groups of this agent from those of others.
     """
 
     def __init__(
@@ -104,10 +100,7 @@ class JobGroups:
                         remove(group)
 
     def adopt(self, worker: WorkerId, job: JobId, pid: int | None) -> None:
-        """Register a worker of an earlier agent process; `pid` None: it has exited.
-
-        Moves the process into its group if it is in none.
-        """
+        """Register a worker of an earlier agent, and move its process, if any, into its group."""
         try:
             self.hold(worker, job)
             if pid is not None:

@@ -77,13 +77,7 @@ def lay_out(
     bounds: ArchiveBounds = USUAL,
     owner: Owner | None = None,
 ) -> None:
-    """Unpack a snapshot as a job's working directory, completely or not at all.
-
-    Args:
-        archive: a tar file, compressed or not.
-        folder: an older one is replaced.
-        digest: SHA-256 of the archive, hexadecimal.
-        owner: owner of the folder, with whose rights it is filled; None: the agent's.
+    """Unpack a snapshot as a job's working directory of `owner`, completely or not at all.
 
     Raises:
         WorkspaceError: if the archive is damaged, unsafe or too large, or the disk cannot store
@@ -125,10 +119,7 @@ def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size (bytes) and modification time (ns) of the unpacked files, by relative path.
-
-    Empty if there is no manifest, or the job damaged it.
-    """
+    """Return size (bytes) and modification time (ns) of the unpacked files, if known."""
     try:
         text = _mark(folder).partition("\n")[2]
         return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
@@ -152,10 +143,7 @@ LEFT_ALONE: Final = frozenset({"__pycache__", ".git"})
 
 
 def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
-    """Serve a request of the relay; blocks on the disk, so not for an event loop.
-
-    Returns the result, or the reason of the refusal.
-    """
+    """Serve a request of the relay; blocks on the disk, so not for an event loop."""
     try:
         if isinstance(asked, AskFiles):
             return _file_list(asked, folders)

@@ -52,9 +52,7 @@ class OutputFile:
     def size(self, sent: int, most: int = UNBOUNDED) -> int:
         """Return the length of the file, after marking gaps and truncating what exceeds the limit.
 
-        Args:
-            sent: bytes that were sent to the controller.
-            most: bytes that are kept.
+        `sent` bytes were sent to the controller, `most` bytes are kept.
 
         Raises:
             OSError: if it cannot be read, or a gap cannot be marked now.
@@ -76,14 +74,9 @@ class OutputFile:
         return sent
 
     def bound(self, sent: int, most: int) -> int:
-        """Truncate the file if it exceeds its limit; the worker then writes at that position.
+        """Truncate the file if it exceeds its limit, and return how many of the kept bytes exist.
 
-        Args:
-            sent: bytes that the controller has, at least; these stay.
-            most: bytes that are kept.
-
-        Returns:
-            How many of the kept bytes exist.
+        The controller has at least `sent` bytes, which stay. The worker writes at the new end.
 
         Raises:
             OSError: if it cannot be read.
@@ -145,7 +138,6 @@ class OutputFile:
         return self._open_deleted(path)
 
     def _open_deleted(self, path: Path) -> BinaryIO | None:
-        """Open a deleted file through the handle of the running worker."""
         mark = self._folder.mark()
         if mark is None:
             return None
@@ -217,11 +209,10 @@ class _Stream:
 
 
 class LogShipper:
-    """All output streams of a node.
+    """Output streams of all workers of a node.
 
-    Args:
-        on_stored: called when all output of an exited worker is stored.
-        max_bytes: limit of one stream of a worker on this node's disk.
+    `on_stored` is called when all output of an exited worker is stored. A stream takes at most
+    `max_bytes` of this node's disk.
     """
 
     def __init__(
@@ -235,10 +226,7 @@ class LogShipper:
         self._by_key: dict[tuple[str, int, int, str], _Stream] = {}
 
     def use(self, socket: Socket) -> None:
-        """Send over this socket from now on, and ask the relay for its positions.
-
-        The socket is connected to the log relay; the caller closes it.
-        """
+        """Send over this socket of the log relay from now on, and ask for its positions."""
         self._socket = socket
         for stream in self._by_key.values():
             stream.sent, stream.asked_at = -1, -1e9

@@ -152,10 +152,7 @@ def make_folder(path: Path, owner: Owner | None) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder with its content as far as possible, without following links.
-
-    The folder has to lie in a folder of the agent; it need not exist.
-    """
+    """Delete a folder of the agent or in one, as far as possible, without following links."""
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # deeper than Python's recursion limit
@@ -163,10 +160,7 @@ def remove_tree(path: Path) -> None:
 
 
 def bytes_below(folder: Path) -> int:
-    """Return the disk space of the files below a folder, without following links.
-
-    The folder may be very deep, and may change meanwhile.
-    """
+    """Return the disk space of the files below a folder, however deep, without following links."""
     total, waiting = 0, [str(folder)]
     while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:

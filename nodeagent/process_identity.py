@@ -12,10 +12,7 @@ ROUNDS: Final = 1000  # of kills, against processes that fork fast
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return the start time of a process, clock ticks since boot; None if it has exited.
-
-    Field 22 (`starttime`) of /proc/PID/stat, see proc(5).
-    """
+    """Return a process's start time (clock ticks since boot, see proc(5)); None if it exited."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -24,10 +21,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def session_members(leader: int) -> list[int]:
-    """Return the processes in the session of a leader that has exited.
-
-    Empty while the leader, or another process with its pid, exists.
-    """
+    """Return the processes in the session of a leader that has exited; empty while it exists."""
     if start_ticks(leader) is not None:
         return []
     found = []
@@ -42,9 +36,7 @@ def session_members(leader: int) -> list[int]:
 def open_process(pid: int, ticks: int) -> int | None:
     """Return a pidfd of exactly this process; None if it has exited. The caller closes it.
 
-    Args:
-        pid: may be reused by another process.
-        ticks: start time, clock ticks since boot.
+    `ticks` is the start time (clock ticks since boot), since the pid may be reused.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -91,7 +83,6 @@ def end_all_of(uid: int) -> None:
 
 
 def _runs_as(entry: Path, uid: int) -> bool:
-    """True if a process runs as this user, and is not a zombie."""
     try:
         text = (entry / "status").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -106,17 +106,14 @@ class HeldUnit:
                 self.held, self.over = max(self.held, attempt), max(self.over, attempt)
 
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
-        """True if the unit in progress is not wanted any more.
-
-        `attempts` is the highest attempt that the delta knows of; newer units are not withdrawn.
-        """
+        """True if the unit in progress is known to the delta (`attempts`) and not wanted."""
         wanted = unit.attempt if unit is not None else 0
         return self.under_way and self.held <= attempts and self.held != wanted
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """One worker on this node."""
+    """State of a worker on this node."""
 
     worker: WorkerId
     job: JobId
@@ -167,7 +164,7 @@ class WorkerState:
 
 @dataclass(slots=True)
 class JobState:
-    """One job on this node."""
+    """State of a job on this node."""
 
     delta: GroupDelta | None = None
     digest: str = ""  # of the unpacked working directory
@@ -308,7 +305,6 @@ class Reconciler:
         return [*units, *(self._reconcile_group(name, job, job.delta) if job.delta else [])]
 
     def _reconcile_units(self, name: JobId, sweep: SweepDelta) -> list[Action]:
-        """Send units to workers; kill workers whose unit was withdrawn."""
         ordered = {unit.worker: unit for unit in sweep.units}
         actions: list[Action] = []
         for worker in self.workers.values():
@@ -382,14 +378,12 @@ class Reconciler:
         return [*self._grant(worker), *self._order(worker, delta)]
 
     def _grant(self, worker: WorkerState) -> list[Action]:
-        """Grant the slot's device when its former process has exited."""
         if worker.granted or worker.phase is not ProcessPhase.ALIVE or self._slot_taken(worker):
             return []
         worker.granted = True
         return [GrantSlot(worker.worker)]
 
     def _order(self, worker: WorkerState, delta: GroupDelta) -> list[Action]:
-        """Send the newest desired group, once."""
         order = (delta.version, delta.stage)
         if (
             worker.phase is not ProcessPhase.ALIVE

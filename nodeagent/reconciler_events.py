@@ -213,7 +213,7 @@ class RemoveWorker:
 
 @dataclass(frozen=True, slots=True)
 class ForgetJob:
-    """Nothing of the job is left here, and the job has ended."""
+    """The job has ended, and nothing of it is left on this node."""
 
     job: JobId
 

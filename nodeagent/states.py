@@ -70,7 +70,6 @@ def _key(state: StateRef) -> tuple[int, int, str]:
 
 
 def _is_coming(file: StateFile, delta: SweepDelta) -> bool:
-    """True if an unfinished file is being fetched."""
     return any(
         (one.state.trial, one.state.version) == (file.trial, file.version) for one in delta.wanted
     )
@@ -84,11 +83,7 @@ WHY_CHARACTERS: Final = 1000  # in a report
 
 
 class StateKeeper:
-    """States of all sweeps on this node.
-
-    Args:
-        publish: called in the loop's thread with the outcome of a wanted state.
-    """
+    """States of all sweeps on this node; `publish` receives the outcome of each wanted state."""
 
     def __init__(
         self, folders: NodeFolders, publish: Callable[[StateCopied | StateNotCopied], None]
@@ -237,12 +232,7 @@ def _drop_data(folder: Path) -> None:
 
 
 def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer | None:
-    """Serve the states on this node's disk; None, with a log line, if the address cannot be bound.
-
-    Args:
-        address: at which other nodes reach this one.
-        port: to listen on; 0: any.
-    """
+    """Serve the states on this node's disk; None, with a log line, if that is impossible."""
 
     def find(asked: AskState) -> Stored | None:
         if not JOB.fullmatch(asked.job):

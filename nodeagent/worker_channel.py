@@ -29,13 +29,8 @@ class WorkerChannel:
     """Connections of the workers, each identified by its worker's token.
 
     A connection belongs to a worker once it has sent that worker's token. All further messages are
-    attributed to that worker, whatever they state about job, version and rank.
-
-    Args:
-        address: ipc://PATH, in an existing folder.
-        token_of: returns the token of a worker; empty: an older library sends none; None: unknown
-            worker.
-        open_to_all: True if workers run as other users than the agent.
+    attributed to that worker, whatever they state about job, version and rank. `token_of` returns
+    an empty token for an older library, which sends none, and None for an unknown worker.
     """
 
     def __init__(

@@ -89,14 +89,8 @@ class _Fault:
 class WorkerManager:
     """Worker processes of a node, each on one slot, from the assignment to the exit code.
 
-    Args:
-        address: at which workers on other nodes reach those of this node.
-        python: interpreter of jobs that name none.
-        grace_s: between TERM and KILL, seconds.
-        check_node: checks whether the node can start workers, and reports if it cannot.
-        may_read: False while the controller has to catch up with reports.
-        accounts: None: jobs run as the agent.
-        groups: None: no control groups.
+    `check_node` checks whether the node can start workers, and reports if it cannot. `may_read` is
+    False while the controller has to catch up with reports.
     """
 
     def __init__(
@@ -205,7 +199,7 @@ class WorkerManager:
             self.read_reports(worker)
 
     def end_unheard(self) -> None:
-        """Kill workers whose folders were deleted: their reports cannot be read any more."""
+        """Kill workers whose folders were deleted: their reports cannot be read."""
         for worker, watched in self._watched.items():
             if watched.pidfd is not None and not watched.folder.written:
                 log.error("the folder of a worker is gone, and so it is ended", worker=worker)
@@ -446,7 +440,6 @@ class WorkerManager:
             self._spawn(self._remove_later(worker, path))
 
     async def _remove_later(self, worker: WorkerId, path: Path) -> None:
-        """Stop the worker's processes, then delete its folder, which may take long."""
         await self._release(worker)
         await asyncio.to_thread(remove_tree, path)
 

@@ -71,7 +71,7 @@ def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int
 
 
 def is_zygote(process: psutil.Process, where: str) -> bool:
-    """True if a process is a zygote whose socket path begins with `where`.
+    """True if a process is a zygote with a socket path that begins with `where`.
 
     A serving zygote has its title instead of its command line. `process` has `cmdline` in `info`.
     """
@@ -89,13 +89,10 @@ def spawn(
     limits: Jobs | None = None,
     enter: Callable[[int], None] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a zygote.
+    """Start a zygote as an account (None: the agent's), with limits for it and its workers.
 
-    Args:
-        output: file of its output; not in a folder of its user.
-        account: user of its first instruction on; None: the agent's.
-        limits: of the zygote and of each of its workers.
-        enter: moves its process into its control group before its interpreter starts.
+    `output` must not be in a folder of that account. `enter` moves the process into its control
+    group before its interpreter starts.
 
     Raises:
         StartError: if it cannot be started.
@@ -151,7 +148,6 @@ def _let_begin(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -
 
 
 def _limited(limits: Jobs | None) -> list[str]:
-    """Return the command prefix that sets hard limits."""
     if limits is None:
         return []
     words = [f"--nofile={limits.files}:{limits.files}"] if limits.files else []

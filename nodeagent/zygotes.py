@@ -61,9 +61,8 @@ class ZygoteConnection:
     async def fork(self, folder: Path, enter: Callable[[int], None] | None = None) -> Forked:
         """Have the zygote start the worker of a folder that contains an assignment.
 
-        Args:
-            enter: moves the process into its control group before the worker starts; with an older
-                zygote, afterwards.
+        `enter` moves the process into its control group before the worker starts; with an older
+        zygote, afterwards.
 
         Raises:
             StartError: if the worker did not start.
@@ -143,13 +142,7 @@ class ZygoteConnection:
 
 
 class ZygotePool:
-    """Connections to zygotes: finds running zygotes and starts missing ones; never ends one.
-
-    Args:
-        folders: sockets and output of zygotes lie in its `sockets`.
-        limits: of each zygote and its workers.
-        groups: for zygotes that run as other users than the agent; None: none.
-    """
+    """Connections to zygotes: finds running zygotes and starts missing ones; never ends one."""
 
     def __init__(
         self, folders: NodeFolders, limits: Jobs | None = None, groups: JobGroups | None = None
@@ -170,11 +163,7 @@ class ZygotePool:
     ) -> Forked:
         """Start a worker; a zygote that exits meanwhile is replaced once.
 
-        Args:
-            python: path or name of the job's interpreter.
-            folder: of the worker, with its assignment.
-            account: of the worker; None: the agent's.
-            enter: moves the process into its control group before the worker starts.
+        `enter` moves the process into its control group before the worker starts.
 
         Raises:
             StartError: naming the interpreter, with its output.
@@ -225,10 +214,7 @@ class ZygotePool:
             self._locks.pop(key, None)
 
     async def warm_up(self, python: str) -> None:
-        """Start an interpreter's zygote before the first job needs it.
-
-        Does nothing if that is the agent's interpreter and has no torch.
-        """
+        """Start a zygote before the first job, unless the agent's interpreter has no torch."""
         if python == sys.executable and importlib.util.find_spec("torch") is None:
             return
         try:
@@ -283,10 +269,7 @@ class ZygotePool:
         raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
 
     def _rlimits(self) -> Jobs | None:
-        """Return the limits without those that control groups enforce.
-
-        A process limit of a uid could not be changed any more for running processes.
-        """
+        """Return the limits that groups do not enforce; those of processes are permanent."""
         if self.limits is not None and self._groups.bounds(PIDS):
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits
@@ -297,7 +280,6 @@ class ZygotePool:
         return partial(self._groups.enter_zygote, account.cgroup)
 
     def _clear(self, path: Path, account: Account | None) -> Path:
-        """Remove the old socket, and return the file for the zygote's output."""
         path.unlink(missing_ok=True)
         if account is None:
             return path.with_suffix(".log")
@@ -306,10 +288,7 @@ class ZygotePool:
         return self._folders.zygotes / f"{account.owner.uid}-{path.stem}.log"
 
     async def _await_former(self, path: Path, uid: int) -> ZygoteConnection | None:
-        """Wait for a zygote that an earlier agent process started.
-
-        It imports torch at this moment, or will notice that its socket's file was deleted.
-        """
+        """Wait for a zygote of an earlier agent that imports torch or misses its socket."""
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
         for pid, ticks, age_s in await asyncio.to_thread(former, path, workers, uid):
@@ -332,11 +311,7 @@ def _uid_at(connection: socket.socket) -> int:
 
 
 class JobUids:
-    """Uids of running workers; kills all processes of a job's own uid after its last worker.
-
-    Args:
-        accounts: knows the uids that belong to one job alone; None: none.
-    """
+    """Uids of running workers; kills all processes of a job's own uid after its last worker."""
 
     def __init__(self, accounts: JobAccounts | None, zygotes: ZygotePool) -> None:
         self._accounts = accounts
@@ -361,10 +336,7 @@ class JobUids:
             await self._empty(uid)
 
     async def end_unused(self, sockets: Path) -> None:
-        """End the zygotes of jobs without workers here, left by an earlier agent process.
-
-        `sockets` is the node's folder with a folder for each uid.
-        """
+        """End the zygotes of jobs without workers here, left by an earlier agent process."""
         found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
         for uid in (int(name) for name in found if name.isdigit()):
             await self._empty(uid)

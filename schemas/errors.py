@@ -91,11 +91,7 @@ class BadFieldError(OnesError):
 
 
 class UnknownJobError(OnesError):
-    """No job of that name was ever accepted by this cluster.
-
-    Args:
-        known: names of jobs to propose from.
-    """
+    """The cluster has never accepted a job of that name; `known` are names to propose from."""
 
     code = "unknown_job"
 
@@ -106,7 +102,7 @@ class UnknownJobError(OnesError):
 
 
 class UnknownNodeError(OnesError):
-    """No agent of that name ever joined."""
+    """An agent of that name has never joined."""
 
     code = "unknown_node"
 

@@ -37,8 +37,5 @@ def index_of(slot: SlotId) -> int:
 
 
 def worker_id(job: JobId, version: Version, rank: Rank) -> WorkerId:
-    """Return the name of a worker process, and of its folder on the node.
-
-    `version` is that of the group in which the worker started.
-    """
+    """Return the name of a worker that starts with `version`; also the name of its folder."""
     return WorkerId(f"{job}.v{version}.r{rank}")

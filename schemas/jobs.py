@@ -238,7 +238,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem of a job file, with its remedy."""
+    """Problem of a job file, with its remedy."""
 
     field: str
     what: str
@@ -328,10 +328,7 @@ def _paths(spec: JobSpec) -> list[Problem]:
 
 
 def not_python(script: str, first: bytes = b"") -> tuple[str, str] | None:
-    """Return why a file is not a Python script, and the remedy; None if it may be one.
-
-    `first` holds the first bytes of the file, or is empty if they are not available.
-    """
+    """Return why a script, perhaps with known first bytes, is not Python, and the remedy."""
     name = script.rpartition("/")[2]
     suffix = name[name.rfind(".") :].lower() if "." in name[1:] else ""
     shebang = first.partition(b"\n")[0] if not suffix and first.startswith(b"#!") else b""

@@ -8,7 +8,7 @@ from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId
 
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, or one declared CPU slot on a host without GPUs."""
+    """GPU, or a declared CPU slot on a host without GPUs."""
 
     index: int
     kind: str  # "gpu" or "cpu"
@@ -42,7 +42,7 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker of a group."""
+    """Worker of a group."""
 
     rank: Rank
     slot: SlotId

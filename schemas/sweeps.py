@@ -19,11 +19,8 @@ from schemas.ids import JobId
 def brackets(most: int, eta: int) -> list[tuple[int, int]]:
     """Return Hyperband's brackets: number of trials, and length of the first rung in epochs.
 
-    Li et al., JMLR '18, algorithm 1, with R = `most`: s from floor(log_eta R) down to 0,
-    n = ceil((s_max + 1) eta^s / (s + 1)), r = R eta^-s.
-
-    Args:
-        most: epochs of a trial that is never stopped.
+    Li et al., JMLR '18, algorithm 1, with R = `most`, the epochs of a trial that is never stopped:
+    s from floor(log_eta R) down to 0, n = ceil((s_max + 1) eta^s / (s + 1)), r = R eta^-s.
     """
     top = 0
     while eta ** (top + 1) <= most:
@@ -98,7 +95,7 @@ Space = Mapping[str, Parameter]
 
 
 class Grid(msgspec.Struct, frozen=True, tag="grid", tag_field="type", forbid_unknown_fields=True):
-    """Every combination of choices and whole numbers, each trained to the last epoch."""
+    """Grid of all combinations of choices and whole numbers, each trained to the last epoch."""
 
 
 class RandomSearch(

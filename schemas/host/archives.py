@@ -120,10 +120,7 @@ def _too_large(what: str) -> ArchiveTooLargeError:
 
 
 class _Limited:
-    """File with a maximum size, whatever the tar headers state.
-
-    tarfile skips the content of files by `seek`, so everything read between two files is headers.
-    """
+    """File of at most `most` bytes; since tarfile seeks over content, what is read are headers."""
 
     def __init__(self, file: IO[bytes], most: int, bounds: ArchiveBounds) -> None:
         self._file = file

@@ -61,10 +61,7 @@ class Findings:
             self.add(field, f"no room is left in {there}", "free space there")
 
     def pid_file(self, name: str) -> None:
-        """Check that a pid file can be written.
-
-        `name` is relative to the settings file's folder; empty: no pid file.
-        """
+        """Check that a pid file, relative to the settings file, can be written; empty: none."""
         if name:
             self.folder("pid_file", (self.path.parent / name).parent)
 
@@ -82,10 +79,7 @@ class Findings:
         return False
 
     def port(self, field: str, host: str, port: int) -> None:
-        """Check that no other process listens on a TCP port; 0 means none, or any.
-
-        `host` must be an address of this host.
-        """
+        """Check that no other process listens on a TCP port of this host; 0 means none, or any."""
         try:
             _bind(host, port)
         except OSError as error:

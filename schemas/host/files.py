@@ -96,10 +96,7 @@ class FileSeen(NamedTuple):
 def outdated(
     files: Iterable[FileSeen], keep_s: float, keep_bytes: int, now: float
 ) -> list[FileSeen]:
-    """Return the files to delete, oldest first.
-
-    These are the files older than `keep_s`, and the oldest while all exceed `keep_bytes`.
-    """
+    """Return the files older than `keep_s`, and the oldest while all exceed `keep_bytes`."""
     ordered = sorted(files, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
     found = []

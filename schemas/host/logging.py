@@ -20,10 +20,7 @@ class LogLines:
     """Writer of log lines to a file descriptor that may be full, closed or slow; never raises.
 
     A full disk, a closed terminal or an unread pipe lose lines, but do not end the process. The
-    next line that can be written is preceded by the number of lost lines.
-
-    Args:
-        lost: returns the line that states how many lines are missing.
+    next line that can be written is preceded by `lost` of their number.
     """
 
     def __init__(self, fd: int, lost: Callable[[int], str]) -> None:
@@ -93,10 +90,7 @@ def _lost(lines: int) -> str:
 
 
 def notify(state: str) -> None:
-    """Send a state such as `READY=1` to systemd, see sd_notify(3); without systemd do nothing.
-
-    A failure is logged.
-    """
+    """Send a state such as `READY=1` to systemd if it runs (sd_notify(3)); log a failure."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

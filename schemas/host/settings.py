@@ -186,10 +186,7 @@ def wrong_value(
 ) -> SettingsError:
     """Return the error of a key that is missing or has a value of the wrong type.
 
-    Args:
-        kind: the struct that could not be filled.
-        prefix: of the struct's keys in the file, with its dot.
-        key: key of `kind` whose value alone was converted; empty: the whole table.
+    `prefix` is that of the struct's keys in the file; `key` is set if only its value was converted.
     """
     text, _, where = str(error).partition(" - at `")
     field = f"{key}{where.rstrip('`').removeprefix('$')}".removeprefix(".")
@@ -290,10 +287,8 @@ log = structlog.get_logger("settings")
 class SettingsReload(Generic[S]):
     """Settings of a running daemon.
 
-    Args:
-        load: reads the file again; raises a `SettingsError` if it is invalid.
-        safe: fields that may change, each with the function that applies the new settings.
-        always: called at each reload, for example for files that the settings name.
+    `load` reads the file again. `safe` has the fields that may change, each with the function that
+    applies the new settings; `always` is called at each reload, for files that the settings name.
     """
 
     def __init__(

@@ -60,10 +60,7 @@ class StateFile:
 
 
 def header_of(frames: Frames, digest: str) -> bytes:
-    """Return the header that precedes the frames in a file and on the wire.
-
-    `digest` is the SHA-256 of the frames, hexadecimal, here and below.
-    """
+    """Return the header that precedes the frames, with their SHA-256 in hexadecimal."""
     sizes = b"".join(SIZE.pack(len(frame)) for frame in frames)
     return HEADER.pack(MAGIC, bytes.fromhex(digest), len(frames)) + sizes
 
@@ -118,7 +115,6 @@ def require_digest(found: str, wanted: str) -> None:
 
 
 def _parse_header(fixed: Buffer, rest: Buffer) -> tuple[str, list[int]]:
-    """Return the digest and the sizes of the frames."""
     if len(fixed) == HEADER.size:
         magic, digest, count = HEADER.unpack(fixed)
         if magic == MAGIC and count <= MAX_FRAMES and len(rest) >= count * SIZE.size:
@@ -175,10 +171,7 @@ def states_in(folder: Path) -> Iterator[tuple[StateFile, Path]]:
 
 
 def digest_of(path: Path) -> str | None:
-    """Return the digest in a file's header; None if the file is unfinished, truncated or no state.
-
-    The length of the frames is checked, their content is not.
-    """
+    """Return the digest in a file's header; None if the file is unfinished or invalid."""
     if path.name.endswith(UNFINISHED):
         return None
     try:

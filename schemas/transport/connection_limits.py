@@ -50,10 +50,7 @@ class _Silent:
 
 
 class KeyConnections:
-    """Open connections of each key at each port; `clock` returns monotonic seconds.
-
-    Descriptors that are not known are ignored.
-    """
+    """Open connections of each key at each port; descriptors that are not known are ignored."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -64,7 +61,7 @@ class KeyConnections:
         self._said: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
 
     def accepted(self, descriptor: int, port: str, host: str) -> None:
-        """Record a new connection, whose key is not known yet."""
+        """Record a new connection; the key of its peer is not known yet."""
         self.closed(descriptor)
         self._open[descriptor] = _Open(port, host, self._clock())
         self._silent.setdefault((port, host), _Silent()).connections += 1

@@ -40,11 +40,7 @@ class _Cuts:
 
 
 class CutBackoff:
-    """Reconnect delays of keys whose connections were cut, for each port.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Reconnect delays of keys after cuts of their connections, for each port."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -110,8 +106,6 @@ class _Connection:
 
 
 class _Ended(NamedTuple):
-    """A connection that was cut off."""
-
     peer: str  # address
     port: str
     key: bytes  # empty: not known
@@ -142,11 +136,7 @@ def latest_events(monitor: zmq.Socket[bytes]) -> Events:
 
 
 class ConnectionWatch:
-    """Comparison of the bytes that arrived over each TCP connection with the bytes that were read.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Comparison of the bytes that arrived over each TCP connection with those that were read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -238,10 +228,7 @@ class ConnectionWatch:
         return max(0, ahead - forgiven)
 
     def cut(self, descriptor: int) -> str:
-        """Cut a connection, drop its unread bytes, and count the cut against its key.
-
-        Returns the address of its peer; empty if there is no such connection.
-        """
+        """Cut a connection, count it against its key, and return the peer's address, if any."""
         ended = self._end(descriptor)
         if ended is None:
             return ""
@@ -262,11 +249,7 @@ class ConnectionWatch:
     def cut_those_ahead(self, aheads: dict[int, int]) -> list[str]:
         """Cut connections beyond the limit of one, then the worst while all exceed the total limit.
 
-        Args:
-            aheads: unread bytes, by descriptor.
-
-        Returns:
-            A log line for each connection that was cut.
+        Takes unread bytes by descriptor, and returns a log line for each cut.
         """
         total = sum(aheads.values())
         cut = []
@@ -290,10 +273,7 @@ class ConnectionWatch:
         return self.cut_those_ahead({each: self.ahead(each) for each in self.descriptors()})
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Check repeatedly without blocking the event loop, until cancelled.
-
-        `refused` is called with a line for each connection that was cut.
-        """
+        """Check repeatedly until cancelled; `refused` is called with a line for each cut."""
         while True:
             await asyncio.sleep(EVERY_S)
             while self.notice():

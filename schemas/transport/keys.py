@@ -58,12 +58,8 @@ class Authority:
     """ZAP handler: answers libzmq's question whether a key may connect, for one context.
 
     An exception while answering would leave every later handshake waiting, so `run` refuses only
-    that request and continues. The application's task group owns it.
-
-    Args:
-        known: public key (Z85) to its owner; may change while this runs.
-        denied: called with the reason of a refusal, and the peer's address.
-        watch: counts the connections of each key.
+    that request and continues. The application's task group owns it. `denied` is called with the
+    reason of a refusal and the peer's address.
     """
 
     def __init__(
@@ -315,12 +311,7 @@ def refuse_wide(path: Path) -> None:
 
 
 class KnownKeys(Mapping[bytes, Identity]):
-    """Mapping of the valid public keys (Z85) to their owners; expired keys are not in it.
-
-    Args:
-        listed: all keys, including expired ones.
-        clock: seconds since the epoch.
-    """
+    """Mapping of the valid public keys (Z85) to their owners; expired keys are not in it."""
 
     def __init__(
         self, listed: Mapping[bytes, Identity], clock: Callable[[], float] = time.time

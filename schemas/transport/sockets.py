@@ -40,7 +40,7 @@ class AddressInUseError(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One message as it came off a socket."""
+    """Message as it came off a socket."""
 
     frames: tuple[bytes, ...]
     identity: Identity | None  # of an authorised key; None on ipc and on the client's side
@@ -55,10 +55,7 @@ class Incoming:
 
     @property
     def revoked(self) -> bool:
-        """True if the key was revoked, or given to another owner, since the peer connected.
-
-        Long operations check this again before they end.
-        """
+        """True if the key was revoked, or given to another owner, since the peer connected."""
         return bool(self.key) and (
             self.identity is None or self.known.get(self.key) != self.identity
         )
@@ -67,9 +64,8 @@ class Incoming:
 class Socket:
     """A socket that one task owns.
 
-    Args:
-        known: owners of the CURVE keys that peers must show; None: the socket uses no keys.
-        watch: counts what is read from each connection; None: not counted.
+    `known` has the owners of the CURVE keys that peers must show; None: the socket uses no keys.
+    `watch` counts what is read from each connection; None: not counted.
     """
 
     def __init__(
@@ -153,10 +149,7 @@ class Socket:
         return True
 
     def _look_soon(self) -> None:
-        """Check for arrived messages soon, once per turn of the event loop.
-
-        Sending may consume libzmq's signal of an arrival, and a waiting task would not wake up.
-        """
+        """Check for arrivals once per turn: sending may consume the signal that wakes a reader."""
         if not self._looking:
             self._looking = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -177,11 +170,7 @@ class Socket:
         return self._watch.keys.says(incoming.source, sum(map(len, incoming.frames)))
 
     def cut(self, incoming: Incoming) -> bool:
-        """Cut the connection of a message; its peer may reconnect.
-
-        Unread messages that the peer sent before are dropped. Returns False if the
-        connection did not exist any more.
-        """
+        """Cut a message's connection, drop its unread messages; False if it was closed already."""
         if self._watch is None:
             return False
         while len(self._cut) >= REMEMBERED:
@@ -207,11 +196,7 @@ class Socket:
             raise SettingsError(what, "choose another address") from None
 
     def admit(self, topic: bytes) -> None:
-        """Grant the subscription that was just received (manual XPUB).
-
-        Args:
-            topic: prefix of the messages that the subscriber may receive.
-        """
+        """Grant messages with this prefix to the subscription just received (manual XPUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def revoke(self, topic: bytes) -> None:
@@ -229,11 +214,7 @@ class Socket:
 
 
 class Link:
-    """The sockets of one process: a context, its keys, and the keys that may connect.
-
-    Args:
-        keys: of this process; without them only loopback and ipc can be used.
-    """
+    """The sockets of one process; without keys only loopback and ipc can be used."""
 
     def __init__(self, keys: KeyPair | None = None) -> None:
         self._context = zmq.asyncio.Context()
@@ -246,10 +227,7 @@ class Link:
         self._ports = 0  # number of bound sockets
 
     async def watch_connections(self, refused: Callable[[str], None]) -> None:
-        """Disconnect peers that send more than is read, on bound sockets, until cancelled.
-
-        `refused` is called with a line about each cut.
-        """
+        """Disconnect peers that send more than is read, until cancelled; report them."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch.run(refused))
             for local in self._local:
@@ -377,10 +355,7 @@ class ThreadDealer:
         os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_s: float) -> tuple[list[bytes], bool]:
-        """Wait for messages, a wake or the timeout.
-
-        Returns the messages, and whether a connection was established since the last call.
-        """
+        """Wait for messages, a wake or the timeout; also return whether a connection was made."""
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         connected = self._monitor in ready
         if connected:

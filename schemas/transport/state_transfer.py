@@ -148,7 +148,7 @@ MAX_STATE: Final = 1 << 40  # bytes
 
 
 class StateUnavailableError(OnesError):
-    """No source could provide the state; carries one reason per source."""
+    """The state is not available from any source; the message has one reason per source."""
 
     code = "state_unavailable"
 
@@ -193,8 +193,6 @@ def fetch_state(
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """Limits of the wait for a source."""
-
     piece_s: float
     stopped: Callable[[], bool]
     probe: Callable[[], None]
@@ -261,8 +259,6 @@ def _require_listener(source: str) -> None:
 
 
 class _Request:
-    """The pieces of a file that are still missing."""
-
     def __init__(self, asked: AskState) -> None:
         self._asked = asked
         self.digest = asked.digest

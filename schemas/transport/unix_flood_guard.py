@@ -49,11 +49,7 @@ class _Connection:
 
 
 class LocalWatch:
-    """Guard of the connections of one Unix socket.
-
-    Args:
-        memory: returns the memory of this process, bytes.
-    """
+    """Guard of the connections of one Unix socket; `memory` returns this process's bytes."""
 
     _numbers = itertools.count()
 
@@ -83,10 +79,7 @@ class LocalWatch:
         return len(self._connections)
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Watch until cancelled.
-
-        `refused` is called with a line for each connection that was cut, or one for all of them.
-        """
+        """Watch until cancelled; `refused` receives a line for each cut, or one for all."""
         while True:
             await asyncio.sleep(EVERY_S)
             more = True

@@ -46,7 +46,7 @@ class WorkerReady(ScriptReport, tag="worker.ready.2"):
 
 
 class SlotAwaited(ScriptReport, tag="worker.slot_awaited.1"):
-    """All that needs no device is built; the worker waits until the slot's owner has exited."""
+    """The worker has built what needs no device, and waits until the slot's owner has exited."""
 
 
 class StoreOpened(ScriptReport, tag="worker.store_opened.1"):
@@ -190,14 +190,14 @@ class WorkerRefused(WorkerEvent, tag="worker.refused.1"):
 
 
 class JobCleared(Message, tag="worker.cleared.1"):
-    """No process of `job` older than `version` is left on the node, except members of its group."""
+    """The node has no process of `job` older than `version`, except members of its group."""
 
     job: JobId
     version: Version
 
 
 class NodeHealth(Message, tag="node.health.1"):
-    """Whether the node can start workers; sent when this changes, and in each `Hello`."""
+    """Problems that keep the node from starting workers; sent on changes, and in each `Hello`."""
 
     problems: tuple[str, ...]  # with their remedies; empty: it can start workers
 
@@ -252,7 +252,7 @@ AgentEvent = (
 
 
 class Numbered(Message, tag="agent.numbered.1"):
-    """One event with its place in the stream of (node, boot)."""
+    """An event with its place in the stream of (node, boot)."""
 
     node: NodeId
     boot: BootId

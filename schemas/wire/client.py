@@ -138,10 +138,7 @@ class ListJobs(Message, tag="client.list_jobs.1"):
 
 
 class GetJob(Message, tag="client.get_job.1"):
-    """A page of everything about one job.
-
-    With `wait_s`, the reply waits until the job has ended, at most so long.
-    """
+    """A page of everything about one job; with `wait_s`, when it has ended or after that time."""
 
     job: JobId
     wait_s: float = 0.0
@@ -311,7 +308,7 @@ class JobState(Message, tag="client.job_state.1"):
 
 
 class WorkerInfo(Message, tag="client.worker_info.2"):
-    """One worker process of a job."""
+    """A worker process of a job."""
 
     rank: Rank  # in the current group; without a group, the rank with which it started
     node: NodeId
@@ -325,7 +322,7 @@ class WorkerInfo(Message, tag="client.worker_info.2"):
 
 
 class Change(Message, tag="client.change.1"):
-    """One line of a job's history."""
+    """A line of a job's history."""
 
     time: Seconds
     from_state: str
@@ -342,7 +339,7 @@ class Size(Message, tag="client.size.1"):
 
 
 class Decision(Message, tag="client.decision.1"):
-    """One group that was ordered, with its reason and the numbers behind it."""
+    """A group that was ordered, with its reason and the numbers behind it."""
 
     time: Seconds
     was: Size = msgspec.field(name="from")
@@ -386,7 +383,7 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
 
 
 class VersionInfo(Message, tag="client.version_info.3"):
-    """One group that was ordered.
+    """A group that was ordered.
 
     A group that started from a checkpoint undoes what earlier workers did after `resumed_step`.
     """
@@ -466,7 +463,7 @@ class SearchInfo(Message, tag="client.search_info.1"):
 
 
 class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration of a sweep."""
+    """A configuration of a sweep."""
 
     number: int
     values: dict[str, Value]
