@@ -177,7 +177,7 @@ class DrainNode(Message, tag="client.drain_node.1"):
 
     node: NodeId
     reason: str = ""
-    within_s: float | None = None  # then the remaining jobs are stopped and wait; None: never
+    within_s: float | None = None  # after that, remaining jobs are stopped and wait; None: never
 
 
 class UndrainNode(Message, tag="client.undrain_node.1"):
@@ -284,9 +284,9 @@ class JobSummary(Message, tag="client.job_summary.1"):
     rescales: int
     batch_changes: int
     ended_at: Seconds | None = None
-    promised_end: Seconds | None = None  # first forecast of the policy
-    expected_end: Seconds | None = None  # latest forecast of the policy
-    predicted_loss: float | None = None  # forecast of the policy for the current slots
+    promised_end: Seconds | None = None  # completion time that the policy forecast first
+    expected_end: Seconds | None = None  # its latest forecast of the completion time
+    predicted_loss: float | None = None  # the policy's forecast for the current slots
     project: str = ""  # whose members see the job; the user's name if none was given
 
 
