@@ -30,8 +30,8 @@ PRLIMIT, SETPRIV = "prlimit", "setpriv"  # programs of util-linux
 MOST_UID: Final = 2**32 - 2
 AGENT, SUBMITTER, JOB = "agent", "submitter", "job"
 KEEP_APART: Final = (
-    "run the agent as root (jobs get uids of their own), or say that all users of the cluster "
-    "trust each other: jobs.trust_each_other = true"
+    "run the agent as root (jobs get uids of their own), or set "
+    "jobs.trust_each_other = true if all users of the cluster trust each other"
 )
 
 
@@ -88,7 +88,7 @@ def check_jobs(settings: AgentSettings) -> str:
     chosen = run_as(settings)
     first, count = settings.jobs.uids
     if first < LEAST_UID or count < 1 or first + count - 1 > MOST_UID:
-        what = f"jobs.uids: [{first}, {count}] are no uids of jobs"
+        what = f"jobs.uids: [{first}, {count}] is no range of uids for jobs"
         raise SettingsError(
             what, f"give [FIRST, COUNT] with FIRST from {LEAST_UID} on", "jobs.uids"
         )
@@ -110,14 +110,14 @@ def _check_limits(jobs: Jobs, chosen: str) -> None:
     ):
         value = getattr(jobs, name)
         if 0 < value < least:
-            what = f"jobs.{name}: {value} are too few for any worker"
+            what = f"jobs.{name}: {value} is too low for any worker"
             raise SettingsError(what, f"give {least} or more, or 0: no limit", f"jobs.{name}")
     bounded = {name for tree in find(jobs.cgroup) for name in tree.controllers}
     if jobs.memory_bytes and MEMORY not in bounded:
-        what = f"jobs.memory_bytes: {_no_groups(jobs)} that bound memory"
+        what = f"jobs.memory_bytes: {_no_groups(jobs)} that limit memory"
         raise SettingsError(what, GROUPS_NEEDED, "jobs.memory_bytes")
     if jobs.pids and PIDS not in bounded and chosen == AGENT:
-        what = f"jobs.pids: {_no_groups(jobs)} that bound processes, and jobs run as the agent"
+        what = f"jobs.pids: {_no_groups(jobs)} that limit processes, and jobs run as the agent"
         raise SettingsError(
             what, f'set run_as to "job" or "submitter", or {GROUPS_NEEDED}', "jobs.pids"
         )
@@ -129,7 +129,7 @@ def _check_limits(jobs: Jobs, chosen: str) -> None:
 
 def _no_groups(jobs: Jobs) -> str:
     where = f"below {jobs.cgroup} " if jobs.cgroup else "below its own "
-    return f"the agent can make no control groups {where.rstrip()}"
+    return f"the agent cannot create control groups {where.rstrip()}"
 
 
 def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
@@ -151,7 +151,7 @@ def account_of(jobs: Jobs, user: str) -> Account:
     """
     field = f"jobs.users.{user}"
     if not user:
-        what = "the controller does not say who submitted the job"
+        what = "the controller does not name the owner of the job"
         raise SettingsError(what, "upgrade the controller first", "jobs.run_as")
     name = jobs.users.get(user)
     if name is None:
@@ -163,11 +163,13 @@ def account_of(jobs: Jobs, user: str) -> Account:
         what = f"{field}: there is no account {name!r} on this host"
         raise SettingsError(what, f"useradd {name}, or name another one", field) from None
     if entry.pw_uid < LEAST_UID:
-        what = f"{field}: {name!r} has uid {entry.pw_uid}, below {LEAST_UID}: no job runs as that"
-        raise SettingsError(what, "name an account of a person", field)
+        what = (
+            f"{field}: {name!r} has uid {entry.pw_uid}, below {LEAST_UID}, which jobs may not use"
+        )
+        raise SettingsError(what, "name a user's account", field)
     groups = tuple(g for g in os.getgrouplist(name, entry.pw_gid) if g != 0)
     if entry.pw_gid == 0:
-        raise SettingsError(f"{field}: {name!r} is of group 0", "name another account", field)
+        raise SettingsError(f"{field}: {name!r} is in group 0", "name another account", field)
     owner = Owner(entry.pw_uid, entry.pw_gid)
     return Account(owner, groups, name, entry.pw_dir, f"uid-{entry.pw_uid}")
 
@@ -243,15 +245,15 @@ class JobAccounts:
         mine = next((uid for uid, names in owners.items() if job in names), None)
         mine = mine or next((uid for uid, name in self._taken.items() if name == job), None)
         if mine is not None and owners.get(mine, {job}) - {job}:
-            what = f"uid {mine} of job {job} is another job's on this node"
-            raise NodeStartError(what, "give more jobs.uids, the same on every node")
+            what = f"uid {mine} of job {job} belongs to another job on this node"
+            raise NodeStartError(what, "extend jobs.uids, the same on every node")
         if mine is None:
             begin = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8]) % count
             turns = (first + (begin + turn) % count for turn in range(count))
             mine = next((uid for uid in turns if uid not in uids and uid not in self._taken), None)
         if mine is None:
-            what = f"all {count} uids of jobs are taken by what jobs left"
-            raise NodeStartError(what, "give more jobs.uids, or keep less of ended jobs")
+            what = f"all {count} uids of jobs are used by folders of jobs"
+            raise NodeStartError(what, "extend jobs.uids, or keep fewer folders of ended jobs")
         home = str(self._folders.job(job))
         return Account(Owner(mine, mine), (), f"job-{mine}", home, group_of_job(job))
 

@@ -225,7 +225,7 @@ class Agent:
             self._server.close()
         self._link.close()
         self._locks.close()
-        log.info("agent stopped; its workers go on", node=self._node)
+        log.info("agent stopped, workers continue", node=self._node)
 
     # --- tasks
 
@@ -249,9 +249,9 @@ class Agent:
 
     async def _keep_session(self) -> None:
         while True:
-            with passed_over("a turn of the session"):
+            with passed_over("session tick"):
                 self._apply(self._session.tick(self._now()))
-            with passed_over("the fence"):
+            with passed_over("fence"):
                 fence_s = self._settings.fence_s
                 if fence_s and self._session.alone_s(self._now()) >= fence_s:
                     self._manager.fence()
@@ -260,7 +260,7 @@ class Agent:
     async def _read_reports(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            with passed_over("a look at the workers"):
+            with passed_over("check of the workers"):
                 self._manager.end_unheard()
                 self._manager.read_all_reports()
 
@@ -283,7 +283,7 @@ class Agent:
                 case Welcomed(welcome=welcome):
                     self._welcomed(welcome)
                 case Rejected(refused=refused):
-                    log.error("the controller refuses this node", why=refused.message)
+                    log.error("controller refused this node", why=refused.message)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -320,7 +320,7 @@ class Agent:
 
     def _handle(self, event: Event) -> None:
         for action in self._reconciler.handle(event):
-            with passed_over("an action", kind=type(action).__name__):
+            with passed_over("action", kind=type(action).__name__):
                 self._perform(action)
 
     def _perform(self, action: Action) -> None:
@@ -364,7 +364,7 @@ def _checked(path: Path) -> AgentSettings:
 
 
 def _too_early() -> None:
-    log.info("settings are being read at this moment")
+    log.info("reload signal ignored: still starting")
 
 
 async def run(path: Path) -> None:

@@ -167,7 +167,7 @@ class BulkTraffic:
                         self._fetcher.receive(piece)
 
     async def _answer(self, asked: AskFiles | AskPiece) -> None:
-        with passed_over("question about files", kind=type(asked).__name__):
+        with passed_over("request for files", kind=type(asked).__name__):
             async with self._reading:
                 found = await asyncio.to_thread(job_folders.answer, asked, self._folders)
             if self.socket is not None:

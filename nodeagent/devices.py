@@ -123,7 +123,7 @@ def list_gpus() -> tuple[Gpu, ...]:
     except ImportError:
         if DRIVER.exists():
             remedy = "in a checkout of ONES: pip install '.[gpu]'"
-            driver_log.warning("a GPU driver, and no way to ask it", remedy=remedy)
+            driver_log.warning("GPU driver found, but pynvml is not installed", remedy=remedy)
         return ()
     try:
         pynvml.nvmlInit()
@@ -138,13 +138,13 @@ def list_gpus() -> tuple[Gpu, ...]:
     finally:
         pynvml.nvmlShutdown()
     if gpus and not any(gpu.uuid for gpu in gpus):
-        raise _silent(f"none of its {len(gpus)} GPUs answers")
+        raise _silent(f"none of its {len(gpus)} GPUs responds")
     return gpus
 
 
 def _silent(why: str) -> SettingsError:
     why = why.rstrip(".")
-    hint = 'see what nvidia-smi says, or offer CPU slots with devices = "cpu"'
+    hint = 'check nvidia-smi, or offer CPU slots with devices = "cpu"'
     return SettingsError(f"devices: the GPU driver cannot be used: {why}", hint, "devices")
 
 
@@ -156,10 +156,10 @@ def _gpu(nvml: ModuleType, index: int) -> Gpu:
             return Gpu(device.uuid, device.model, (device,))
         instances = tuple(_instances(nvml, handle))
     except nvml.NVMLError as error:
-        driver_log.warning("a GPU does not answer, and is not offered", gpu=index, error=str(error))
+        driver_log.warning("GPU does not respond, not offered", gpu=index, error=str(error))
         return Gpu("", "", ())
     if not instances:
-        driver_log.warning("MIG is on and has no instance: nothing is offered", gpu=index)
+        driver_log.warning("MIG is enabled without instances, GPU not offered", gpu=index)
     return Gpu(device.uuid, device.model, instances)
 
 
@@ -237,8 +237,8 @@ def fenced_s(settings: AgentSettings) -> float:
     if settings.fence_s == 0.0:
         return 0.0
     if settings.fence_s < LEAST_FENCE_S:
-        hint = f"give {LEAST_FENCE_S:g} or more, or 0: workers train on"
-        raise SettingsError(f"fence_s: {settings.fence_s:g} s are too short", hint, "fence_s")
+        hint = f"give {LEAST_FENCE_S:g} or more, or 0: workers continue"
+        raise SettingsError(f"fence_s: {settings.fence_s:g} s is too short", hint, "fence_s")
     return settings.fence_s + settings.kill_grace_s + FENCE_SPARE_S
 
 
@@ -308,7 +308,7 @@ def _visible(value: str, gpus: Sequence[Gpu], order: str | None) -> tuple[Device
     if not gpus:
         return ()
     if selection.repeated is not None:
-        what = f"{selection.repeated} stands in it twice, and CUDA then shows no GPU"
+        what = f"{selection.repeated} is listed twice, and CUDA then shows no GPU"
         raise _refuse(value, what, "name each GPU once")
     models = {gpu.model for gpu in gpus if gpu.model}
     if selection.by_index and len(models) > 1 and order != BUS_ORDER:
@@ -316,9 +316,9 @@ def _visible(value: str, gpus: Sequence[Gpu], order: str | None) -> tuple[Device
         raise _refuse(value, what, f"set {ORDER}={BUS_ORDER} beside it, or name UUIDs")
     hides = not value.strip() or (selection.ended_by or "").startswith("-")
     if not selection.devices and not hides:
-        raise _refuse(value, "it names no GPU that can be used", "nvidia-smi -L lists their UUIDs")
+        raise _refuse(value, "it names no usable GPU", "nvidia-smi -L lists their UUIDs")
     if selection.ended_by is not None and not hides:
-        log.warning("CUDA_VISIBLE_DEVICES ends at what names no GPU", entry=selection.ended_by)
+        log.warning("entry of CUDA_VISIBLE_DEVICES names no GPU", entry=selection.ended_by)
     return selection.devices
 
 

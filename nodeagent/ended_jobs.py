@@ -90,7 +90,9 @@ class Leftovers:
         for one in gone:
             remove_tree(self.root / one.name)
             if (self.root / one.name).exists():
-                leftovers_log.warning("not deleted", folder=str(self.root / one.name))
+                leftovers_log.warning(
+                    "folder of an ended job not deleted", folder=str(self.root / one.name)
+                )
             else:
                 (self.root / MARKS / one.name).unlink(missing_ok=True)
                 del sizes[one.name]
@@ -257,7 +259,7 @@ class Keeper:
                 self._area.note(job, ended=ended)
                 del left[job]
         except OSError as error:
-            log.warning("job not marked", ended=noted, why=str(error))
+            log.warning("ends of jobs not recorded", ended=noted, why=str(error))
         return left
 
     def _delete(self, keep: Kept, busy: set[JobId]) -> None:
@@ -266,7 +268,7 @@ class Keeper:
         except FileNotFoundError:  # the folder was never used
             return
         except OSError as error:
-            log.warning("what ended jobs left stays", why=str(error))
+            log.warning("folders of ended jobs not deleted", why=str(error))
             return
         if gone:
-            log.info("what ended jobs left is deleted", folder=str(self._area.root), jobs=gone)
+            log.info("folders of ended jobs deleted", folder=str(self._area.root), jobs=gone)

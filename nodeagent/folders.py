@@ -165,7 +165,7 @@ class WorkerFolder:
             (length,) = FRAME.unpack_from(data, start)
             end = start + FRAME.size + length
             if length > MAX_BYTES:  # the controller would refuse it
-                why = f"it has {length} bytes, more than {MAX_BYTES}, and is passed over"
+                why = f"{length} bytes exceed the limit of {MAX_BYTES}, skipped"
                 _AUDIT.refused("report of a worker", why, peer=self.worker)
                 start = end
                 break
@@ -209,7 +209,9 @@ class NodeFolders:
         self.run.chmod(self.mode)
         self.sockets.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if self.sockets.stat().st_uid != os.getuid():
-            raise SettingsError(f"{self.sockets} belongs to somebody else", "choose a shorter run")
+            raise SettingsError(
+                f"{self.sockets} belongs to another user", "choose a shorter path for run"
+            )
         self.work.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self.checkpoints.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if self.mode == PASSABLE:
@@ -317,7 +319,7 @@ class FolderLocks:
         lock = try_lock(path)
         if lock is None:
             what = f"{setting} {folder} is in use by another agent{_owner(path)}"
-            remedy = f"stop that one, or give each agent a {setting} of its own"
+            remedy = f"stop that agent, or give each agent a {setting} of its own"
             raise SettingsError(what, remedy, setting)
         self._held.append(lock)
         os.ftruncate(lock, 0)

@@ -61,7 +61,7 @@ class Place:
         try:
             self._make()
             if self.own and self.path.stat().st_uid != os.getuid():
-                return self._say("it belongs to somebody else", "choose a shorter run")
+                return self._say("it belongs to another user", "choose a shorter path for run")
             self._probe()
         except OSError as error:
             return self._say(error.strerror or str(error), _remedy(error))
@@ -74,7 +74,7 @@ class Place:
     @property
     def silence(self) -> str:
         """Problem text for a check that does not return."""
-        return self._say("it does not answer", "see to its file system")
+        return self._say("it does not respond", "check its file system")
 
     def _say(self, what: str, remedy: str) -> str:
         return f"{self.setting} {self.path}: {what}; {remedy}"
@@ -86,7 +86,7 @@ class Place:
             for path in (*reversed(missing), self.path):
                 path.mkdir(mode=self.mode, exist_ok=True)
                 path.chmod(self.mode)
-            folder_log.warning("folder was gone, and is made again", path=str(self.path))
+            folder_log.warning("folder was missing, created again", path=str(self.path))
 
     def _probe(self) -> None:
         path = self.path / f"{PROBE}-{os.uname().nodename}-{os.getpid()}"
@@ -106,7 +106,7 @@ def _remedy(error: OSError) -> str:
         return "mount it writable"
     if error.errno in {errno.EACCES, errno.EPERM}:
         return f"give it to user {_user()}"
-    return "see to its file system"
+    return "check its file system"
 
 
 def _user() -> str:
@@ -228,7 +228,7 @@ class HealthWatch:
         except (OnesError, OSError) as error:
             return f"run {self._socket}: workers cannot connect: {error}"
         self._identity = _identity(self._socket)
-        log.warning("the workers' socket was gone, and is bound again", path=str(self._socket))
+        log.warning("workers' socket was deleted, bound again", path=str(self._socket))
         return ""
 
     def _take(self, found: Sequence[str]) -> None:

@@ -33,8 +33,8 @@ log = structlog.get_logger("cgroups")
 PREFIX: Final = "ones-run-"
 ZYGOTES: Final = "zygotes"
 GROUPS_NEEDED: Final = (
-    "give it a group that it may divide: name it in jobs.cgroup, as bin/systemd/ones-jobs.service "
-    "makes one, or leave the limit out"
+    "set jobs.cgroup to a group that the agent may divide, such as that of "
+    "bin/systemd/ones-jobs.service, or remove the limit"
 )
 
 
@@ -77,7 +77,7 @@ class JobGroups:
             try:
                 self._divide()
             except OSError as error:
-                log.warning("limits are not set", file=error.filename, why=error.strerror)
+                log.warning("limits could not be set", file=error.filename, why=error.strerror)
                 return
             for job in set(self._held.values()):
                 self._bound_less(job)
@@ -106,7 +106,7 @@ class JobGroups:
             if pid is not None:
                 self.enter(worker, pid)
         except OSError as error:
-            log.warning("limits are not set", job=job, file=error.filename, why=error.strerror)
+            log.warning("limits could not be set", job=job, file=error.filename, why=error.strerror)
 
     def end_left(self) -> None:
         """Kill processes of workers that exited while no agent ran."""
@@ -114,7 +114,7 @@ class JobGroups:
             left = [leaf for _, leaf in self._leaves() if leaf.name not in {*self._held, ZYGOTES}]
         for leaf in left:
             if members(leaf):
-                log.warning("processes that a worker left are ended", group=str(leaf))
+                log.warning("killing processes that a worker left", group=str(leaf))
             end_all(leaf)
         self.tidy()
 
@@ -269,7 +269,9 @@ class JobGroups:
         try:
             self._bound(group_of_job(job), self._slots(job))
         except OSError as error:
-            log.warning("a limit stays as it was", job=job, file=error.filename, why=error.strerror)
+            log.warning(
+                "limit could not be changed", job=job, file=error.filename, why=error.strerror
+            )
 
     @contextlib.contextmanager
     def _passed_over_without_limits(self) -> Iterator[None]:
@@ -279,4 +281,4 @@ class JobGroups:
         except OSError as error:
             if self._limits.memory_bytes or self._limits.pids:
                 raise
-            log.warning("no control group", file=error.filename, why=error.strerror)
+            log.warning("control group not available", file=error.filename, why=error.strerror)

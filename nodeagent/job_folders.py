@@ -131,7 +131,7 @@ def _require_digest(file: BufferedReader, digest: str) -> None:
     found = hashlib.file_digest(file, "sha256").hexdigest()
     file.seek(0)
     if found != digest:
-        raise WorkspaceError("the working directory's archive was damaged on its way")
+        raise WorkspaceError("the working directory's archive was damaged in transit")
 
 
 PIECE: Final = 1 << 20
@@ -153,9 +153,11 @@ def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
     except OnesError as error:
         failed = error
     except OSError as error:
-        failed = UnavailableError(f"the node cannot read it: {error.strerror}", "look at its disk")
+        failed = UnavailableError(
+            f"the node cannot read the file: {error.strerror}", "check its disk"
+        )
     except (ValueError, RuntimeError) as error:  # a NUL byte; a cycle of links
-        failed = BadFieldError(f"no usable path: {error}", "ask for one of the list", "path")
+        failed = BadFieldError(f"invalid path: {error}", "use a path of the list", "path")
     return FilesRefused(
         request=asked.request, code=failed.code, message=failed.message, hint=failed.hint
     )
@@ -169,7 +171,7 @@ def stamp_of(status: os.stat_result) -> str:
 def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
     """Return the job's folder in an area; refuse names that could lead anywhere else."""
     if not job or "/" in job or job.startswith(".") or "\0" in job:
-        raise BadFieldError(f"{job!r} is no job", "ask for one that ran here", "job")
+        raise BadFieldError(f"{job!r} is not a job", "name a job that ran here", "job")
     roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
     root = roots.get(area, folders.states(job))
     return root.parent.resolve() / root.name
@@ -231,14 +233,14 @@ def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | 
         target = path.resolve(strict=True)
         status = target.stat()
     except (OSError, RuntimeError):
-        refused.append(f"{name}: it leads nowhere")
+        refused.append(f"{name}: broken link")
         return None
     if not target.is_relative_to(root):
         refused.append(f"{name}: a link that leads out of the job's folder")
     elif stat.S_ISREG(status.st_mode):
         return FileInfo(area=area, path=name, size=status.st_size, stamp=stamp_of(status))
     elif not path.is_symlink():
-        refused.append(f"{name}: no regular file")
+        refused.append(f"{name}: not a regular file")
     return None
 
 
@@ -276,7 +278,7 @@ def open_beneath(root: Path, path: str) -> int:
     """
     target = (root / path).resolve()
     if Path(path).is_absolute() or not target.is_relative_to(root) or target == root:
-        hint = "only what lies in it can be fetched"
+        hint = "fetch a file inside of it"
         raise BadFieldError(f"{path} leads out of the job's folder", hint, "path")
     *folders, name = target.relative_to(root).parts
     here = -1
@@ -289,11 +291,11 @@ def open_beneath(root: Path, path: str) -> int:
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=here)
     except (FileNotFoundError, NotADirectoryError):
         what = f"{path} is not on this node any more"
-        raise BadFieldError(what, "`ones fetch JOB --list` shows what is", "path") from None
+        raise BadFieldError(what, "`ones fetch JOB --list` shows the files", "path") from None
     finally:
         if here >= 0:
             os.close(here)
     if stat.S_ISREG(os.fstat(opened).st_mode):
         return opened
     os.close(opened)
-    raise BadFieldError(f"{path} is no regular file", "fetch files only", "path")
+    raise BadFieldError(f"{path} is not a regular file", "fetch files only", "path")

@@ -96,13 +96,13 @@ class OutputFile:
     def _mark_end(self, file: int, at: int, most: int) -> int:
         """Return where the kept part ends: after a line that says so, if it is a log."""
         if self._name != LOG:
-            log.warning("output beyond its bound", worker=self._folder.worker, stream=self._name)
+            log.warning("output exceeds its limit", worker=self._folder.worker, stream=self._name)
             return at
         note = f"\n[ones: output beyond {most} bytes of a worker is not kept]\n".encode()
         if os.pread(file, len(note), max(0, at - len(note))) == note:  # written by an earlier agent
             return at
         if os.pread(file, len(note), at) != note:
-            log.warning("output beyond its bound", worker=self._folder.worker, stream=self._name)
+            log.warning("output exceeds its limit", worker=self._folder.worker, stream=self._name)
             with self._writable(file) as descriptor:
                 os.pwrite(descriptor, note, at)
         return at + len(note)

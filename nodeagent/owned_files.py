@@ -95,7 +95,7 @@ def require_regular(descriptor: int, path: Path) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "no regular file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_small(path: Path, most: int = SMALL) -> bytes:
@@ -143,7 +143,7 @@ def make_folder(path: Path, owner: Owner | None) -> None:
         return
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.ENOTDIR, "no folder", str(path))
+        raise OSError(errno.ENOTDIR, "not a folder", str(path))
     if owner is not None and status.st_uid != owner.uid:  # after a change of settings or release
         words = ["chown", "-R", "-h", "-P", "--", f"{owner.uid}:{owner.gid}", str(path)]
         done = subprocess.run(words, capture_output=True, check=False)  # noqa: S603

@@ -125,4 +125,4 @@ def passed_over(what: str, **detail: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception("failed, and passed over", what=what, **detail)
+        log.exception("operation failed", what=what, **detail)

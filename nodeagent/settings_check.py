@@ -41,7 +41,7 @@ def check(path: Path) -> list[SettingsError]:
     findings.pid_file(settings.pid_file)
     findings.attempt("fence_s", lambda: fenced_s(settings))
     if settings.python and shutil.which(settings.python) is None:
-        what = f"no program {settings.python!r}"
+        what = f"program {settings.python!r} not found"
         findings.add("python", what, "give an interpreter of this host, or leave it out")
     return findings.found
 
@@ -51,4 +51,4 @@ def _resolve(host: str) -> None:
         socket.getaddrinfo(host, None)
     except socket.gaierror as error:
         what = f"{host} cannot be found: {error.strerror}"
-        raise SettingsError(what, "correct the name, or see to the name service") from None
+        raise SettingsError(what, "correct the name, or check the name service") from None

@@ -126,7 +126,7 @@ class StateKeeper:
                 found = await asyncio.to_thread(_sort_out, folder, delta)
                 self._settle(delta, found)
         except OSError as error:
-            log.warning("states cannot be sorted", job=job, error=str(error))
+            log.warning("states could not be compared", job=job, error=str(error))
         finally:
             self._sorting.discard(job)
 
@@ -137,7 +137,7 @@ class StateKeeper:
         for wanted in found.missing:
             key = (delta.job, wanted.state)
             if not wanted.sources:
-                why = "it is not on this node's disk any more"
+                why = "the state is not on this node's disk any more"
                 self._publish(_not_copied(delta.job, wanted.state, why))
             elif key not in self._fetching:
                 self._fetching.add(key)
@@ -156,7 +156,7 @@ class StateKeeper:
                     await asyncio.to_thread(_bring, self._folders.states(job), job, wanted, stopped)
         except (OnesError, OSError) as error:
             if not stopped():
-                log.warning("no copy of a state", job=job, trial=state.trial, why=str(error))
+                log.warning("state could not be copied", job=job, trial=state.trial, why=str(error))
                 self._publish(_not_copied(job, state, str(error)))
         else:
             if not stopped():

@@ -85,7 +85,7 @@ class WorkerChannel:
             self._greeted(incoming.route, message)
         if (speaker := self._speakers.get(incoming.route)) is None:
             if not isinstance(message, WorkerHello):
-                self._audit.refused("message of a worker", "it did not greet")
+                self._audit.refused("message of a worker", "no greeting before")
             return
         worker, hello = speaker
         who = {"job": hello.job, "version": hello.version, "rank": hello.rank}
@@ -97,7 +97,7 @@ class WorkerChannel:
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
         if token is None or not hmac.compare_digest(token.encode(), hello.token.encode()):
-            why = "no such worker is here" if token is None else "it does not show its token"
+            why = "unknown worker" if token is None else "wrong token"
             self._audit.refused("greeting of a worker", why, worker=worker[:LONGEST_NAME])
             return
         self._hang_up(worker)

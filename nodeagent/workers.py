@@ -61,7 +61,7 @@ log = structlog.get_logger("worker_manager")
 EXIT_FILE_LIMIT_S: Final = 2.0  # from the exit of a process to its zygote's exit file
 EXIT_FILE_LOOK_S: Final = 0.01
 REFUSAL_S: Final = 5.0  # delay of a refusal, since the controller retries at once
-NOT_ITS_OWN: Final = "its zygote names a process that is somebody else's"
+NOT_ITS_OWN: Final = "its zygote named a process of another user"
 MOST_LAST_REPORTS: Final = 64 << 20  # bytes of reports read after a worker has exited
 
 
@@ -202,7 +202,7 @@ class WorkerManager:
         """Kill workers whose folders were deleted: their reports cannot be read."""
         for worker, watched in self._watched.items():
             if watched.pidfd is not None and not watched.folder.written:
-                log.error("the folder of a worker is gone, and so it is ended", worker=worker)
+                log.error("worker folder was deleted, killing the worker", worker=worker)
                 self._signal(worker, signal.SIGKILL)
 
     def fence(self) -> None:
@@ -211,7 +211,7 @@ class WorkerManager:
             if watched.pidfd is None or watched.fenced:
                 continue
             watched.fenced = True
-            log.error("the controller does not answer, and so a worker is ended", worker=worker)
+            log.error("controller does not reply, stopping the worker", worker=worker)
             with contextlib.suppress(OSError):  # a full disk: then its own exit code is reported
                 watched.folder.mark_stopped()
             self._signal(worker, signal.SIGTERM)
@@ -326,7 +326,7 @@ class WorkerManager:
             case OSError():
                 fault = _Fault(f"cannot write {error.filename}: {error.strerror}", node_fault=True)
             case _:
-                log.error("a worker could not be started", exc_info=error)
+                log.error("worker could not be started", exc_info=error)
                 fault = _Fault(f"the agent failed: {error!r}", node_fault=True)
         if fault.node_fault:
             await self._check_node()
@@ -339,7 +339,7 @@ class WorkerManager:
         index = int(member.slot.rpartition("/")[2])
         slot = self._slots.get(index)
         if slot is None:
-            hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
+            hint = "check devices and CUDA_VISIBLE_DEVICES of its agent"
             raise StartError(f"slot {member.slot} is not offered any more", hint)
         threads = max(1, usable_cores() // len(self._slots))
         own = {name: value for name, value in spec.env.items() if not is_reserved(name)}
@@ -462,7 +462,7 @@ class WorkerManager:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the manager failed", error=repr(error))
+            log.error("task of the worker manager failed", error=repr(error))
 
 
 def _is_there(pid: int | None, ticks: int | None) -> bool:

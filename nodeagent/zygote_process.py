@@ -178,6 +178,6 @@ def cannot(python: str, output: Path) -> StartError:
     finally:
         os.close(descriptor)
     lines = said.strip().splitlines()
-    said = lines[-1] if lines else "it said nothing"
+    said = lines[-1] if lines else "no output"
     hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
     return StartError(f"python {python!r} cannot run workers: {said}", hint)

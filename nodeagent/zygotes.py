@@ -75,7 +75,7 @@ class ZygoteConnection:
             self._enter[name] = enter
         try:
             if not self.alive:
-                raise ConnectionError("it has ended")
+                raise ConnectionError("it has exited")
             self._send(Fork(folder=name, held=held))
             await self._writer.drain()
             forked = await asyncio.wait_for(answer, FORK_LIMIT_S)
@@ -95,7 +95,7 @@ class ZygoteConnection:
     async def _let_go(self, held: Held) -> None:
         enter = self._enter.pop(held.folder, None)
         if enter is None:  # not requested, or not any more
-            self._send(LetGo(folder=held.folder, error="it was given up"))
+            self._send(LetGo(folder=held.folder, error="the start was cancelled"))
             return
         try:
             await asyncio.to_thread(enter, held.pid)
@@ -111,7 +111,7 @@ class ZygoteConnection:
                 if length > LONGEST:
                     break  # the job chose the interpreter, so its output is not trusted
                 self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
-        gone = NodeStartError("the zygote is gone", "it is started again for the next worker")
+        gone = NodeStartError("the zygote has exited", "it is restarted for the next worker")
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(gone)
@@ -220,7 +220,7 @@ class ZygotePool:
         try:
             await self.get(python)
         except StartError as error:
-            log.warning("no zygote yet", error=str(error))
+            log.warning("zygote could not be started", error=str(error))
 
     def _socket(self, python: str, account: Account | None = None) -> Path:
         name = hashlib.sha256(python.encode()).hexdigest()
@@ -261,7 +261,7 @@ class ZygotePool:
                 return zygote
             if (code := process.poll()) is not None:
                 if -code in FROM_OUTSIDE:
-                    what = f"python {python!r} was ended by signal {-code} as it began"
+                    what = f"python {python!r} was killed by signal {-code} during its start"
                     raise NodeStartError(what)
                 raise cannot(python, output)
             await asyncio.sleep(PROBE_S)

@@ -48,14 +48,14 @@ class Codec(Generic[M]):
                 path of the invalid field, if there is one.
         """
         if len(data) > MAX_BYTES:
-            what = f"a message of {len(data)} bytes, the bound is {MAX_BYTES}"
+            what = f"message of {len(data)} bytes exceeds {MAX_BYTES} bytes"
             raise TooLargeError(what, "send large data in pieces")
         try:
             decoded: M = self._decoder.decode(data)
         except msgspec.ValidationError as error:
             raise self._malformed(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._malformed(f"no MessagePack: {error}") from None
+            raise self._malformed(f"not MessagePack: {error}") from None
         except RecursionError:
             raise self._malformed("arrays or maps nested too deep") from None
         return decoded

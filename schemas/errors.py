@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Final
 
 FEW_FILES: Final = "Too many open files"  # in the system's words, and ZeroMQ's
-MORE_FILES: Final = (
-    "close files that are done with, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
-)
+MORE_FILES: Final = "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
 COMPARED: Final = 1000  # names, at 60 us each
 WRAPPED: Final = "Original Traceback (most recent call last):"  # torch, of a loader's process
 

@@ -269,13 +269,13 @@ def _size(spec: JobSpec) -> list[Problem]:
 def _text(spec: JobSpec) -> list[Problem]:
     found = []
     if not NAME.fullmatch(spec.name):
-        remedy = "use 1 to 48 letters, digits, - or _, beginning with a letter or digit"
-        found.append(Problem("name", f"{spec.name[:60]!r} is no job name", remedy))
+        remedy = "use 1 to 48 letters, digits, - or _, starting with a letter or digit"
+        found.append(Problem("name", f"{spec.name[:60]!r} is not a job name", remedy))
     if spec.family is not None and not 1 <= len(spec.family) <= MAX_FAMILY:
         remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
         found.append(Problem("family", f"it has {len(spec.family)} characters", remedy))
     elif spec.family is not None and not is_text(spec.family):
-        found.append(Problem("family", "it is no text in Unicode", "write it in UTF-8"))
+        found.append(Problem("family", "it is not valid Unicode", "write it in UTF-8"))
     parts = spec.script.removeprefix("./").split("/")
     if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"
@@ -291,7 +291,7 @@ def _text(spec: JobSpec) -> list[Problem]:
     for name, value in spec.env.items():
         if not ENV_NAME.fullmatch(name) or not _is_word(value):
             remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
-            found.append(Problem(f"env.{name[:60]}", "no usable variable", remedy))
+            found.append(Problem(f"env.{name[:60]}", "invalid variable", remedy))
         if name.startswith(CLUSTER_PREFIX):
             remedy = "choose a name without the prefix ONES_"
             found.append(Problem(f"env.{name}", "is reserved for the cluster", remedy))
@@ -323,7 +323,7 @@ def _paths(spec: JobSpec) -> list[Problem]:
             what = f"a path of {len(path)} characters, at most {MAX_PATH}"
             found.append(Problem(field, what, "give a shorter one"))
         elif not is_text(path) or ("\0" in path and field != "script"):
-            found.append(Problem(field, "it is no path", "give one without NUL bytes, in UTF-8"))
+            found.append(Problem(field, "it is not a path", "give one without NUL bytes, in UTF-8"))
     return found
 
 
@@ -335,7 +335,7 @@ def not_python(script: str, first: bytes = b"") -> tuple[str, str] | None:
     if suffix == ".ipynb":
         remedy = f"write it out with `jupyter nbconvert --to script {name}`"
     elif suffix in SHELLS or (shebang and b"python" not in shebang):
-        remedy = "give the Python file that it runs; words behind it go into args, exports into env"
+        remedy = "give the Python file that it runs; its arguments go into args, exports into env"
     elif suffix not in {"", ".py"} or b"\0" in first:
         remedy = "give the Python file that trains, such as train.py"
     else:
@@ -347,16 +347,16 @@ def _batches(spec: JobSpec) -> list[Problem]:
     found = []
     if not 1 <= spec.batch_size <= MAX_BATCH or spec.batch_limit > MAX_BATCH:
         what = f"{spec.batch_size} is not 1 to {MAX_BATCH}"
-        found.append(Problem("batch_size", what, "choose one of these"))
+        found.append(Problem("batch_size", what, "choose a value in this range"))
     if spec.batch_limit < spec.batch_size:
         what = f"max_batch_size {spec.batch_limit} is below batch_size {spec.batch_size}"
         found.append(Problem("max_batch_size", what, "raise the first or lower the second"))
     if spec.max_local_batch is not None and not 1 <= spec.max_local_batch <= MAX_BATCH:
         what = f"{spec.max_local_batch} is not 1 to {MAX_BATCH}"
-        found.append(Problem("max_local_batch", what, "choose one of these"))
+        found.append(Problem("max_local_batch", what, "choose a value in this range"))
     if spec.lr is not None and not LEAST_RATE <= spec.lr <= MOST_RATE:
         remedy = "give a positive finite number, or leave it out to keep the script's"
-        found.append(Problem("lr", f"{spec.lr} is no learning rate", remedy))
+        found.append(Problem("lr", f"{spec.lr} is not a learning rate", remedy))
     return found
 
 
@@ -365,19 +365,19 @@ def _priority(spec: JobSpec) -> list[Problem]:
     if least <= spec.priority <= most:
         return []
     what = f"{spec.priority} is not {least:g} to {most:g}"
-    return [Problem("priority", what, "give a weight in this range; 1 is as important as others")]
+    return [Problem("priority", what, "give a weight in this range; 1 is the default")]
 
 
 def _slots(spec: JobSpec) -> list[Problem]:
     least, most = spec.slots
     if least < 1 or most < least:
-        what = f"slots [{least}, {most}] is no range"
+        what = f"slots [{least}, {most}] is not a range"
         return [Problem("slots", what, "give [least, most] with 1 <= least <= most")]
     if most > MAX_SLOTS:
-        what = f"slots: the most, {most}, is above {MAX_SLOTS}"
-        return [Problem("slots", what, "give as many as could ever help")]
+        what = f"slots: the maximum {most} exceeds {MAX_SLOTS}"
+        return [Problem("slots", what, "lower the maximum")]
     if least > spec.batch_size >= 1:
-        what = f"slots: the least, {least}, is above batch_size {spec.batch_size}"
+        what = f"slots: the minimum {least} exceeds batch_size {spec.batch_size}"
         return [Problem("slots", what, "lower the first or raise the second")]
     if not least <= spec.wanted <= most:
         what = f"slots_wanted {spec.wanted} is outside slots [{least}, {most}]"
@@ -398,20 +398,24 @@ def _sweep(spec: JobSpec) -> list[Problem]:
         found.append(Problem("script", "a sweep has no script", remedy))
     most = spec.slots[1]
     if spec.batch_size != most or spec.batch_limit != most or spec.batch_limit_is_left_open:
-        what = f"a sweep has no batch of its own: it counts as its most slots, {most}"
+        what = f"a sweep has no batch: its batch size is its maximum of slots, {most}"
         remedy = f"give batch_size = {most} and max_batch_size = {KEEP!r}"
         found.append(Problem("batch_size", what, remedy))
     for field, given, remedy in (
         ("args", bool(spec.args), "give what varies in sweep.search.space, the rest in env"),
         ("lr", spec.lr is not None, "make it a value of sweep.search.space"),
-        ("record_samples", spec.record_samples, "`ones sweep manifest` has what each model saw"),
+        (
+            "record_samples",
+            spec.record_samples,
+            "`ones sweep manifest` lists the samples of each model",
+        ),
         ("stop", spec.stop is not None, "give sweep.search.epochs"),
         ("on_loss", spec.on_loss is not msgspec.UNSET, "lost units are trained again"),
         ("seed", spec.stated_seed is not None, "give sweep.search.seed"),
         ("utility", spec.stated_utility is not None, "give priority"),
     ):
         if given:
-            found.append(Problem(field, "means nothing to a sweep", f"{remedy}, and leave it out"))
+            found.append(Problem(field, "does not apply to a sweep", f"{remedy}, and leave it out"))
     try:
         check_sweep(sweep)
     except SettingsError as error:
@@ -423,7 +427,9 @@ def _sweep(spec: JobSpec) -> list[Problem]:
 def _run(spec: JobSpec) -> list[Problem]:
     found = []
     if not 0 <= spec.retries <= 100:  # noqa: PLR2004 - a bound against typing errors
-        found.append(Problem("retries", f"{spec.retries} is not 0 to 100", "choose one of these"))
+        found.append(
+            Problem("retries", f"{spec.retries} is not 0 to 100", "choose a value in this range")
+        )
     if spec.stated_seed is not None and not 0 <= spec.stated_seed < 2**63:
         remedy = "give 0 to 2**63 - 1, or leave it out to keep the script's"
         found.append(Problem("seed", f"{spec.seed} is out of range", remedy))
@@ -435,7 +441,7 @@ def _utility(utility: Utility | None) -> list[Problem]:
         return []
     found = []
     if not 0.0 <= utility.value <= MAX_UTILITY:
-        remedy = f"give 0 to {MAX_UTILITY:.0e}: its worth beside that of other jobs"
+        remedy = f"give 0 to {MAX_UTILITY:.0e}: its value relative to other jobs"
         found.append(Problem("utility.value", f"{utility.value} is out of range", remedy))
     deadline_s = utility.deadline_s
     if not 0.0 < deadline_s <= MAX_DEADLINE_S and deadline_s != math.inf:
@@ -468,7 +474,7 @@ def _stop(stop: StopRule | None) -> list[Problem]:
             what = f"{value} is above {most}"
             found.append(Problem(f"stop.{name}", what, f"give 1 to {most}"))
     if stop.metric is not None and not is_metric(stop.metric):
-        what = f"{stop.metric[:60]!r} is no name of a metric"
+        what = f"{stop.metric[:60]!r} is not a metric name"
         found.append(Problem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters"))
     if stop.at_least is not None and not math.isfinite(stop.at_least):
         found.append(Problem("stop.at_least", f"{stop.at_least} is not finite", "give a number"))

@@ -237,7 +237,7 @@ def check_sweep(spec: SweepSpec) -> None:
     for field in FUNCTIONS:
         path = getattr(spec, field)
         if path is not None and not FUNCTION_PATH.fullmatch(path):
-            what = f"{field} = {path[:120]!r} is no module:function"
+            what = f"{field} = {path[:120]!r} is not module:function"
             raise SettingsError(what, "such as 'data:load'", field)
     for field, least, most in (
         ("partitions", 1, MAX_PARTITIONS),
@@ -249,7 +249,7 @@ def check_sweep(spec: SweepSpec) -> None:
         value = getattr(spec, field)
         if value is not None and not least <= value <= most:
             what = f"{field} = {value} is outside {least} to {most}"
-            raise SettingsError(what, "choose one inside", field)
+            raise SettingsError(what, "choose a value in this range", field)
 
 
 def check_values(space: Space, values: Values) -> None:
@@ -260,7 +260,7 @@ def check_values(space: Space, values: Values) -> None:
     """
     for name in values:
         if name not in space:
-            what = f"values.{name[:64]} is no value of this sweep"
+            what = f"values.{name[:64]} is not a value of this sweep"
             raise SettingsError(what, f"give {', '.join(space)}", f"values.{name[:64]}")
     for name, parameter in space.items():
         field = f"values.{name}"
@@ -269,7 +269,7 @@ def check_values(space: Space, values: Values) -> None:
             raise SettingsError(f"{field} is missing", "give it a value", field)
         if name in values and not applies:
             goes = " and ".join(f"{key} in {list(some)}" for key, some in parameter.when.items())
-            raise SettingsError(f"{field} goes only with {goes}", "leave it out", field)
+            raise SettingsError(f"{field} applies only with {goes}", "leave it out", field)
         if name in values:
             _check_value(field, parameter, values[name])
 
@@ -278,14 +278,14 @@ def _check_value(field: str, parameter: Parameter, value: Value) -> None:
     if parameter.choice is not None:
         if not any(type(value) is type(one) and value == one for one in parameter.choice):
             known = ", ".join(map(repr, parameter.choice[:20]))
-            raise SettingsError(f"{field} = {value!r} is none of its choices", known, field)
+            raise SettingsError(f"{field} = {value!r} is not one of its choices", known, field)
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SettingsError(f"{field} = {value!r} is no number", "give a finite one", field)
+        raise SettingsError(f"{field} = {value!r} is not a number", "give a finite number", field)
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
-        raise SettingsError(f"{field} is beyond 2**53", "give a smaller one", field)
+        raise SettingsError(f"{field} is beyond 2**53", "give a smaller number", field)
     if parameter.form.endswith("integer") and not isinstance(value, int):
-        raise SettingsError(f"{field} = {value} is no whole number", "give one", field)
+        raise SettingsError(f"{field} = {value} is not an integer", "give an integer", field)
 
 
 def is_metric(name: str) -> bool:
@@ -310,18 +310,20 @@ def check_search(spec: SearchSpec) -> None:
     try:
         size = len(msgspec.msgpack.encode(spec.space))
     except UnicodeEncodeError:
-        raise SettingsError("space has a text that is none", "write it in UTF-8", "space") from None
+        raise SettingsError("space contains invalid text", "write it in UTF-8", "space") from None
     if size > MAX_SPACE_BYTES:
         what = f"space takes {size} bytes, more than {MAX_SPACE_BYTES}"
         raise SettingsError(what, "name long choices, and look them up in model_fn", "space")
     if not 1 <= spec.epochs <= MAX_EPOCHS:
         raise SettingsError(
-            f"epochs = {spec.epochs} is outside 1 to {MAX_EPOCHS}", "choose one inside", "epochs"
+            f"epochs = {spec.epochs} is outside 1 to {MAX_EPOCHS}",
+            "choose a value in this range",
+            "epochs",
         )
     if not spec.metric:
-        raise SettingsError("metric is empty", "name what eval_fn returns", "metric")
+        raise SettingsError("metric is empty", "name a metric that eval_fn returns", "metric")
     if not is_metric(spec.metric):
-        what = f"metric = {spec.metric[:60]!r} is no name of a metric"
+        what = f"metric = {spec.metric[:60]!r} is not a metric name"
         raise SettingsError(what, f"give 1 to {MAX_METRIC} printable characters", "metric")
     if abs(spec.seed) > MAX_SEED:
         raise SettingsError("seed does not fit 64 bits", "give a smaller number", "seed")
@@ -331,7 +333,7 @@ def check_search(spec: SearchSpec) -> None:
 def _check_parameter(name: str, parameter: Parameter, space: Space) -> None:
     field = f"space.{name[:64]}"
     if not PARAMETER_NAME.fullmatch(name):
-        what = f"{field}: {name[:64]!r} is no name of an argument"
+        what = f"{field}: {name[:64]!r} is not an argument name"
         raise SettingsError(what, "letters, digits and _, at most 64", field)
     given = [form for form in FORMS if getattr(parameter, form) is not None]
     if len(given) != 1:
@@ -357,7 +359,7 @@ def _check_choice(field: str, values: tuple[Value, ...]) -> None:
         what = f"{field}.choice has {len(values)} values"
         raise SettingsError(what, f"give 1 to {MAX_CHOICES}", field)
     if len({(type(value), value) for value in values}) < len(values):
-        raise SettingsError(f"{field}.choice repeats a value", "give each once", field)
+        raise SettingsError(f"{field}.choice repeats a value", "give each value once", field)
     _check_numbers(f"{field}.choice", values)
 
 
@@ -374,16 +376,16 @@ def _check_numbers(field: str, values: tuple[Value, ...]) -> None:
 def _check_range(field: str, form: str, bounds: tuple[float, float]) -> None:
     least, most = bounds
     if not (math.isfinite(least) and math.isfinite(most) and least < most):
-        what = f"{field}.{form} = [{least}, {most}] is no range"
+        what = f"{field}.{form} = [{least}, {most}] is not a range"
         raise SettingsError(what, "give two finite numbers, the smaller first", field)
     if not math.isfinite(most - least):
-        what = f"{field}.{form} = [{least}, {most}] is wider than numbers go"
+        what = f"{field}.{form} = [{least}, {most}] exceeds the range of numbers"
         raise SettingsError(what, "give bounds that are closer", field)
     if form.endswith("integer") and max(abs(least), abs(most)) > MAX_WHOLE:
         what = f"{field}.{form} goes beyond 2**53"
         raise SettingsError(what, "give smaller bounds", field)
     if form.startswith("log") and least <= 0:
-        what = f"{field}.{form} begins at {least}"
+        what = f"{field}.{form} starts at {least}"
         raise SettingsError(what, "logarithms need numbers above 0", field)
 
 
@@ -395,7 +397,7 @@ def _check_conditions(space: Space) -> None:
             other = ahead.pop()
             if other == name:
                 what = f"space.{name}.when depends on itself"
-                raise SettingsError(what, "take one `when` of the circle out", f"space.{name}")
+                raise SettingsError(what, "remove one `when` of the cycle", f"space.{name}")
             if other not in seen:
                 seen.add(other)
                 ahead += space[other].when
@@ -406,7 +408,7 @@ def _check_searcher(spec: SearchSpec) -> None:
     if isinstance(searcher, Grid):
         for name, parameter in spec.space.items():
             if parameter.form not in {"choice", "integer"}:
-                what = f"searcher grid cannot list space.{name}.{parameter.form}"
+                what = f"searcher grid cannot enumerate space.{name}.{parameter.form}"
                 raise SettingsError(
                     what, "use choice or integer, or another searcher", f"space.{name}"
                 )
@@ -428,7 +430,7 @@ def _check_searcher(spec: SearchSpec) -> None:
         value = getattr(searcher, field, least)
         if not least <= value <= most:
             what = f"searcher.{field} = {value} is outside {least} to {most}"
-            raise SettingsError(what, "choose one inside", f"searcher.{field}")
+            raise SettingsError(what, "choose a value in this range", f"searcher.{field}")
     _check_many(spec)
 
 

@@ -33,7 +33,7 @@ BLOCK: Final = 512  # bytes; headers up to this size are parsed quickly
 MAX_RECORDS: Final = 64 << 20  # bytes of the extended headers of all files, which stay in memory
 RECORD: Final = 100  # bytes of memory of an extended header in addition to its text
 COPIED: Final = 16 << 10  # bytes of a file that are unpacked at once
-LEAVE_OUT: Final = "leave out of it what is data (.onesignore), and read that from its own place"
+LEAVE_OUT: Final = "exclude data from it (.onesignore), and read data from its own location"
 
 
 class ArchiveBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.Tar
         if len([part for part in member.name.split("/") if part]) > bounds.depth + 1:
             raise _too_large(f"folders more than {bounds.depth} deep, at {name!r}")
         if member.issparse():  # the list of its parts can take more memory than the archive
-            raise tarfile.ReadError(f"{name!r} is sparse: pack it whole")
+            raise tarfile.ReadError(f"{name!r} is a sparse file: pack it without holes")
         yield member
         limited.headers = MAX_HEADERS
 
@@ -111,7 +111,7 @@ def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
 
 def _decompressed(archive: IO[bytes], magic: bytes) -> object:
     if magic.startswith(OTHERS):  # their decompressors need unbounded memory
-        raise tarfile.ReadError("pack it with gzip, or not at all")
+        raise tarfile.ReadError("unsupported compression: use gzip or none")
     return gzip.GzipFile(fileobj=archive) if magic.startswith(b"\x1f\x8b") else archive
 
 
@@ -157,4 +157,4 @@ class _Limited:
         return self._file.tell()
 
     def _refuse(self) -> None:
-        raise _too_large(f"more than {self._told} bytes, with its headers")
+        raise _too_large(f"more than {self._told} bytes, including headers")

@@ -45,20 +45,20 @@ class Findings:
             if isinstance(value, msgspec.Struct):
                 self.finite(value, f"{prefix}{name}.")
             elif isinstance(value, float) and not math.isfinite(value):
-                self.add(f"{prefix}{name}", f"{value} is no time", "give seconds")
+                self.add(f"{prefix}{name}", f"{value} is not finite", "give a number of seconds")
 
     def folder(self, field: str, path: Path) -> None:
         """Check that a folder is writable, or can be created."""
         there = next(one for one in (path, *path.parents) if one.exists())
         if not there.is_dir():
-            self.add(field, f"{there} is no folder", "choose another one")
+            self.add(field, f"{there} is not a folder", "choose another folder")
         elif os.statvfs(there).f_flag & os.ST_RDONLY:
             self.add(field, f"{there} is mounted read-only", "mount it writable")
         elif not os.access(there, os.W_OK | os.X_OK):
             who = f"user {os.getuid()}"
             self.add(field, f"{who} cannot write to {there}", f"give it to {who}")
         elif not os.statvfs(there).f_bavail:
-            self.add(field, f"no room is left in {there}", "free space there")
+            self.add(field, f"no space is left in {there}", "free space there")
 
     def pid_file(self, name: str) -> None:
         """Check that a pid file, relative to the settings file, can be written; empty: none."""
@@ -72,8 +72,8 @@ class Findings:
         except socket.gaierror as error:
             self.add(field, f"{host} cannot be found: {error.strerror}", "correct the address")
         except OSError as error:
-            what = f"{host} is no address of this host ({error.strerror})"
-            self.add(field, what, "give one of its own")
+            what = f"{host} is not an address of this host ({error.strerror})"
+            self.add(field, what, "give an address of this host")
         else:
             return True
         return False
@@ -84,10 +84,10 @@ class Findings:
             _bind(host, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                self.add(field, f"port {port}: {error.strerror}", "choose another one")
+                self.add(field, f"port {port}: {error.strerror}", "choose another port")
             elif not _is_ours(_listener(port), self.path):
                 who = _name(_listener(port))
-                remedy = "choose another one, or stop what listens there"
+                remedy = "choose another port, or stop that process"
                 self.add(field, f"port {port} is in use{who}", remedy)
 
 

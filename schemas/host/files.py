@@ -59,7 +59,7 @@ def take_pid_file(path: Path) -> None:
         os.close(file)
         pid = pid_of(path)
         what = f"pid_file: {path} is held by {f'process {pid}' if pid else 'an unknown process'}"
-        remedy = "stop that one, or give each daemon a pid file of its own"
+        remedy = "stop that process, or give each daemon a pid file of its own"
         raise SettingsError(what, remedy, "pid_file") from None
     os.ftruncate(file, 0)
     os.write(file, f"{os.getpid()}\n".encode())

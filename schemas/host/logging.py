@@ -101,7 +101,9 @@ def notify(state: str) -> None:
             channel.connect(name)
             channel.sendall(state.encode())
     except OSError as error:
-        structlog.get_logger("systemd").warning("systemd was not told", state=state, why=str(error))
+        structlog.get_logger("systemd").warning(
+            "systemd could not be notified", state=state, why=str(error)
+        )
 
 
 async def watchdog() -> None:

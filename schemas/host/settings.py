@@ -245,7 +245,7 @@ def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             name = PREFIX + "__".join(keys).upper()
-            raise SettingsError(f"{name}: {key} is no section", "correct the variable", name)
+            raise SettingsError(f"{name}: {key} is not a section", "correct the variable", name)
     table[keys[-1]] = parsed
 
 
@@ -323,12 +323,12 @@ class SettingsReload(Generic[S]):
         done = reloaded(self.current, fresh, self._safe)
         self.current = done.settings
         for field in done.refused:
-            log.warning("setting not changed: it needs a restart", field=field)
+            log.warning("setting not changed: needs a restart", field=field)
         for field in done.changed:
             self._safe[field](done.settings)
         for work in self._always:
             try:
                 work(done.settings)
             except OnesError as error:
-                log.error("not reloaded", field=error.field, why=str(error))  # noqa: TRY400
+                log.error("file not reloaded", field=error.field, why=str(error))  # noqa: TRY400
         log.info("settings reloaded", changed=list(done.changed), refused=list(done.refused))

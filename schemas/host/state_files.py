@@ -92,7 +92,7 @@ def split_frames(content: Buffer) -> tuple[str, list[memoryview]]:
     own, sizes = _parse_header(view[: HEADER.size], view[HEADER.size :])
     start = HEADER.size + SIZE.size * len(sizes)
     if len(view) != start + sum(sizes):
-        raise DamagedStateError("a state that is cut", "it is fetched or trained again")
+        raise DamagedStateError("truncated state", "it will be fetched or trained again")
     frames = []
     for size in sizes:
         frames.append(view[start : start + size])
@@ -110,8 +110,8 @@ def header_size(start: Buffer) -> int | None:
 def require_digest(found: str, wanted: str) -> None:
     """Raise DamagedStateError if the digests differ."""
     if found != wanted:
-        what = f"a state whose digest is {found[:12]}, not {wanted[:12]}"
-        raise DamagedStateError(what, "it is fetched or trained again")
+        what = f"the digest of the state is {found[:12]}, not {wanted[:12]}"
+        raise DamagedStateError(what, "it will be fetched or trained again")
 
 
 def _parse_header(fixed: Buffer, rest: Buffer) -> tuple[str, list[int]]:
@@ -120,7 +120,7 @@ def _parse_header(fixed: Buffer, rest: Buffer) -> tuple[str, list[int]]:
         if magic == MAGIC and count <= MAX_FRAMES and len(rest) >= count * SIZE.size:
             sizes = [size for (size,) in SIZE.iter_unpack(rest[: count * SIZE.size])]
             return digest.hex(), sizes
-    raise DamagedStateError("no file of a state", "it is fetched or trained again")
+    raise DamagedStateError("not a state file", "it will be fetched or trained again")
 
 
 def write_state(folder: Path, file: StateFile, frames: Frames, digest: str) -> int:
@@ -235,7 +235,7 @@ def check_file(path: Path, digest: str) -> None:
             whole.update(part)
             left -= len(part)
         if left or file.read(1):
-            raise DamagedStateError("a state is cut, or longer than its header says")
+            raise DamagedStateError("state is truncated, or longer than its header states")
     require_digest(whole.hexdigest(), digest)
 
 
@@ -245,4 +245,4 @@ def _open(path: Path) -> BinaryIO:
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
-    raise OSError(errno.EINVAL, "no regular file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))

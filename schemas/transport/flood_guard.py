@@ -260,7 +260,7 @@ class ConnectionWatch:
             total -= ahead
             if (ended := self._end(descriptor)) is not None:
                 blamed.add((ended.port, ended.key))
-                cut.append(f"{ended.peer} is cut off: {ahead} bytes that it sent were not taken")
+                cut.append(f"{ended.peer} is cut off: {ahead} bytes that it sent were not read")
         for port, key in sorted(blamed):
             self.backoff.cut(port, key)
         return cut

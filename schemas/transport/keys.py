@@ -95,13 +95,13 @@ class Authority:
         left_s = self._watch.backoff.left_s(domain, key)
         if left_s and owner.role != "node":  # a lost node would take other users' jobs with it
             if self._watch.backoff.first_refusal(domain, key):
-                why = f"{owner} gets no connection for {left_s:.0f} s: others of its were cut off"
+                why = f"{owner} cannot connect for {left_s:.0f} s: its connections were cut off"
                 self._denied(why, self._address)
             raise _NotNowError
         if self._watch.keys.admits(domain, self._address, key):
             return True
         if self._watch.keys.first_refusal(domain, key):
-            why = f"{owner} has {MAX_OF_KEY} connections to one port, as many as may be"
+            why = f"{owner} has {MAX_OF_KEY} connections to one port, the maximum"
             self._denied(why, self._address)
         raise _NotNowError
 
@@ -227,7 +227,7 @@ def check_name(name: str, field: str) -> None:
     """
     steers = set(name) & {" ", "/"} or name in {".", ".."}
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or steers:
-        what = f"{field}: {name[:MAX_NAME]!r} is no name"
+        what = f"{field}: {name[:MAX_NAME]!r} is not a name"
         hint = f"give 1 to {MAX_NAME} printable characters without spaces and slashes"
         raise SettingsError(what, hint, field)
 
@@ -261,12 +261,12 @@ def identity_of(
     """
     check_name(name, "name")
     if len(projects) > MAX_PROJECTS:
-        what = f"projects: {len(projects)} of them, at most {MAX_PROJECTS}"
+        what = f"projects: {len(projects)} projects, at most {MAX_PROJECTS}"
         raise SettingsError(what, "give the key of an operator or an admin instead", "projects")
     for project in projects:
         check_name(project, "project")
     if expires is not None and not 0.0 <= expires <= LAST:
-        raise SettingsError("expires: that is no time", "leave it out for never", "expires")
+        raise SettingsError("expires: not a valid time", "leave it out for never", "expires")
     return Identity(role, name, tuple(dict.fromkeys(projects)), expires)
 
 
@@ -282,7 +282,7 @@ def _seconds(expires: dt.datetime | float | None) -> float | None:
     if not isinstance(expires, dt.datetime):
         return expires
     if expires.tzinfo is None:
-        what = f"expires: {expires.isoformat()} says no zone"
+        what = f"expires: {expires.isoformat()} has no time zone"
         raise SettingsError(what, "append Z for UTC", "expires")
     return expires.timestamp()
 
@@ -306,7 +306,7 @@ def refuse_wide(path: Path) -> None:
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}", "check the path") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO) and os.name == "posix":
-        what = f"{path} can be used by others than its owner (mode {stat.S_IMODE(mode):o})"
+        what = f"{path} is accessible to other users (mode {stat.S_IMODE(mode):o})"
         raise SettingsError(what, f"chmod 600 {path}")
 
 

@@ -87,7 +87,7 @@ class MemoryTarget:
             self._payload = payload
             self._digest.update(self.content[max(payload, 0) : self._end])
         elif before > MAX_HEADER:
-            raise DamagedStateError("a state whose header does not end")
+            raise DamagedStateError("header of the state is too long")
 
     def frames(self, digest: str) -> list[memoryview]:
         """Return the frames of the received state, valid until the next `begin`.
@@ -187,8 +187,8 @@ def fetch_state(
         if stopped():
             break
     shown = "; ".join(why) or "no node is known to have it"
-    what = f"state {asked.version} of trial {asked.trial} cannot be had: {shown}"
-    raise StateUnavailableError(what, "it is trained again")
+    what = f"state {asked.version} of trial {asked.trial} is not available: {shown}"
+    raise StateUnavailableError(what, "it will be trained again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,9 @@ class _Patience:
             StateUnavailableError: if the wait is over.
         """
         if self.stopped():
-            raise StateUnavailableError("nobody wants it any more")
+            raise StateUnavailableError("not needed any more")
         if time.monotonic() > deadline:
-            raise StateUnavailableError(f"no answer within {self.piece_s:g} s")
+            raise StateUnavailableError(f"no reply within {self.piece_s:g} s")
         self.probe()
 
 
@@ -255,7 +255,7 @@ def _require_listener(source: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise StateUnavailableError(f"nobody listens there: {why}") from None
+        raise StateUnavailableError(f"no process listens there: {why}") from None
 
 
 class _Request:
@@ -296,12 +296,12 @@ def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
         return False
     if request.total is None:
         if not 0 < answer.total <= MAX_STATE:
-            raise StateUnavailableError(f"a state of {answer.total} bytes")
+            raise StateUnavailableError(f"invalid size of {answer.total} bytes")
         request.total = answer.total
         target.begin(answer.total)
     parts = [frame.buffer for frame in frames[1:]]
     if sum(map(len, parts)) != min(PIECE, request.total - answer.offset):
-        raise StateUnavailableError("a piece that is cut")
+        raise StateUnavailableError("truncated piece")
     offset = answer.offset
     for part in parts:
         target.write(offset, part)
@@ -421,7 +421,7 @@ class StateServer:
         elif found is not None:
             total, parts = sum(map(len, found)), _slices(found, asked.offset)
         if found is None or asked.offset > total:
-            self._send([route, encode(StateRefused(digest=asked.digest, why="it is not here"))])
+            self._send([route, encode(StateRefused(digest=asked.digest, why="not available here"))])
             return
         piece = StatePiece(digest=asked.digest, offset=asked.offset, total=total)
         self._send([route, encode(piece), *parts])

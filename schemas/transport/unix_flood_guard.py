@@ -133,7 +133,9 @@ class LocalWatch:
         for descriptor in list(self._connections):
             self._cut(descriptor)
         self._calm()
-        return [f"all have to connect again: {grown} MiB more are in use, and nobody stands out"]
+        return [
+            f"all connections are cut: {grown} MiB more are in use, and no connection stands out"
+        ]
 
     async def _cut_those_behind(self) -> list[str]:
         """Cut connections for which the kernel holds many bytes in many samples."""
@@ -149,7 +151,7 @@ class LocalWatch:
             if (found := self._connections.get(descriptor)) is None:
                 continue
             self._cut(descriptor)
-            lines.append(f"{found} is cut off: it sends more than is taken")
+            lines.append(f"{found} is cut off: it sends more than is read")
         return lines
 
     def _calm(self) -> None:

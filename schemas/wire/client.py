@@ -138,7 +138,7 @@ class ListJobs(Message, tag="client.list_jobs.1"):
 
 
 class GetJob(Message, tag="client.get_job.1"):
-    """A page of everything about one job; with `wait_s`, when it has ended or after that time."""
+    """A page of everything about a job; with `wait_s`, the reply waits so long for its end."""
 
     job: JobId
     wait_s: float = 0.0
@@ -146,7 +146,7 @@ class GetJob(Message, tag="client.get_job.1"):
 
 
 class WaitJob(Message, tag="client.wait_job.1"):
-    """The state of one job; with `wait_s`, when it has ended or after that time."""
+    """The state of a job; with `wait_s`, the reply waits at most so long for its end."""
 
     job: JobId
     wait_s: float = 0.0

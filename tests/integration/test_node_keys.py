@@ -85,7 +85,7 @@ async def test_a_nodes_open_session_ends_with_its_key(
 
     with capture_logs() as said:
         end(house, monkeypatch)
-        await until(lambda: any("refuses this node" in line["event"] for line in said))
+        await until(lambda: any("refused this node" in line["event"] for line in said))
         agent._happened(NodeHealth(problems=()))
         house.file.write_text(f'{house.settings}[policy]\nname = "fifo"\n{QUIET}')
         controller._judge_silence(settings.load(house.file))

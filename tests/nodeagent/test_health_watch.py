@@ -87,7 +87,7 @@ async def test_what_cannot_be_mended_is_said_until_it_is(node: Node) -> None:
     node.folders.work.unlink()
     await watch.look()
 
-    problem = f"work {node.folders.work}: File exists; see to its file system"
+    problem = f"work {node.folders.work}: File exists; check its file system"
     assert node.told == [(problem,), ()]
     assert watch.problems == ()
 
@@ -174,7 +174,7 @@ async def test_a_file_system_that_hangs_is_said_and_holds_up_no_other(
     watch = node.watch(hanging, Place("work", node.folders.work, 0))
     shutil.rmtree(node.folders.work)
 
-    only = ("checkpoints /shared: it does not answer; see to its file system",)
+    only = ("checkpoints /shared: it does not respond; check its file system",)
     while watch.problems != only:
         await watch.look()
     assert node.folders.work.is_dir()

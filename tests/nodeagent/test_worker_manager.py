@@ -179,7 +179,7 @@ async def test_a_worker_on_a_slot_that_is_not_offered_any_more_fails_to_start(
 ) -> None:
     event, given = await started_on(SlotSpec(index=1, kind="gpu", uuid="GPU-aa22"), folders)
 
-    hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
+    hint = "check devices and CUDA_VISIBLE_DEVICES of its agent"
     assert event == StartFailed(FIRST, "slot n1/0 is not offered any more", hint)
     assert given is None
 

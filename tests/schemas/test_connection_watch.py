@@ -150,7 +150,7 @@ async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_el
         heard = await soon(router.receive())
 
     assert heard.frames[1:] == (b"still here",)
-    assert parties.denied == ["user:ada gets no connection for 60 s: others of its were cut off"]
+    assert parties.denied == ["user:ada cannot connect for 60 s: its connections were cut off"]
     await parties.close()
 
 
@@ -249,7 +249,7 @@ def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
     lines = watch.cut_those_ahead({3: 5 * MIB, 4: 7 * MIB, 5: 6 * MIB, 6: 10})
 
     assert gone == [4]
-    assert lines == [f"peer-4 is cut off: {7 * MIB} bytes that it sent were not taken"]
+    assert lines == [f"peer-4 is cut off: {7 * MIB} bytes that it sent were not read"]
 
 
 def test_memory_that_grew_is_noticed_once() -> None:

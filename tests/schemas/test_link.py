@@ -399,7 +399,7 @@ async def test_one_key_has_so_many_connections_to_a_port_and_others_connect(
         assert wire.send(b"here")
         assert (await soon(routers[0].receive())).identity == ADA
 
-    assert house.denied == ["user:ada has 1000 connections to one port, as many as may be"]
+    assert house.denied == ["user:ada has 1000 connections to one port, the maximum"]
     many[0].close()
     await connected(Socket(late))
     late.close()
@@ -745,7 +745,7 @@ def test_a_key_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) ->
         load_keys(secret)
 
     assert str(refused.value) == (
-        f"{secret} can be used by others than its owner (mode {mode:o}); chmod 600 {secret}"
+        f"{secret} is accessible to other users (mode {mode:o}); chmod 600 {secret}"
     )
 
 

@@ -100,7 +100,7 @@ async def test_a_message_that_does_not_end_costs_its_sender_the_connection(
 
     assert (await soon(party.router.receive())).frames[1:] == (b"still here",)
     assert sent > MIB
-    assert party.cut == [f"{ME} is cut off: it sends more than is taken"]
+    assert party.cut == [f"{ME} is cut off: it sends more than is read"]
 
 
 async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party: Party) -> None:
@@ -117,7 +117,9 @@ async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party:
     assert again.send(b"back")
 
     assert (await soon(party.router.receive())).frames[1:] == (b"back",)
-    assert party.cut == ["all have to connect again: 70 MiB more are in use, and nobody stands out"]
+    assert party.cut == [
+        "all connections are cut: 70 MiB more are in use, and no connection stands out"
+    ]
 
 
 async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) -> None:
