@@ -22,12 +22,12 @@ from nodeagent.settings import AgentSettings, Jobs, NodeStartError
 from schemas.errors import SettingsError
 from schemas.ids import JobId
 
-LEAST_UID: Final = 100  # lower ones belong to the system
-LEAST_FILES: Final = 256  # for torch and its data loaders
-LEAST_PIDS: Final = 64
-LEAST_MEMORY: Final = 256 << 20  # bytes; for torch and a small model
+MIN_UID: Final = 100  # lower ones belong to the system
+MIN_FILES: Final = 256  # for torch and its data loaders
+MIN_PIDS: Final = 64
+MIN_MEMORY_BYTES: Final = 256 << 20  # bytes; for torch and a small model
 PRLIMIT, SETPRIV = "prlimit", "setpriv"  # programs of util-linux
-MOST_UID: Final = 2**32 - 2
+MAX_UID: Final = 2**32 - 2
 AGENT, SUBMITTER, JOB = "agent", "submitter", "job"
 KEEP_APART: Final = (
     "run the agent as root (jobs get uids of their own), or set "
@@ -87,11 +87,9 @@ def check_jobs(settings: AgentSettings) -> str:
     """
     chosen = run_as(settings)
     first, count = settings.jobs.uids
-    if first < LEAST_UID or count < 1 or first + count - 1 > MOST_UID:
+    if first < MIN_UID or count < 1 or first + count - 1 > MAX_UID:
         what = f"jobs.uids: [{first}, {count}] is no range of uids for jobs"
-        raise SettingsError(
-            what, f"give [FIRST, COUNT] with FIRST from {LEAST_UID} on", "jobs.uids"
-        )
+        raise SettingsError(what, f"give [FIRST, COUNT] with FIRST from {MIN_UID} on", "jobs.uids")
     _check_limits(settings.jobs, chosen)
     if chosen != AGENT and shutil.which(SETPRIV) is None:
         what = f"jobs.run_as: {chosen!r} needs the program {SETPRIV}"
@@ -104,9 +102,9 @@ def check_jobs(settings: AgentSettings) -> str:
 
 def _check_limits(jobs: Jobs, chosen: str) -> None:
     for name, least in (
-        ("files", LEAST_FILES),
-        ("pids", LEAST_PIDS),
-        ("memory_bytes", LEAST_MEMORY),
+        ("files", MIN_FILES),
+        ("pids", MIN_PIDS),
+        ("memory_bytes", MIN_MEMORY_BYTES),
     ):
         value = getattr(jobs, name)
         if 0 < value < least:
@@ -162,10 +160,8 @@ def account_of(jobs: Jobs, user: str) -> Account:
     except KeyError:
         what = f"{field}: there is no account {name!r} on this host"
         raise SettingsError(what, f"useradd {name}, or name another one", field) from None
-    if entry.pw_uid < LEAST_UID:
-        what = (
-            f"{field}: {name!r} has uid {entry.pw_uid}, below {LEAST_UID}, which jobs may not use"
-        )
+    if entry.pw_uid < MIN_UID:
+        what = f"{field}: {name!r} has uid {entry.pw_uid}, below {MIN_UID}, which jobs may not use"
         raise SettingsError(what, "name a user's account", field)
     groups = tuple(g for g in os.getgrouplist(name, entry.pw_gid) if g != 0)
     if entry.pw_gid == 0:
@@ -192,7 +188,7 @@ class JobAccounts:
         self._lock = asyncio.Lock()
 
     @property
-    def strangers(self) -> bool:
+    def separate_users(self) -> bool:
         """True if jobs run as other users than the agent."""
         return self._chosen != AGENT
 
@@ -201,7 +197,7 @@ class JobAccounts:
         first, count = self._jobs.uids
         return self._chosen == JOB and first <= uid < first + count
 
-    def refuse_owner_of(self, key: Path) -> None:
+    def check_key_owner(self, key: Path) -> None:
         """Check that no job runs as the owner of the agent's key.
 
         Raises:
@@ -221,7 +217,7 @@ class JobAccounts:
             NodeStartError: if this node has no account for it.
             OSError: if a folder cannot be created.
         """
-        if not self.strangers:
+        if not self.separate_users:
             return None
         async with self._lock:
             return await asyncio.to_thread(self._prepare, job, user)

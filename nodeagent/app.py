@@ -23,7 +23,7 @@ from nodeagent.controller_ports import BulkTraffic, ControllerPorts, SnapshotFet
 from nodeagent.devices import inventory
 from nodeagent.ended_jobs import EndedJobs
 from nodeagent.folders import SOCKET, FolderLocks
-from nodeagent.health import HealthWatch, places_of
+from nodeagent.health import HealthWatch, checked_places
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
 from nodeagent.reconciler import Reconciler
@@ -123,7 +123,7 @@ class Agent:
         self._states = StateKeeper(self._folders, self._happened)
         own_key = home / (settings.key or f"keys/{self._node}.key_secret")
         self._link = Link(load_keys(own_key))
-        self._accounts.refuse_owner_of(own_key)
+        self._accounts.check_key_owner(own_key)
         self._session = AgentSession(
             self._node, BootId(uuid.uuid4().hex[:12]), chance=random.random
         )
@@ -137,9 +137,9 @@ class Agent:
             self._folders.socket,
             self._heard,
             self._token_of,
-            open_to_all=self._accounts.strangers,
+            open_to_all=self._accounts.separate_users,
         )
-        places, shared = places_of(self._folders, settings.disk_reserve_bytes)
+        places, shared = checked_places(self._folders, settings.disk_reserve_bytes)
         self._health = HealthWatch(
             places=places,
             shared=shared,
@@ -231,7 +231,7 @@ class Agent:
 
     async def _warm_up(self) -> None:
         """Start the default zygote, unless each job has zygotes of its own."""
-        if not self._accounts.strangers:
+        if not self._accounts.separate_users:
             await self._zygotes.warm_up(self._python)
 
     async def _receive_from_controller(self) -> None:
@@ -261,7 +261,7 @@ class Agent:
         while True:
             await asyncio.sleep(LOOK_S)
             with passed_over("check of the workers"):
-                self._manager.end_unheard()
+                self._manager.kill_unreportable()
                 self._manager.read_all_reports()
 
     # --- outputs of the session

@@ -18,7 +18,7 @@ PROCS: Final = "cgroup.procs"
 CONTROL: Final = "cgroup.subtree_control"
 MEMORY, PIDS = "memory", "pids"
 REST: Final = "ones-rest"  # processes of a group that was divided (version 2 needs leaves)
-END_S: Final = 5.0  # a process that the kernel blocks takes longer, and is left
+KILL_TIMEOUT_S: Final = 5.0  # a process that the kernel blocks takes longer, and is left
 LOOK_S: Final = 0.005
 TURNS: Final = 20  # attempts to empty a group, since its processes may fork meanwhile
 
@@ -123,7 +123,7 @@ def below(group: Path) -> Iterator[Path]:
         yield from [path for path in group.iterdir() if path.is_dir()]
 
 
-def end_all(group: Path, limit_s: float = END_S) -> None:
+def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
     """Kill every process of a group, including new ones, and wait until they have exited."""
     deadline = time.monotonic() + limit_s
     while found := members(group):

@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 import structlog
 
-from nodeagent.settings import LEAST_FENCE_S, AgentSettings
+from nodeagent.settings import MIN_FENCE_S, AgentSettings
 from schemas import __version__
 from schemas.errors import SettingsError
 from schemas.ids import NodeId
@@ -236,8 +236,8 @@ def fenced_s(settings: AgentSettings) -> float:
     """
     if settings.fence_s == 0.0:
         return 0.0
-    if settings.fence_s < LEAST_FENCE_S:
-        hint = f"give {LEAST_FENCE_S:g} or more, or 0: workers continue"
+    if settings.fence_s < MIN_FENCE_S:
+        hint = f"give {MIN_FENCE_S:g} or more, or 0: workers continue"
         raise SettingsError(f"fence_s: {settings.fence_s:g} s is too short", hint, "fence_s")
     return settings.fence_s + settings.kill_grace_s + FENCE_SPARE_S
 

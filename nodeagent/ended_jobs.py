@@ -28,8 +28,10 @@ from schemas.ids import JobId
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
 YOUNG_S: Final = 3600.0  # younger folders are deleted by age only, not by size
-MOST_UNMARKED: Final = 2000  # jobs in a hello
-UNHEARD_S: Final = 7 * 86400.0  # minimum age of a folder whose job's end was never reported
+MAX_UNMARKED: Final = 2000  # jobs in a hello
+MIN_UNREPORTED_AGE_S: Final = (
+    7 * 86400.0
+)  # minimum age of a folder whose job's end was never reported
 
 
 class Kept(NamedTuple):
@@ -109,7 +111,7 @@ class Leftovers:
                     for entry in entries
                     if entry.name not in marks and (at := self._changed(entry)) is not None
                 )
-        return [job for _, job in sorted(found, reverse=True)[:MOST_UNMARKED]]
+        return [job for _, job in sorted(found, reverse=True)[:MAX_UNMARKED]]
 
     def marked(self) -> list[JobId]:
         """Return ended jobs with a folder here; none if the folder cannot be read."""
@@ -124,7 +126,7 @@ class Leftovers:
                 at = marks.pop(entry.name, None)
                 if at is None:
                     at = self._changed(entry)
-                    at = at if at is not None and now - at > UNHEARD_S else None
+                    at = at if at is not None and now - at > MIN_UNREPORTED_AGE_S else None
                 if at is None or not entry.is_dir(follow_symlinks=False):
                     continue
                 if entry.name not in busy:
@@ -151,7 +153,7 @@ log = structlog.get_logger("ended_jobs")
 FIRST_S: Final = 60.0  # after the start: by then the controller has reported active jobs
 FIND_S: Final = 2.0
 LOOK_S: Final = 600.0  # longest interval
-SHORTEST_LOOK_S: Final = 10.0
+MIN_INTERVAL_S: Final = 10.0
 STATES_S: Final = 3600.0  # states are kept so long at least: graduated trials start from them
 
 
@@ -241,7 +243,7 @@ class Keeper:
             self._wake.clear()
             keep = self._keep()
             if (due := loop.time() >= look_at) or not keep.seconds:
-                look_at = loop.time() + min(LOOK_S, max(keep.seconds, SHORTEST_LOOK_S))
+                look_at = loop.time() + min(LOOK_S, max(keep.seconds, MIN_INTERVAL_S))
             await self.turn(keep, look=due or not keep.seconds)
 
     async def turn(self, keep: Kept, *, look: bool) -> None:

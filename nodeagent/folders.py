@@ -39,12 +39,12 @@ from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
 RUN_ID: Final = "run_id"
-LONGEST_FOLDER: Final = 75  # sun_path holds 108 bytes, and socket names take up to 30
+MAX_SOCKET_FOLDER_BYTES: Final = 75  # sun_path holds 108 bytes, and socket names take up to 30
 OWN: Final = "own"  # inner folder of a worker that runs as another user
 READ: Final = 1 << 20  # bytes of reports at a time
 LARGEST: Final = MAX_BYTES + FRAME.size  # bytes of one report, with its length
 PRIVATE, PASSABLE = 0o700, 0o711  # agent's folders: jobs run as the agent, as other users
-LARGEST_ASSIGNMENT: Final = 2 * MAX_BYTES
+MAX_ASSIGNMENT_BYTES: Final = 2 * MAX_BYTES
 _AUDIT: Final = Audit()  # of skipped reports
 
 
@@ -106,7 +106,7 @@ class WorkerFolder:
     def assignment(self) -> Assignment | None:
         """Return the assignment; None if it was never written completely."""
         with contextlib.suppress(OSError, OnesError):
-            return ASSIGNMENT.decode(read_small(self.path / "assignment", LARGEST_ASSIGNMENT))
+            return ASSIGNMENT.decode(read_small(self.path / "assignment", MAX_ASSIGNMENT_BYTES))
         return None
 
     def write_mark(self, mark: ProcessMark) -> None:
@@ -216,9 +216,9 @@ class NodeFolders:
         self.checkpoints.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if self.mode == PASSABLE:
             self.all_states.mkdir(mode=PRIVATE, exist_ok=True)
-            self._let_pass()
+            self._make_passable()
 
-    def _let_pass(self) -> None:
+    def _make_passable(self) -> None:
         inner = (self.run / "workers", self.sockets, self.work, self.all_states, self.checkpoints)
         for path in inner:
             if path.stat().st_uid == os.geteuid():
@@ -257,7 +257,7 @@ class NodeFolders:
     def sockets(self) -> Path:
         """Folder of Unix sockets: in `run`, or in the temporary folder if names would not fit."""
         inside = self.run / "sockets"
-        if len(str(inside)) <= LONGEST_FOLDER:
+        if len(str(inside)) <= MAX_SOCKET_FOLDER_BYTES:
             return inside
         name = hashlib.sha256(str(self.run).encode()).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"ones-{os.getuid()}-{name}"

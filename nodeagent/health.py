@@ -116,7 +116,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def places_of(
+def checked_places(
     folders: NodeFolders, reserve_bytes: int
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
     """Return the folders that workers need: those of the node, and those that all nodes share."""
@@ -131,7 +131,7 @@ def places_of(
 
 log = structlog.get_logger("health")
 LOOK_S: Final = 2.0
-SHARED_LOOKS: Final = 10  # a shared folder is checked at every tenth check
+SHARED_INTERVAL: Final = 10  # a shared folder is checked at every tenth check
 ANSWER_S: Final = 20.0  # a file system that takes longer is considered hung
 
 
@@ -163,7 +163,7 @@ class HealthWatch:
         changed: Callable[[tuple[str, ...]], None],
     ) -> None:
         self._looks = [_Look(place, 1) for place in places]
-        self._looks += [_Look(place, SHARED_LOOKS) for place in shared]
+        self._looks += [_Look(place, SHARED_INTERVAL) for place in shared]
         self._socket = socket
         self._identity = _identity(socket)
         self._listen = listen
@@ -202,7 +202,7 @@ class HealthWatch:
             if look.began is not None and loop.time() - look.began > ANSWER_S:
                 look.found = look.place.silence
         found = {look.place.setting: look.found for look in reversed(self._looks) if look.found}
-        self._take([*reversed(found.values()), self._mend_socket()])
+        self._take([*reversed(found.values()), self._repair_socket()])
 
     def _begin(self, look: _Look, loop: asyncio.AbstractEventLoop) -> None:
         """Check in a thread of its own: a file system that hangs must block nothing else."""
@@ -220,7 +220,7 @@ class HealthWatch:
 
         threading.Thread(target=work, name=f"look at {look.place.path}", daemon=True).start()
 
-    def _mend_socket(self) -> str:
+    def _repair_socket(self) -> str:
         if self._identity is not None and _identity(self._socket) == self._identity:
             return ""
         try:

@@ -80,7 +80,7 @@ class JobGroups:
                 log.warning("limits could not be set", file=error.filename, why=error.strerror)
                 return
             for job in set(self._held.values()):
-                self._bound_less(job)
+                self._reduce_limits(job)
 
     def open(self) -> None:
         """Prepare for jobs, and remove the empty groups of any agent.
@@ -166,7 +166,7 @@ class JobGroups:
             for _, top in self._tops:
                 remove(top / group_of_job(job) / worker)
             if job in self._held.values():
-                self._bound_less(job)
+                self._reduce_limits(job)
         self.tidy()
         return limit if exceeded and limit else None
 
@@ -224,7 +224,7 @@ class JobGroups:
 
     def _make(self, job: JobId) -> None:
         group = group_of_job(job)
-        with self._passed_over_without_limits():
+        with self._ignored_without_limits():
             held = [worker for worker, other in self._held.items() if other == job]
             try:
                 self._make_leaves(group, held, self._slots(job))
@@ -242,7 +242,7 @@ class JobGroups:
             (top / group / name).mkdir(parents=True, exist_ok=True)
 
     def _enter(self, group: str, name: str, pid: int) -> None:
-        with self._passed_over_without_limits():
+        with self._ignored_without_limits():
             try:
                 self._put(group, name, pid)
             except FileNotFoundError:  # another agent, starting, removed the empty group
@@ -264,7 +264,7 @@ class JobGroups:
             if PIDS in tree.controllers:
                 bound_pids(top / group, self._limits.pids * slots)
 
-    def _bound_less(self, job: JobId) -> None:
+    def _reduce_limits(self, job: JobId) -> None:
         """Reduce limits; version 1 refuses a limit below the current use."""
         try:
             self._bound(group_of_job(job), self._slots(job))
@@ -274,7 +274,7 @@ class JobGroups:
             )
 
     @contextlib.contextmanager
-    def _passed_over_without_limits(self) -> Iterator[None]:
+    def _ignored_without_limits(self) -> Iterator[None]:
         """Log errors instead of raising them, if no limits are set."""
         try:
             yield

@@ -53,7 +53,7 @@ from schemas.wire.files import (
 )
 
 MARK: Final = ".ones-snapshot"
-MOST_MARK: Final = 512 << 20  # bytes: the most and longest names that an archive can have
+MAX_MARK_BYTES: Final = 512 << 20  # bytes: the most and longest names that an archive can have
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
@@ -67,7 +67,7 @@ def is_laid_out(folder: Path, digest: str) -> bool:
 def _mark(folder: Path) -> str:
     """Return the content of the mark, which the job may have replaced by anything."""
     with acting_as(owner_of(folder)):
-        return read_small(folder / MARK, MOST_MARK).decode()
+        return read_small(folder / MARK, MAX_MARK_BYTES).decode()
 
 
 def lay_out(
@@ -139,7 +139,7 @@ MAX_FILES: Final = 10_000
 MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
 MAX_REFUSED: Final = 20
 AREAS: Final = (WORK, CHECKPOINTS, STATES)
-LEFT_ALONE: Final = frozenset({"__pycache__", ".git"})
+IGNORED_FOLDERS: Final = frozenset({"__pycache__", ".git"})
 
 
 def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
@@ -215,7 +215,7 @@ def _infos(
 
 def _paths(root: Path) -> Iterator[Path]:
     for here, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in LEFT_ALONE)
+        folders[:] = sorted(name for name in folders if name not in IGNORED_FOLDERS)
         for name in sorted([*names, *(f for f in folders if Path(here, f).is_symlink())]):
             if not (name == MARK and Path(here) == root) and not name.endswith((".pyc", ".new")):
                 yield Path(here, name)

@@ -28,7 +28,7 @@ from schemas.wire.worker import Assignment
 
 log = structlog.get_logger("output")
 WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-MOST_BEGUN: Final = 64 << 20  # bytes that are kept of a log that was restarted
+MAX_RESTARTED_BYTES: Final = 64 << 20  # bytes that are kept of a log that was restarted
 NUL: Final = b"\0"
 SLACK: Final = 16 << 20  # bytes beyond the limit at which a file is truncated
 UNBOUNDED: Final = 1 << 62
@@ -160,7 +160,9 @@ class OutputFile:
             try:
                 if self._name == LOG:
                     os.pwrite(descriptor, note, sent)  # the worker continues after it
-                    note = os.pread(descriptor, min(sent, MOST_BEGUN), 0).rstrip(NUL)  # restarted
+                    note = os.pread(descriptor, min(sent, MAX_RESTARTED_BYTES), 0).rstrip(
+                        NUL
+                    )  # restarted
                 os.lseek(descriptor, 0, os.SEEK_END)
                 os.write(descriptor, note)
             finally:
@@ -179,7 +181,7 @@ def _open_for_writing(path: Path) -> int:
 
 CHUNK: Final = 256 * 1024
 LOOK_S: Final = 0.05  # between two checks of the files
-GROWING_LOOK_S: Final = 0.02  # the same while some grow
+GROWING_POLL_S: Final = 0.02  # the same while some grow
 GROWING_S: Final = 1.0  # after the last chunk, files count as growing
 RETRY_S: Final = 2.0  # without a reply, the request is repeated
 FULL_S: Final = 30.0  # between two questions to a full store
@@ -270,7 +272,7 @@ class LogShipper:
             if busy:
                 grew_at = loop.time()
             grows = loop.time() - grew_at < GROWING_S
-            await asyncio.sleep(0 if busy else GROWING_LOOK_S if grows else LOOK_S)
+            await asyncio.sleep(0 if busy else GROWING_POLL_S if grows else LOOK_S)
 
     def receive(self, message: LogStored) -> None:
         """Process the relay's position of a stream.

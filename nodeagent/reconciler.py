@@ -420,7 +420,7 @@ class Reconciler:
             return []
         actions: list[Action] = []
         through = Version(delta.version + (delta.stage >= SETTLED))
-        if through > 1 and job.cleared < through and not self._on_its_way(mine, wanted, delta):
+        if through > 1 and job.cleared < through and not self._exits_pending(mine, wanted, delta):
             job.cleared = through
             actions.append(PublishEvent(JobCleared(job=delta.job, version=through)))
         if delta.forget and not mine and delta.group is None:
@@ -431,7 +431,7 @@ class Reconciler:
         return actions
 
     @staticmethod
-    def _on_its_way(mine: list[WorkerState], wanted: set[WorkerId], delta: GroupDelta) -> bool:
+    def _exits_pending(mine: list[WorkerState], wanted: set[WorkerId], delta: GroupDelta) -> bool:
         """True if processes of this version are about to exit, which will settle the version."""
         return delta.stage >= SETTLED and any(
             w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted

@@ -17,7 +17,7 @@ from schemas.host.archives import ArchiveBounds
 
 DAY_S: Final = 86_400.0
 MAX_FENCE_S: Final = 3600.0
-LEAST_FENCE_S: Final = 3.0  # heartbeats are a second apart, and a reply takes time
+MIN_FENCE_S: Final = 3.0  # heartbeats are a second apart, and a reply takes time
 Interval = Annotated[float, msgspec.Meta(ge=0)]  # seconds
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -20,7 +20,7 @@ from schemas.wire import Message
 from schemas.wire.agent import GroupDelta
 from schemas.wire.worker import FromWorker, GroupOrder, WorkerHello
 
-LONGEST_NAME: Final = 200  # characters, in a log line
+MAX_LOGGED_NAME: Final = 200  # characters, in a log line
 QUEUED: Final = 1000  # messages queued for a worker that does not read
 MAX_SAID: Final = 16 << 10  # bytes of a message from a worker: hints and telemetry
 
@@ -98,7 +98,7 @@ class WorkerChannel:
         token = self._token_of(worker)
         if token is None or not hmac.compare_digest(token.encode(), hello.token.encode()):
             why = "unknown worker" if token is None else "wrong token"
-            self._audit.refused("greeting of a worker", why, worker=worker[:LONGEST_NAME])
+            self._audit.refused("greeting of a worker", why, worker=worker[:MAX_LOGGED_NAME])
             return
         self._hang_up(worker)
         self._routes[worker] = route

@@ -58,11 +58,11 @@ from schemas.nodes import Group, SlotSpec
 from schemas.wire.worker import Assignment, ExitStatus, Forked, ProcessMark
 
 log = structlog.get_logger("worker_manager")
-EXIT_FILE_LIMIT_S: Final = 2.0  # from the exit of a process to its zygote's exit file
-EXIT_FILE_LOOK_S: Final = 0.01
-REFUSAL_S: Final = 5.0  # delay of a refusal, since the controller retries at once
-NOT_ITS_OWN: Final = "its zygote named a process of another user"
-MOST_LAST_REPORTS: Final = 64 << 20  # bytes of reports read after a worker has exited
+EXIT_FILE_TIMEOUT_S: Final = 2.0  # from the exit of a process to its zygote's exit file
+EXIT_FILE_POLL_S: Final = 0.01
+REFUSAL_DELAY_S: Final = 5.0  # delay of a refusal, since the controller retries at once
+FOREIGN_PROCESS: Final = "its zygote named a process of another user"
+MAX_LAST_REPORTS_BYTES: Final = 64 << 20  # bytes of reports read after a worker has exited
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class WorkerManager:
         for worker in list(self._watched):
             self.read_reports(worker)
 
-    def end_unheard(self) -> None:
+    def kill_unreportable(self) -> None:
         """Kill workers whose folders were deleted: their reports cannot be read."""
         for worker, watched in self._watched.items():
             if watched.pidfd is not None and not watched.folder.written:
@@ -245,7 +245,7 @@ class WorkerManager:
         try:
             return await self._accounts.prepare(job, user)
         except NodeStartError:
-            await asyncio.sleep(REFUSAL_S)
+            await asyncio.sleep(REFUSAL_DELAY_S)
             raise
 
     async def _fetch_workspace(self, asked: FetchWorkspace) -> None:
@@ -296,7 +296,7 @@ class WorkerManager:
             forked = await self._zygotes.fork(python, folder.own, account, enter)
             _note(folder, forked, account)
         except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
-            _end_unheard_of(folder)
+            _kill_unannounced(folder)
             self.tokens.pop(worker, None)
             self._spawn(self._release(worker))
             fault = await self._fault(error)
@@ -310,7 +310,7 @@ class WorkerManager:
     def _enter(self, worker: WorkerId, account: Account | None, pid: int) -> None:
         """Move a process into its group, unless the zygote names a process of another user."""
         if account is not None and belongs_to(pid, account.owner.uid) is False:
-            raise StartError(NOT_ITS_OWN)
+            raise StartError(FOREIGN_PROCESS)
         self._groups.enter(worker, pid)
 
     async def _release(self, worker: WorkerId) -> None:
@@ -402,18 +402,18 @@ class WorkerManager:
 
     async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
         """Read all remaining reports, up to a limit: the file may be endless."""
-        before, most = -1, watched.position + MOST_LAST_REPORTS
+        before, most = -1, watched.position + MAX_LAST_REPORTS_BYTES
         while before < watched.position <= most:
             while not self._may_read():
-                await asyncio.sleep(EXIT_FILE_LIMIT_S)
+                await asyncio.sleep(EXIT_FILE_TIMEOUT_S)
             before = watched.position
             self.read_reports(worker)
             await asyncio.sleep(0)
 
     async def _exit_status(self, folder: WorkerFolder) -> ExitStatus | None:
-        deadline = time.monotonic() + EXIT_FILE_LIMIT_S
+        deadline = time.monotonic() + EXIT_FILE_TIMEOUT_S
         while (status := folder.exit()) is None and time.monotonic() < deadline:
-            await asyncio.sleep(EXIT_FILE_LOOK_S)
+            await asyncio.sleep(EXIT_FILE_POLL_S)
         return status
 
     def _signal(self, worker: WorkerId, what: signal.Signals) -> None:
@@ -434,7 +434,7 @@ class WorkerManager:
         self.tokens.pop(worker, None)
         self._shipper.forget(worker)
         path = self._folders.worker(worker).path
-        if self._accounts is None or not self._accounts.strangers:
+        if self._accounts is None or not self._accounts.separate_users:
             remove_tree(path)
         else:
             self._spawn(self._remove_later(worker, path))
@@ -469,7 +469,7 @@ def _is_there(pid: int | None, ticks: int | None) -> bool:
     return pid is not None and ticks is not None and start_ticks(pid) == ticks
 
 
-def _end_unheard_of(folder: WorkerFolder) -> None:
+def _kill_unannounced(folder: WorkerFolder) -> None:
     """Kill a worker that started after the agent gave up its zygote's reply."""
     if (mark := folder.mark()) is None:
         return
@@ -484,5 +484,5 @@ def _note(folder: WorkerFolder, forked: Forked, account: Account | None) -> None
     if account is None:
         return
     if belongs_to(forked.pid, account.owner.uid) is False:
-        raise StartError(NOT_ITS_OWN)
+        raise StartError(FOREIGN_PROCESS)
     folder.write_mark(ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks))

@@ -19,12 +19,12 @@ from nodeagent.process_identity import belongs_to, start_ticks
 from nodeagent.settings import Jobs, NodeStartError, StartError
 from schemas.wire.worker import ZYGOTE_TITLE
 
-FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # sent by the node
+NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # sent by the node
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MODULE: Final = "elastic.worker.zygote"
-WHEN_TOLD: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
-LAST_WORDS: Final = 1 << 16  # bytes at the end of the output
-NOT_PASSED_ON: Final = (
+WAITING_SHELL: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
+MAX_OUTPUT_BYTES: Final = 1 << 16  # bytes at the end of the output
+REMOVED_VARIABLES: Final = (
     "CREDENTIALS_DIRECTORY",
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -33,7 +33,7 @@ NOT_PASSED_ON: Final = (
     "WORLD_SIZE",
     "TORCH_DISTRIBUTED_DEBUG",  # DETAIL aborts the process when a peer is lost
 )
-AGENTS_OWN: Final = (  # of the agent's account; removed for other accounts
+AGENT_VARIABLES: Final = (  # of the agent's account; removed for other accounts
     "INVOCATION_ID",
     "JOURNAL_STREAM",
     "LOGS_DIRECTORY",
@@ -99,20 +99,20 @@ def spawn(
         OSError: if `enter` fails.
     """
     environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
-    for name in NOT_PASSED_ON:
+    for name in REMOVED_VARIABLES:
         environ.pop(name, None)
     environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive the fork
     # torch's store resolves the name of every peer; a lost reply should not cost 5 s.
     environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the library itself reports lost peers
     if account is not None:
-        for name in AGENTS_OWN:
+        for name in AGENT_VARIABLES:
             environ.pop(name, None)
         environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
     zygote = [python, "-P", "-m", MODULE, "--socket", str(path)]
     command = [*_limited(limits), *_restricted(account), *zygote]
     if enter is not None:
-        command = [*WHEN_TOLD, *command]
+        command = [*WAITING_SHELL, *command]
     try:
         sink = output.open("wb")
     except OSError as error:
@@ -132,11 +132,11 @@ def spawn(
         hint = "give an interpreter that exists on every node and has torch and ONES"
         raise StartError(f"python {python!r}: {error.strerror}", hint) from None
     if enter is not None:
-        _let_begin(process, enter)
+        _release_shell(process, enter)
     return process
 
 
-def _let_begin(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
+def _release_shell(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
     """Release the waiting shell; without this input it exits."""
     if (told := process.stdin) is None:
         return
@@ -173,8 +173,8 @@ def cannot(python: str, output: Path) -> StartError:
     """Return the error of a zygote that exited during its start."""
     descriptor = open_regular(output)
     try:
-        start = max(0, os.fstat(descriptor).st_size - LAST_WORDS)
-        said = os.pread(descriptor, LAST_WORDS, start).decode(errors="replace")
+        start = max(0, os.fstat(descriptor).st_size - MAX_OUTPUT_BYTES)
+        said = os.pread(descriptor, MAX_OUTPUT_BYTES, start).decode(errors="replace")
     finally:
         os.close(descriptor)
     lines = said.strip().splitlines()

@@ -25,7 +25,7 @@ from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder
 from nodeagent.process_identity import end_all_of, start_ticks
 from nodeagent.settings import AgentError, Jobs, NodeStartError, StartError
-from nodeagent.zygote_process import FROM_OUTSIDE, cannot, former, spawn
+from nodeagent.zygote_process import NODE_SIGNALS, cannot, former, spawn
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId
@@ -34,8 +34,8 @@ from schemas.wire.worker import Fork, Forked, ForkFailed, Held, LetGo, ZygoteRea
 
 log = structlog.get_logger("zygotes")
 START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
-FOUND_AGAIN_S: Final = 5.0  # a running zygote checks its socket's file every second
-FORK_LIMIT_S: Final = 60.0
+RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
+FORK_TIMEOUT_S: Final = 60.0
 PROBE_S: Final = 0.05
 LONGEST: Final = 1 << 16  # bytes of a message
 PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
@@ -78,7 +78,7 @@ class ZygoteConnection:
                 raise ConnectionError("it has exited")
             self._send(Fork(folder=name, held=held))
             await self._writer.drain()
-            forked = await asyncio.wait_for(answer, FORK_LIMIT_S)
+            forked = await asyncio.wait_for(answer, FORK_TIMEOUT_S)
             if enter is not None and not held:
                 await asyncio.to_thread(enter, forked.pid)
         except (OSError, TimeoutError) as error:
@@ -251,7 +251,7 @@ class ZygotePool:
             return found
         output = self._clear(path, account)
         process = spawn(
-            python, path, output, account, limits=self._rlimits(), enter=self._door(account)
+            python, path, output, account, limits=self._rlimits(), enter=self._group_entry(account)
         )
         deadline = asyncio.get_running_loop().time() + START_LIMIT_S
         while asyncio.get_running_loop().time() < deadline:
@@ -260,7 +260,7 @@ class ZygotePool:
                 log.info("zygote ready", python=python, pid=process.pid, uid=uid)
                 return zygote
             if (code := process.poll()) is not None:
-                if -code in FROM_OUTSIDE:
+                if -code in NODE_SIGNALS:
                     what = f"python {python!r} was killed by signal {-code} during its start"
                     raise NodeStartError(what)
                 raise cannot(python, output)
@@ -274,7 +274,7 @@ class ZygotePool:
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits
 
-    def _door(self, account: Account | None) -> Callable[[int], None] | None:
+    def _group_entry(self, account: Account | None) -> Callable[[int], None] | None:
         if account is None or not self._groups.there:
             return None
         return partial(self._groups.enter_zygote, account.cgroup)
@@ -292,7 +292,7 @@ class ZygotePool:
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
         for pid, ticks, age_s in await asyncio.to_thread(former, path, workers, uid):
-            deadline = loop.time() + max(START_LIMIT_S - age_s, FOUND_AGAIN_S)
+            deadline = loop.time() + max(START_LIMIT_S - age_s, RECONNECT_TIMEOUT_S)
             while start_ticks(pid) == ticks and loop.time() < deadline:
                 if (zygote := await self._connect(path, uid)) is not None:
                     return zygote

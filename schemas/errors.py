@@ -6,10 +6,14 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
-FEW_FILES: Final = "Too many open files"  # in the system's words, and ZeroMQ's
-MORE_FILES: Final = "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
-COMPARED: Final = 1000  # names, at 60 us each
-WRAPPED: Final = "Original Traceback (most recent call last):"  # torch, of a loader's process
+TOO_MANY_FILES: Final = "Too many open files"  # in the system's words, and ZeroMQ's
+MORE_FILES_HINT: Final = (
+    "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
+)
+MAX_COMPARED: Final = 1000  # names, at 60 us each
+WORKER_TRACEBACK: Final = (
+    "Original Traceback (most recent call last):"  # torch, of a loader's process
+)
 
 
 class OnesError(Exception):
@@ -47,12 +51,12 @@ def in_one_line(error: BaseException) -> str:
         line = lines[0] if lines else name
     elif isinstance(error, OnesError):
         line = f"{name}: {error.message}{f'; {error.hint}' if error.hint else ''}"
-    elif WRAPPED in lines:
+    elif WORKER_TRACEBACK in lines:
         line = f"{lines[-1]} ({lines[0].removesuffix('.')})"
     else:
         line = f"{name}: {lines[0]}" if lines else name
-    if FEW_FILES in line and "ulimit" not in line:
-        line = f"{line}; {MORE_FILES}"
+    if TOO_MANY_FILES in line and "ulimit" not in line:
+        line = f"{line}; {MORE_FILES_HINT}"
     return "".join(c if c.isprintable() else " " for c in line)
 
 
@@ -66,7 +70,7 @@ def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
     """
     names = list(known)
     numbered = [one for one in names if one.rpartition("-")[0] == name]
-    near = numbered[-1:] or difflib.get_close_matches(name, names[-COMPARED:], n=1, cutoff=0.7)
+    near = numbered[-1:] or difflib.get_close_matches(name, names[-MAX_COMPARED:], n=1, cutoff=0.7)
     return f"did you mean {near[0]}? {otherwise}" if near else otherwise
 
 

@@ -47,9 +47,9 @@ MAX_EXPONENT: Final = 500.0
 MAX_UTILITY: Final = 1e9
 MAX_DEADLINE_S: Final = 1e10  # three hundred years
 MAX_DECAY: Final = 1e6  # per second
-LEAST_RATE: Final = 1e-30  # learning rate
-MOST_RATE: Final = 1e30
-MOST_OF_STOP: Final = {
+MIN_RATE: Final = 1e-30  # learning rate
+MAX_RATE: Final = 1e30
+MAX_STOP: Final = {
     "epochs": MAX_EPOCHS,
     "samples": MAX_SAMPLES,
     "plateau": MAX_EPOCHS,
@@ -354,7 +354,7 @@ def _batches(spec: JobSpec) -> list[Problem]:
     if spec.max_local_batch is not None and not 1 <= spec.max_local_batch <= MAX_BATCH:
         what = f"{spec.max_local_batch} is not 1 to {MAX_BATCH}"
         found.append(Problem("max_local_batch", what, "choose a value in this range"))
-    if spec.lr is not None and not LEAST_RATE <= spec.lr <= MOST_RATE:
+    if spec.lr is not None and not MIN_RATE <= spec.lr <= MAX_RATE:
         remedy = "give a positive finite number, or leave it out to keep the script's"
         found.append(Problem("lr", f"{spec.lr} is not a learning rate", remedy))
     return found
@@ -466,7 +466,7 @@ def _stop(stop: StopRule | None) -> list[Problem]:
             found.append(Problem("stop", "not exactly one of epochs and samples", forms))
     elif stop.samples is not None or (stop.at_least is None) == (stop.plateau is None):
         found.append(Problem("stop", "a metric needs either at_least or plateau", forms))
-    for name, most in MOST_OF_STOP.items():
+    for name, most in MAX_STOP.items():
         value = getattr(stop, name)
         if value is not None and value < 1:
             found.append(Problem(f"stop.{name}", f"{value} is below 1", "raise it"))

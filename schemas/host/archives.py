@@ -26,14 +26,14 @@ UNREADABLE: Final = (  # errors of the tar, gzip and zlib modules for invalid ar
 )
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
 OTHERS: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
-OVERHEAD: Final = 4096  # bytes of headers for each file
+HEADER_BYTES_PER_FILE: Final = 4096  # bytes of headers for each file
 MAX_HEADERS: Final = 64 << 10  # bytes of all headers before one file
 DIGITS: Final = re.compile(rb"\d{101}")  # long numbers take tarfile quadratic time
 BLOCK: Final = 512  # bytes; headers up to this size are parsed quickly
 MAX_RECORDS: Final = 64 << 20  # bytes of the extended headers of all files, which stay in memory
-RECORD: Final = 100  # bytes of memory of an extended header in addition to its text
-COPIED: Final = 16 << 10  # bytes of a file that are unpacked at once
-LEAVE_OUT: Final = "exclude data from it (.onesignore), and read data from its own location"
+RECORD_OVERHEAD_BYTES: Final = 100  # bytes of memory of an extended header in addition to its text
+COPY_BUFFER_BYTES: Final = 16 << 10  # bytes of a file that are unpacked at once
+EXCLUDE_DATA_HINT: Final = "exclude data from it (.onesignore), and read data from its own location"
 
 
 class ArchiveBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +62,9 @@ def opened(archive: IO[bytes], bounds: ArchiveBounds) -> Iterator[tarfile.TarFil
     magic = archive.read(6)
     archive.seek(0)
     plain = cast("IO[bytes]", _decompressed(archive, magic))
-    most = bounds.size + bounds.files * OVERHEAD
+    most = bounds.size + bounds.files * HEADER_BYTES_PER_FILE
     limited = _Limited(plain, most, bounds)
-    with tarfile.open(fileobj=limited, mode="r:", copybufsize=COPIED) as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=limited, mode="r:", copybufsize=COPY_BUFFER_BYTES) as tar:  # type: ignore[call-overload]
         yield tar
 
 
@@ -80,7 +80,7 @@ def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.Tar
     for member in tar:
         limited.headers = None
         size, many = size + member.size, many + 1
-        records += sum(RECORD + len(one) for one in member.pax_headers.values())
+        records += sum(RECORD_OVERHEAD_BYTES + len(one) for one in member.pax_headers.values())
         name = member.name[:200]
         if records > MAX_RECORDS:
             raise _too_large(f"more than {MAX_RECORDS} bytes of extended headers, at {name!r}")
@@ -116,7 +116,9 @@ def _decompressed(archive: IO[bytes], magic: bytes) -> object:
 
 
 def _too_large(what: str) -> ArchiveTooLargeError:
-    return ArchiveTooLargeError(f"the working directory unpacks to {what}", LEAVE_OUT, "workdir")
+    return ArchiveTooLargeError(
+        f"the working directory unpacks to {what}", EXCLUDE_DATA_HINT, "workdir"
+    )
 
 
 class _Limited:
@@ -126,7 +128,7 @@ class _Limited:
         self._file = file
         self._most = most
         self._told = bounds.size
-        self._all_headers = bounds.files * OVERHEAD  # bytes that may still follow
+        self._all_headers = bounds.files * HEADER_BYTES_PER_FILE  # bytes that may still follow
         self.headers: int | None = MAX_HEADERS  # the same before the next file; None: within a file
 
     def read(self, size: int = -1) -> bytes:

@@ -8,7 +8,7 @@ they are delivered at least once and applied once. Nothing here uses a socket, a
 
 from schemas.session.agent_session import (
     MAX_RESENT,
-    SPOOL_FULL,
+    MAX_SPOOLED,
     AgentOutput,
     AgentSession,
     Apply,
@@ -38,7 +38,7 @@ from schemas.session.delivery_rules import (
 __all__ = [
     "MAX_HELD",
     "MAX_RESENT",
-    "SPOOL_FULL",
+    "MAX_SPOOLED",
     "AgentOutput",
     "AgentSession",
     "Apply",

@@ -36,9 +36,9 @@ from schemas.wire.agent import (
 from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 MAX_RESENT: Final = 256  # events in one Resent
-LAST_DOUBLING: Final = 10  # the pause between hellos grows no further
-GREET_LONGEST_S: Final = 8.0  # between two unanswered hellos; the first pause is one heartbeat
-SPOOL_FULL: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
+MAX_DOUBLINGS: Final = 10  # the pause between hellos grows no further
+MAX_HELLO_PAUSE_S: Final = 8.0  # between two unanswered hellos; the first pause is one heartbeat
+MAX_SPOOLED: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class AgentSession:
     @property
     def spool_full(self) -> bool:
         """True if events should wait at their source until the controller has caught up."""
-        return len(self.spool) >= SPOOL_FULL
+        return len(self.spool) >= MAX_SPOOLED
 
     @property
     def dropped(self) -> int:
@@ -156,7 +156,7 @@ class AgentSession:
             case HelloRequest():
                 return self._greet(message, now)
             case Refused():
-                self._hellos = LAST_DOUBLING
+                self._hellos = MAX_DOUBLINGS
                 self._hello_at = self._after_pause(now)
                 return [Rejected(message)]
             case HeartbeatAck(session=session, term=term, committed=committed):
@@ -209,12 +209,12 @@ class AgentSession:
 
     def _say_hello(self, now: Seconds) -> list[AgentOutput]:
         self._hello_at = self._after_pause(now)
-        self._hellos = min(self._hellos + 1, LAST_DOUBLING)
+        self._hellos = min(self._hellos + 1, MAX_DOUBLINGS)
         return [SayHello()]
 
     def _after_pause(self, now: Seconds) -> Seconds:
         """Return the time of the next hello: pauses double, and agents differ by chance."""
-        pause_s = min(GREET_LONGEST_S, self.timings.heartbeat_s * 2.0**self._hellos)
+        pause_s = min(MAX_HELLO_PAUSE_S, self.timings.heartbeat_s * 2.0**self._hellos)
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
     def unheard(self, now: Seconds) -> None:

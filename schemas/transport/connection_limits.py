@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-MAX_OF_KEY: Final = 1000  # connections to one port
+MAX_CONNECTIONS_PER_KEY: Final = 1000  # connections to one port
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class KeyConnections:
         if silent is None:  # closed already
             return True
         self._settle(port, silent, since=float("inf"))
-        if self._counts[port, key] >= MAX_OF_KEY:
+        if self._counts[port, key] >= MAX_CONNECTIONS_PER_KEY:
             return False
         self._full.discard((port, key))
         silent.let_in.append((self._clock(), key))
@@ -117,7 +117,7 @@ class KeyConnections:
             return
         if found.key:
             self._forget(found.port, found.key)
-            self._unsay(found)
+            self._uncount(found)
             return
         silent = self._silent[found.port, found.host]
         silent.connections -= 1
@@ -158,7 +158,7 @@ class KeyConnections:
         while key := silent.surplus(since):
             self._forget(port, key)
 
-    def _unsay(self, gone: _Open) -> None:
+    def _uncount(self, gone: _Open) -> None:
         self._said[gone.port, gone.key] -= gone.said
         if not self._said[gone.port, gone.key]:
             del self._said[gone.port, gone.key]

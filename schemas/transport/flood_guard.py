@@ -26,10 +26,10 @@ import zmq
 
 from schemas.transport.connection_limits import KeyConnections
 
-FREE: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
-FIRST_S: Final = 1.0  # delay after the next cut
-MOST_S: Final = 60.0
-FORGOTTEN_S: Final = 300.0  # after so long without a cut the count restarts
+FREE_CUTS: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
+FIRST_DELAY_S: Final = 1.0  # delay after the next cut
+MAX_DELAY_S: Final = 60.0
+FORGET_AFTER_S: Final = 300.0  # after so long without a cut the count restarts
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Cuts:
     told: bool = False  # the delay has been logged
 
 
-class CutBackoff:
+class ReconnectBackoff:
     """Reconnect delays of keys after cuts of their connections, for each port."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,10 +56,10 @@ class CutBackoff:
     def left_s(self, port: str, key: bytes) -> float:
         """Return how long a key must not connect to a port, in seconds; 0: it may connect now."""
         known = self._known(port, key)
-        if known is None or known.count <= FREE:
+        if known is None or known.count <= FREE_CUTS:
             return 0.0
-        doubled = min(known.count - FREE - 1, 32)  # avoids overflow of the float
-        wait_s = min(MOST_S, FIRST_S * 2.0**doubled)
+        doubled = min(known.count - FREE_CUTS - 1, 32)  # avoids overflow of the float
+        wait_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doubled)
         return max(0.0, known.at + wait_s - self._clock())
 
     def first_refusal(self, port: str, key: bytes) -> bool:
@@ -74,26 +74,26 @@ class CutBackoff:
 
     def _known(self, port: str, key: bytes) -> _Cuts | None:
         known = self._cuts.get((port, key))
-        if known is not None and self._clock() - known.at >= FORGOTTEN_S:
+        if known is not None and self._clock() - known.at >= FORGET_AFTER_S:
             del self._cuts[port, key]
             return None
         return known
 
 
-MAX_AHEAD: Final = 64 << 20  # bytes of one connection that arrived and were not read
-MAX_AHEAD_OF_ALL: Final = 256 << 20  # the same for all connections of a process
-GROWTH: Final = 16 << 20  # bytes of memory; growth that leads to a check of all connections
-EVERY_S: Final = 0.1
-MOST_EVENTS: Final = 1000  # of one port at once: frequent reconnects must not block others
-SLICE: Final = 200  # connections checked without returning to the loop
-FORGIVEN_PER_S: Final = 100  # bytes that libzmq reads itself: heartbeats
-CURVE_BYTES: Final = 33  # added to a frame by encryption
-SHORT: Final = 256  # bytes; shorter frames have a header of 2 bytes, others of 9
+MAX_UNREAD_BYTES: Final = 64 << 20  # bytes of one connection that arrived and were not read
+MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same for all connections of a process
+CHECK_GROWTH_BYTES: Final = 16 << 20  # growth of memory that leads to a check
+CHECK_INTERVAL_S: Final = 0.1
+MAX_EVENTS: Final = 1000  # of one port at once: frequent reconnects must not block others
+CHECKS_PER_TURN: Final = 200  # connections checked without returning to the loop
+HEARTBEAT_BYTES_PER_S: Final = 100  # bytes that libzmq reads itself: heartbeats
+CURVE_OVERHEAD_BYTES: Final = 33  # added to a frame by encryption
+SHORT_FRAME_BYTES: Final = 256  # bytes; shorter frames have a header of 2 bytes, others of 9
 _EVENT: Final = struct.Struct("=Hi")  # event, file descriptor
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info of Linux
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-_AT_ONCE: Final = struct.pack("ii", 1, 0)
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -122,7 +122,7 @@ class Events(NamedTuple):
 def latest_events(monitor: zmq.Socket[bytes]) -> Events:
     """Return the latest connection event of each descriptor; earlier events are obsolete."""
     found: dict[int, int] = {}
-    for _ in range(MOST_EVENTS):
+    for _ in range(MAX_EVENTS):
         try:
             told = monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -135,18 +135,18 @@ def latest_events(monitor: zmq.Socket[bytes]) -> Events:
     return Events(found, stopped=False, more=True)
 
 
-class ConnectionWatch:
+class FloodGuard:
     """Comparison of the bytes that arrived over each TCP connection with those that were read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.keys = KeyConnections(clock)
-        self.backoff = CutBackoff(clock)
+        self.backoff = ReconnectBackoff(clock)
         self._monitors: dict[str, zmq.Socket[bytes]] = {}  # by port name
         self._ports: dict[str, int] = {}
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._taken: Counter[int] = Counter()
-        self._growth = Growth(memory_bytes, GROWTH)
+        self._growth = GrowthDetector(memory_bytes, CHECK_GROWTH_BYTES)
 
     def add(
         self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
@@ -161,26 +161,26 @@ class ConnectionWatch:
         self._monitors[name] = monitor
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
-    def took(self, source: int, sizes: list[int], *, secured: bool) -> None:
+    def count_read(self, source: int, sizes: list[int], *, secured: bool) -> None:
         """Count a message that was read from the connection with descriptor `source`."""
-        extra = CURVE_BYTES if secured else 0
+        extra = CURVE_OVERHEAD_BYTES if secured else 0
         self._taken[source] += sum(
-            size + extra + (2 if size + extra < SHORT else 9) for size in sizes
+            size + extra + (2 if size + extra < SHORT_FRAME_BYTES else 9) for size in sizes
         )
 
-    def notice(self) -> bool:
+    def process_events(self) -> bool:
         """Process connection events of all ports; True if more may be waiting."""
-        more = [self.notice_at(port) for port in list(self._monitors)]
+        more = [self.process_port_events(port) for port in list(self._monitors)]
         return any(more)
 
-    def notice_at(self, port: str) -> bool:
+    def process_port_events(self, port: str) -> bool:
         """Process connection events of one port; True if more may be waiting."""
         monitor = self._monitors.get(port)
         if monitor is None:
             return False
         events = latest_events(monitor)
         for descriptor, event in events.of.items():
-            self._noticed(event, descriptor, port)
+            self._process_event(event, descriptor, port)
         if events.stopped:
             del self._monitors[port]
             monitor.close()
@@ -188,7 +188,7 @@ class ConnectionWatch:
             self.backoff.port_closed(port)
         return events.more
 
-    def _noticed(self, event: int, descriptor: int, port: str) -> None:
+    def _process_event(self, event: int, descriptor: int, port: str) -> None:
         known = self._connections.get(descriptor)
         if event == zmq.EVENT_DISCONNECTED:
             if known is None or known.port == port:  # else another port reuses the descriptor
@@ -203,29 +203,29 @@ class ConnectionWatch:
         """Return the descriptors of all connections."""
         return list(self._connections)
 
-    def ahead(self, descriptor: int) -> int:
+    def unread_bytes(self, descriptor: int) -> int:
         """Return the bytes that arrived over a connection and were not read; 0 if it is closed."""
         connection = self._connections.get(descriptor)
         if connection is None:
             return 0
-        with contextlib.suppress(OSError), copied(descriptor) as wire:
+        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             if wire.getpeername()[:2] == connection.peer:
                 info = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                return self._ahead(descriptor, connection, info)
+                return self._unread_bytes(descriptor, connection, info)
         del self._connections[descriptor]
         self.keys.closed(descriptor)
         return 0
 
-    def _ahead(self, descriptor: int, connection: _Connection, info: bytes) -> int:
+    def _unread_bytes(self, descriptor: int, connection: _Connection, info: bytes) -> int:
         (received,) = _RECEIVED.unpack_from(info, _RECEIVED_AT)
-        ahead = int(received) - self._taken[descriptor] - connection.forgiven
+        unread_bytes = int(received) - self._taken[descriptor] - connection.forgiven
         now = self._clock()
-        forgiven = int((now - connection.at) * FORGIVEN_PER_S)
+        forgiven = int((now - connection.at) * HEARTBEAT_BYTES_PER_S)
         if forgiven:
             connection.at = now
         # Negative: bytes were read from an earlier connection with this descriptor.
-        connection.forgiven += ahead if ahead < 0 else min(ahead, forgiven)
-        return max(0, ahead - forgiven)
+        connection.forgiven += unread_bytes if unread_bytes < 0 else min(unread_bytes, forgiven)
+        return max(0, unread_bytes - forgiven)
 
     def cut(self, descriptor: int) -> str:
         """Cut a connection, count it against its key, and return the peer's address, if any."""
@@ -240,57 +240,59 @@ class ConnectionWatch:
         key = self.keys.cut(descriptor)
         if connection is None or self._peer(descriptor, connection.port) != connection.peer:
             return None
-        with contextlib.suppress(OSError), copied(descriptor) as wire:
+        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             # Close with a reset: a peer with a closed window would not receive a FIN.
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             wire.shutdown(socket.SHUT_RDWR)
         return _Ended("{}:{}".format(*connection.peer), connection.port, key)
 
-    def cut_those_ahead(self, aheads: dict[int, int]) -> list[str]:
+    def cut_flooding(self, unread: dict[int, int]) -> list[str]:
         """Cut connections beyond the limit of one, then the worst while all exceed the total limit.
 
         Takes unread bytes by descriptor, and returns a log line for each cut.
         """
-        total = sum(aheads.values())
+        total = sum(unread.values())
         cut = []
         blamed = set()  # count one cut per key, however many of its connections are cut
-        for descriptor, ahead in sorted(aheads.items(), key=lambda item: -item[1]):
-            if ahead <= MAX_AHEAD and total <= MAX_AHEAD_OF_ALL:
+        for descriptor, unread_bytes in sorted(unread.items(), key=lambda item: -item[1]):
+            if unread_bytes <= MAX_UNREAD_BYTES and total <= MAX_TOTAL_UNREAD_BYTES:
                 break
-            total -= ahead
+            total -= unread_bytes
             if (ended := self._end(descriptor)) is not None:
                 blamed.add((ended.port, ended.key))
-                cut.append(f"{ended.peer} is cut off: {ahead} bytes that it sent were not read")
+                cut.append(
+                    f"{ended.peer} is cut off: {unread_bytes} bytes that it sent were not read"
+                )
         for port, key in sorted(blamed):
             self.backoff.cut(port, key)
         return cut
 
-    def look(self) -> list[str]:
+    def check_if_grown(self) -> list[str]:
         """Check all connections if this process needs much more memory; return lines of cuts."""
-        self.notice()
-        if not self._growth.noticed():
+        self.process_events()
+        if not self._growth.detected():
             return []
-        return self.cut_those_ahead({each: self.ahead(each) for each in self.descriptors()})
+        return self.cut_flooding({each: self.unread_bytes(each) for each in self.descriptors()})
 
     async def run(self, refused: Callable[[str], None]) -> None:
         """Check repeatedly until cancelled; `refused` is called with a line for each cut."""
         while True:
-            await asyncio.sleep(EVERY_S)
-            while self.notice():
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            while self.process_events():
                 await asyncio.sleep(0)
-            if not self._growth.noticed():
+            if not self._growth.detected():
                 continue
-            aheads = {}
+            unread = {}
             for place, descriptor in enumerate(self.descriptors(), start=1):
-                aheads[descriptor] = self.ahead(descriptor)
-                if place % SLICE == 0:
+                unread[descriptor] = self.unread_bytes(descriptor)
+                if place % CHECKS_PER_TURN == 0:
                     await asyncio.sleep(0)
-            for line in self.cut_those_ahead(aheads):
+            for line in self.cut_flooding(unread):
                 refused(line)
 
     def _peer(self, descriptor: int, port: str) -> tuple[str, int] | None:
         """Return the peer of a connection of this port; None if it is not one any more."""
-        with contextlib.suppress(OSError), copied(descriptor) as wire:
+        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             if wire.family in {socket.AF_INET, socket.AF_INET6} and (
                 wire.getsockname()[1] == self._ports[port]
             ):
@@ -310,23 +312,23 @@ def memory_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
-class Growth:
+class GrowthDetector:
     """Detector of growth by `step` above the minimum since the last detection."""
 
     def __init__(self, now: Callable[[], int], step: int) -> None:
         self._now = now
         self._step = step
-        self._least = now()
+        self._minimum = now()
 
-    def noticed(self) -> bool:
+    def detected(self) -> bool:
         """True if the value has grown by `step`; the minimum starts anew then."""
         now = self._now()
-        grew = now - self._least >= self._step
-        self._least = now if grew else min(self._least, now)
+        grew = now - self._minimum >= self._step
+        self._minimum = now if grew else min(self._minimum, now)
         return grew
 
 
-def copied(descriptor: int) -> socket.socket:
+def duplicate(descriptor: int) -> socket.socket:
     """Duplicate a connection, because libzmq may close its own descriptor at any time.
 
     Raises:

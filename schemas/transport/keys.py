@@ -28,8 +28,8 @@ from zmq.utils import z85
 from schemas.errors import SettingsError
 from schemas.host.settings import convert, read_toml
 from schemas.ids import LAST
-from schemas.transport.connection_limits import MAX_OF_KEY
-from schemas.transport.flood_guard import ConnectionWatch
+from schemas.transport.connection_limits import MAX_CONNECTIONS_PER_KEY
+from schemas.transport.flood_guard import FloodGuard
 from schemas.wire.client import Role
 
 ENDPOINT = "inproc://zeromq.zap.01"
@@ -67,11 +67,11 @@ class Authority:
         context: zmq.asyncio.Context,
         known: Mapping[bytes, Identity],
         denied: Callable[[str, str], None],
-        watch: ConnectionWatch,
+        flood_guard: FloodGuard,
     ) -> None:
         self._known = known
         self._denied = denied
-        self._watch = watch
+        self._flood_guard = flood_guard
         self._address = ""  # of the peer in the current request
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -91,17 +91,17 @@ class Authority:
         if owner is None:
             self._denied(f"{key.decode('ascii', 'replace')} is not authorised", self._address)
             return False
-        self._watch.notice_at(domain)
-        left_s = self._watch.backoff.left_s(domain, key)
+        self._flood_guard.process_port_events(domain)
+        left_s = self._flood_guard.backoff.left_s(domain, key)
         if left_s and owner.role != "node":  # a lost node would take other users' jobs with it
-            if self._watch.backoff.first_refusal(domain, key):
+            if self._flood_guard.backoff.first_refusal(domain, key):
                 why = f"{owner} cannot connect for {left_s:.0f} s: its connections were cut off"
                 self._denied(why, self._address)
             raise _NotNowError
-        if self._watch.keys.admits(domain, self._address, key):
+        if self._flood_guard.keys.admits(domain, self._address, key):
             return True
-        if self._watch.keys.first_refusal(domain, key):
-            why = f"{owner} has {MAX_OF_KEY} connections to one port, the maximum"
+        if self._flood_guard.keys.first_refusal(domain, key):
+            why = f"{owner} has {MAX_CONNECTIONS_PER_KEY} connections to one port, the maximum"
             self._denied(why, self._address)
         raise _NotNowError
 

@@ -17,21 +17,25 @@ import zmq.asyncio
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.transport.flood_guard import ConnectionWatch
+from schemas.transport.flood_guard import FloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
-from schemas.transport.unix_flood_guard import LocalWatch
+from schemas.transport.unix_flood_guard import UnixFloodGuard
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
-UNREAD: Final = 1000  # messages of one peer that a ROUTER queues; further ones stay at the sender
+MAX_QUEUED: Final = (
+    1000  # messages of one peer that a ROUTER queues; further ones stay at the sender
+)
 ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
-UNREAD_ON_IPC: Final = 100  # as UNREAD, for a worker, whose messages are small
-TOPICS_UNREAD: Final = 10  # as UNREAD, for subscriptions, which libzmq reads all at once
+MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for a worker, whose messages are small
+MAX_QUEUED_SUBSCRIPTIONS: Final = (
+    10  # as MAX_QUEUED, for subscriptions, which libzmq reads all at once
+)
 BACKLOG: Final = 4096  # peers that connect at once; further ones retry after seconds
 DRAIN: Final = 256  # messages taken without returning to the loop
 TURN_S: Final = 0.001  # time of such a turn, processing included: other tasks wait as long
 NODES_TURN_S: Final = 0.01  # as TURN_S, for nodes, whose events are committed once per turn
-REMEMBERED: Final = 1024  # connections that were cut, whose last messages may still arrive
+MAX_REMEMBERED_CUTS: Final = 1024  # connections that were cut, whose last messages may still arrive
 
 
 class AddressInUseError(SettingsError):
@@ -65,22 +69,22 @@ class Socket:
     """A socket that one task owns.
 
     `known` has the owners of the CURVE keys that peers must show; None: the socket uses no keys.
-    `watch` counts what is read from each connection; None: not counted.
+    `flood_guard` counts what is read from each connection; None: not counted.
     """
 
     def __init__(
         self,
         socket: zmq.asyncio.Socket,
         known: Mapping[bytes, Identity] | None = None,
-        watch: ConnectionWatch | None = None,
+        flood_guard: FloodGuard | None = None,
     ) -> None:
         self._socket = socket
         self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # without futures
         self._known = known
-        self._watch = watch
+        self._flood_guard = flood_guard
         self._unsent = 1 if socket.type == zmq.ROUTER else 0  # frames that libzmq adds
         self._cut: dict[tuple[bytes, int, bytes], None] = {}  # oldest first
-        self._looking = False  # a check for arrived messages is scheduled
+        self._check_scheduled = False  # a check for arrived messages is scheduled
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
         """Yield messages: wait for one, then take all that have arrived.
@@ -120,19 +124,19 @@ class Socket:
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
         data = tuple(frame.bytes for frame in frames)
         source = -1
-        if self._watch is not None:
+        if self._flood_guard is not None:
             sizes = [len(each) for each in data[self._unsent :]]
             with contextlib.suppress(zmq.ZMQError):  # made by libzmq itself, without a connection
                 source = int(frames[-1].get(zmq.SRCFD))
-                self._watch.took(source, sizes, secured=self._known is not None)
+                self._flood_guard.count_read(source, sizes, secured=self._known is not None)
         if self._known is None:
             return Incoming(data, None, source=source)
         key = b""
         # libzmq itself sends "unsubscribed" for a lost peer, without a key.
         with contextlib.suppress(zmq.ZMQError):
             key = str(frames[-1].get("User-Id")).encode()
-            if self._watch is not None and source >= 0:
-                self._watch.keys.spoke(source, key)
+            if self._flood_guard is not None and source >= 0:
+                self._flood_guard.keys.spoke(source, key)
         return Incoming(data, self._known.get(key), key, self._known, source)
 
     def send(self, *frames: bytes) -> bool:
@@ -145,17 +149,17 @@ class Socket:
         except zmq.ZMQError:
             return False
         finally:
-            self._look_soon()
+            self._check_soon()
         return True
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         """Check for arrivals once per turn: sending may consume the signal that wakes a reader."""
-        if not self._looking:
-            self._looking = True
+        if not self._check_scheduled:
+            self._check_scheduled = True
             asyncio.get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
-        self._looking = False
+        self._check_scheduled = False
         if not self._socket.closed:
             self._socket.get(zmq.EVENTS)  # wakes waiting tasks
 
@@ -165,21 +169,21 @@ class Socket:
         Returns the bytes counted for its key over open connections; 0 if none are counted; None if
         the connection of this message is closed.
         """
-        if self._watch is None:
+        if self._flood_guard is None:
             return 0
-        return self._watch.keys.says(incoming.source, sum(map(len, incoming.frames)))
+        return self._flood_guard.keys.says(incoming.source, sum(map(len, incoming.frames)))
 
     def cut(self, incoming: Incoming) -> bool:
         """Cut a message's connection, drop its unread messages; False if it was closed already."""
-        if self._watch is None:
+        if self._flood_guard is None:
             return False
-        while len(self._cut) >= REMEMBERED:
+        while len(self._cut) >= MAX_REMEMBERED_CUTS:
             del self._cut[next(iter(self._cut))]
         self._cut[_connection(incoming)] = None
-        self._watch.notice()
-        if not self._watch.keys.is_of(incoming.source, incoming.key):
+        self._flood_guard.process_events()
+        if not self._flood_guard.keys.is_of(incoming.source, incoming.key):
             return False  # closed, and its descriptor is reused
-        return bool(self._watch.cut(incoming.source))
+        return bool(self._flood_guard.cut(incoming.source))
 
     def listen(self, address: str) -> None:
         """Bind to an ipc address again, as when its file was deleted; peers stay connected.
@@ -222,15 +226,15 @@ class Link:
         self._authority: Authority | None = None
         self._known: Mapping[bytes, Identity] = {}
         self._shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
-        self._watch = ConnectionWatch()
-        self._local: list[LocalWatch] = []
+        self._flood_guard = FloodGuard()
+        self._unix_guards: list[UnixFloodGuard] = []
         self._ports = 0  # number of bound sockets
 
     async def watch_connections(self, refused: Callable[[str], None]) -> None:
         """Disconnect peers that send more than is read, until cancelled; report them."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch.run(refused))
-            for local in self._local:
+            tasks.create_task(self._flood_guard.run(refused))
+            for local in self._unix_guards:
                 tasks.create_task(local.run(refused))
 
     def authority(
@@ -246,7 +250,7 @@ class Link:
             denied: called with the reason of a refusal, and the peer's address.
         """
         self._known = known
-        self._authority = Authority(self._context, known, denied, self._watch)
+        self._authority = Authority(self._context, known, denied, self._flood_guard)
         return self._authority
 
     def bind(
@@ -282,9 +286,9 @@ class Link:
         socket.ipv6 = has_only_ipv6(_host(address))
         if kind == "ROUTER":
             socket.router_mandatory = True
-            socket.rcvhwm = UNREAD_ON_IPC if address.startswith("ipc://") else UNREAD
+            socket.rcvhwm = MAX_QUEUED_ON_IPC if address.startswith("ipc://") else MAX_QUEUED
         if kind == "XPUB":
-            socket.rcvhwm = TOPICS_UNREAD
+            socket.rcvhwm = MAX_QUEUED_SUBSCRIPTIONS
             socket.maxmsgsize = largest + TOPIC_ENVELOPE
             socket.setsockopt(zmq.XPUB_MANUAL, 1)
             socket.setsockopt(zmq.XPUB_VERBOSER, 1)
@@ -299,10 +303,10 @@ class Link:
             raise refusal(what, "choose another address") from None
         if address.startswith("ipc://"):
             path = address.removeprefix("ipc://")
-            self._local.append(LocalWatch(zmq.Socket.shadow(socket), self._shadow, path))
+            self._unix_guards.append(UnixFloodGuard(zmq.Socket.shadow(socket), self._shadow, path))
             return Socket(socket)
-        self._watch.add(zmq.Socket.shadow(socket), self._shadow, port)
-        return Socket(socket, self._known if secured else None, self._watch)
+        self._flood_guard.add(zmq.Socket.shadow(socket), self._shadow, port)
+        return Socket(socket, self._known if secured else None, self._flood_guard)
 
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected.
@@ -327,8 +331,8 @@ class Link:
 
     def close(self) -> None:
         """Close every socket of the process."""
-        self._watch.close()
-        for local in self._local:
+        self._flood_guard.close()
+        for local in self._unix_guards:
             local.close()
         if self._authority is not None:
             self._authority.close()

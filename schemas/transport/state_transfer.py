@@ -26,7 +26,7 @@ from schemas.host.state_files import (
     require_digest,
     split_frames,
 )
-from schemas.transport.flood_guard import ConnectionWatch
+from schemas.transport.flood_guard import FloodGuard
 from schemas.transport.sockets import has_only_ipv6
 from schemas.wire.files import AskState, StatePiece, StateRefused
 
@@ -141,7 +141,7 @@ class FileTarget:
 
 PIECE: Final = 1 << 20  # bytes
 WINDOW: Final = 8  # requested pieces that have not arrived
-PIECE_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
+PIECE_TIMEOUT_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
 LOOK_S: Final = 0.25
 CONNECT_S: Final = 3.0
 MAX_STATE: Final = 1 << 40  # bytes
@@ -159,7 +159,7 @@ def fetch_state(
     target: Target,
     check: Callable[[], None],
     *,
-    piece_s: float = PIECE_S,
+    piece_s: float = PIECE_TIMEOUT_S,
     stopped: Callable[[], bool] = lambda: False,
 ) -> str:
     """Fetch a state's file from the first source that provides all of it, and return that source.
@@ -192,7 +192,7 @@ def fetch_state(
 
 
 @dataclass(frozen=True, slots=True)
-class _Patience:
+class _WaitLimit:
     piece_s: float
     stopped: Callable[[], bool]
     probe: Callable[[], None]
@@ -213,7 +213,7 @@ class _Patience:
 def _fetch_from(
     source: str, asked: AskState, target: Target, piece_s: float, stopped: Callable[[], bool]
 ) -> None:
-    patience = _Patience(piece_s, stopped, partial(_require_listener, source))
+    patience = _WaitLimit(piece_s, stopped, partial(_require_listener, source))
     patience.probe()
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -233,7 +233,7 @@ def _fetch_from(
 
 
 def _receive(
-    dealer: zmq.Socket[bytes], request: _Request, target: Target, patience: _Patience
+    dealer: zmq.Socket[bytes], request: _Request, target: Target, patience: _WaitLimit
 ) -> None:
     deadline = time.monotonic() + patience.piece_s
     while not request.over:
@@ -310,9 +310,9 @@ def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
     return True
 
 
-LONGEST_REQUEST: Final = 4096  # bytes
+MAX_REQUEST_BYTES: Final = 4096  # bytes
 LOOK_MS: Final = 100  # between two checks of the flood guard
-ZERO_COPY: Final = 64 * 1024  # bytes; copying a smaller part costs less
+MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # bytes; copying a smaller part costs less
 Parts = Sequence[Buffer]  # of a state's file, header first
 
 
@@ -346,7 +346,7 @@ class StateServer:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
-        self._socket.maxmsgsize = LONGEST_REQUEST
+        self._socket.maxmsgsize = MAX_REQUEST_BYTES
         self._socket.sndhwm = self._socket.rcvhwm = 2 * WINDOW
         self._socket.router_mandatory = True
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
@@ -357,8 +357,8 @@ class StateServer:
             self._socket.close()
             self._context.term()
             raise
-        self._watch = ConnectionWatch()
-        self._watch.add(self._socket, self._context)
+        self._flood_guard = FloodGuard()
+        self._flood_guard.add(self._socket, self._context)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="states", daemon=True)
         self._thread.start()
@@ -389,8 +389,8 @@ class StateServer:
             with contextlib.suppress(zmq.Again):
                 while True:
                     self._answer(self._received())
-            self._watch.look()
-        self._watch.close()
+            self._flood_guard.check_if_grown()
+        self._flood_guard.close()
         self._socket.close()
         self._context.term()
 
@@ -402,7 +402,7 @@ class StateServer:
         """
         frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         source, sizes = int(frames[-1].get(zmq.SRCFD)), [len(frame) for frame in frames[1:]]
-        self._watch.took(source, sizes, secured=False)
+        self._flood_guard.count_read(source, sizes, secured=False)
         return [frame.bytes for frame in frames]
 
     def _answer(self, frames: list[bytes]) -> None:
@@ -428,7 +428,9 @@ class StateServer:
 
     def _send(self, frames: list[Buffer]) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the peer is lost, or does not read
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, copy_threshold=ZERO_COPY)
+            self._socket.send_multipart(
+                frames, zmq.NOBLOCK, copy=False, copy_threshold=MIN_ZERO_COPY_BYTES
+            )
 
 
 def _slices(parts: Parts, offset: int) -> list[Buffer]:

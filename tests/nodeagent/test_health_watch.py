@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent import health
 from nodeagent.folders import NodeFolders
-from nodeagent.health import HealthWatch, Place, places_of
+from nodeagent.health import HealthWatch, Place, checked_places
 from schemas.errors import SettingsError
 
 MIB = 1 << 20
@@ -38,7 +38,7 @@ class Node:
         self.socket.touch()
 
     def watch(self, *places: Place) -> HealthWatch:
-        own, shared = places_of(self.folders, 0)
+        own, shared = checked_places(self.folders, 0)
         return HealthWatch(
             places=places or own,
             shared=() if places else shared,
@@ -195,6 +195,6 @@ async def test_what_all_nodes_share_is_looked_at_less_often(node: Node) -> None:
     await watch.look(everything=False)
 
     assert (node.folders.work.exists(), node.folders.checkpoints.exists()) == (True, False)
-    for _ in range(health.SHARED_LOOKS):
+    for _ in range(health.SHARED_INTERVAL):
         await watch.look(everything=False)
     assert node.folders.checkpoints.exists()

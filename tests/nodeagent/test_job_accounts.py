@@ -187,8 +187,8 @@ def test_an_account_that_owns_the_agents_key_runs_no_job(
     key = tmp_path / "key"
     key.touch()
     accounts = JobAccounts(settings(run_as="submitter", users={"ann": "nobody"}), folders)
-    accounts.refuse_owner_of(key)
+    accounts.check_key_owner(key)
     os.chown(key, 65_534, 65_534)
 
     with pytest.raises(SettingsError, match="belongs to an account that jobs run as"):
-        accounts.refuse_owner_of(key)
+        accounts.check_key_owner(key)

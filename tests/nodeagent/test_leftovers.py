@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from nodeagent.ended_jobs import MARKS, UNHEARD_S, YOUNG_S, Kept, Leftovers
+from nodeagent.ended_jobs import MARKS, MIN_UNREPORTED_AGE_S, YOUNG_S, Kept, Leftovers
 from schemas.ids import JobId
 
 NOW: Final = 10_000_000.0
@@ -120,7 +120,7 @@ def test_what_just_ended_goes_by_its_age_only(shared: Folder) -> None:
 def test_folders_of_unknown_jobs_go_by_their_last_change_where_no_other_node_uses_them(
     own: Folder,
 ) -> None:
-    unheard = UNHEARD_S / DAY
+    unheard = MIN_UNREPORTED_AGE_S / DAY
     for name, changed in (("old-1", unheard + 2), ("young-2", unheard - 1)):
         own.job(name, changed=changed)
         (own.area.root / name / "mark").touch()
@@ -134,7 +134,7 @@ def test_folders_of_unknown_jobs_go_by_their_last_change_where_no_other_node_use
 def test_jobs_of_which_no_end_was_heard_are_told_of_those_changed_last_first(
     own: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.ended_jobs.MOST_UNMARKED", 2)
+    monkeypatch.setattr("nodeagent.ended_jobs.MAX_UNMARKED", 2)
     for days, name in enumerate(("a-1", "b-2", "c-3", "no job", "foreign-4")):
         own.job(name, changed=days)
         if name != "foreign-4":

@@ -18,7 +18,7 @@ ADA, BOB = b"ada", b"bob"
 
 @pytest.fixture(autouse=True)
 def _three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "MAX_OF_KEY", 3)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_KEY", 3)
 
 
 class Port(KeyConnections):
