@@ -79,9 +79,9 @@ from schemas.wire.sweeps import SweepDelta, UnitTask
 from schemas.wire.worker import FromWorker, SlotGranted, WorkerHello
 
 log = structlog.get_logger("agent")
-TICK_S: Final = 0.25
-LOOK_S: Final = 1.0
-RELOADED: Final = (
+TICK_INTERVAL_S: Final = 0.25
+CHECK_INTERVAL_S: Final = 1.0
+RELOADABLE: Final = (
     "kill_grace_s",
     "keep_work_s",
     "keep_work_bytes",
@@ -120,7 +120,7 @@ class Agent:
         self._server = serve_states(self._folders, settings.address, settings.states_port)
         port = self._server.port if self._server else 0
         self._spec = msgspec.structs.replace(self._spec, states_port=port)
-        self._states = StateKeeper(self._folders, self._happened)
+        self._states = StateKeeper(self._folders, self._record_event)
         own_key = home / (settings.key or f"keys/{self._node}.key_secret")
         self._link = Link(load_keys(own_key))
         self._accounts.check_key_owner(own_key)
@@ -135,7 +135,7 @@ class Agent:
         self._ports = ControllerPorts(self._link, settings.controller, key, self._node)
         self._workers = WorkerChannel(
             self._folders.socket,
-            self._heard,
+            self._on_worker_message,
             self._token_of,
             open_to_all=self._accounts.separate_users,
         )
@@ -145,7 +145,7 @@ class Agent:
             shared=shared,
             socket=self._folders.sockets / SOCKET,
             listen=self._workers.listen,
-            changed=lambda problems: self._happened(NodeHealth(problems=problems)),
+            changed=lambda problems: self._record_event(NodeHealth(problems=problems)),
         )
         self._shipper = LogShipper(
             self._node, lambda worker: self._handle(LogsStored(worker)), settings.log_bytes
@@ -176,8 +176,8 @@ class Agent:
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
         """Return the handler that applies changed settings of a file while the agent runs."""
-        safe = dict.fromkeys(RELOADED, self._use)
-        return SettingsReload(self._settings, partial(_checked, path), safe)
+        safe = dict.fromkeys(RELOADABLE, self._use)
+        return SettingsReload(self._settings, partial(_load_checked, path), safe)
 
     def _use(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -255,11 +255,11 @@ class Agent:
                 fence_s = self._settings.fence_s
                 if fence_s and self._session.alone_s(self._now()) >= fence_s:
                     self._manager.fence()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_INTERVAL_S)
 
     async def _read_reports(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             with passed_over("check of the workers"):
                 self._manager.kill_unreportable()
                 self._manager.read_all_reports()
@@ -307,7 +307,7 @@ class Agent:
     def _token_of(self, worker: WorkerId) -> str | None:
         return self._manager.tokens.get(worker)
 
-    def _heard(self, worker: WorkerId, message: FromWorker) -> None:
+    def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
         """Process a worker's message: telemetry, or a hint to read its report file."""
         if isinstance(message, StepsReported):
             self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
@@ -326,7 +326,7 @@ class Agent:
     def _perform(self, action: Action) -> None:
         match action:
             case PublishEvent(event=event):
-                self._happened(event)
+                self._record_event(event)
             case OrderGroup(worker=worker, delta=delta):
                 self._workers.order(worker, delta)
             case GrantSlot(worker=worker):
@@ -349,21 +349,21 @@ class Agent:
             case _:
                 self._manager.perform(action)
 
-    def _happened(self, event: AgentEvent) -> None:
+    def _record_event(self, event: AgentEvent) -> None:
         self._apply(self._session.happened(event))
 
     def _now(self) -> Seconds:
         return Seconds(asyncio.get_running_loop().time())
 
 
-def _checked(path: Path) -> AgentSettings:
+def _load_checked(path: Path) -> AgentSettings:
     """Load the settings, and refuse limits that this host does not support."""
     settings = agent_settings.load(path)
     check_jobs(settings)
     return settings
 
 
-def _too_early() -> None:
+def _ignore_reload() -> None:
     log.info("reload signal ignored: still starting")
 
 
@@ -378,7 +378,7 @@ async def run(path: Path) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ignore_reload)
     settings = agent_settings.load(path)
     if run_as(settings) != AGENT:
         os.umask(0o077)

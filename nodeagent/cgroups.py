@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Final
 
 MOUNTS: Final = Path("/proc/self/mounts")
-OWN: Final = Path("/proc/self/cgroup")
+OWN_CGROUP: Final = Path("/proc/self/cgroup")
 PROCS: Final = "cgroup.procs"
 CONTROL: Final = "cgroup.subtree_control"
 MEMORY, PIDS = "memory", "pids"
-REST: Final = "ones-rest"  # processes of a group that was divided (version 2 needs leaves)
+REST_GROUP: Final = "ones-rest"  # processes of a group that was divided (version 2 needs leaves)
 KILL_TIMEOUT_S: Final = 5.0  # a process that the kernel blocks takes longer, and is left
-LOOK_S: Final = 0.005
-TURNS: Final = 20  # attempts to empty a group, since its processes may fork meanwhile
+POLL_INTERVAL_S: Final = 0.005
+MAX_ATTEMPTS: Final = 20  # attempts to empty a group, since its processes may fork meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Hierarchy:
     unified: bool  # version 2
 
 
-def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN) -> tuple[Hierarchy, ...]:
+def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN_CGROUP) -> tuple[Hierarchy, ...]:
     """Return the trees in which this process may create groups below `group`, or its own group.
 
     Version 2 if it offers a controller, else the trees of version 1, else version 2 for its `kill`.
@@ -64,7 +64,7 @@ def _base(mount: str, path: str) -> Path | None:
     if ".." in Path(path).parts:  # not visible in this namespace
         return None
     base = Path(mount) / path.lstrip("/")
-    if base.name == REST:
+    if base.name == REST_GROUP:
         base = base.parent
     return base if os.access(base, os.W_OK) and os.access(base / PROCS, os.W_OK) else None
 
@@ -86,17 +86,17 @@ def divide(group: Path, controllers: frozenset[str]) -> None:
     if controllers <= _words(group / CONTROL):
         return
     words = " ".join(f"+{name}" for name in sorted(controllers))
-    for turn in range(TURNS):
+    for turn in range(MAX_ATTEMPTS):
         try:
             write(group / CONTROL, words)
         except OSError as error:
-            if error.errno != errno.EBUSY or turn == TURNS - 1:
+            if error.errno != errno.EBUSY or turn == MAX_ATTEMPTS - 1:
                 raise
         else:
             return
-        (group / REST).mkdir(exist_ok=True)
+        (group / REST_GROUP).mkdir(exist_ok=True)
         for pid in members(group):
-            enter(group / REST, pid)
+            enter(group / REST_GROUP, pid)
 
 
 def enter(group: Path, pid: int) -> None:
@@ -135,7 +135,7 @@ def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
                     os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def remove(group: Path) -> bool:

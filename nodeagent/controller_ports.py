@@ -86,7 +86,7 @@ class SnapshotFetcher:
                         return piece
 
 
-READERS: Final = 4  # concurrent reads of jobs' files
+MAX_READERS: Final = 4  # concurrent reads of jobs' files
 
 
 class ControllerPorts:
@@ -99,16 +99,16 @@ class ControllerPorts:
         self._host = controller.host
         self._key = key
         self._node = node
-        self._told = (0, 0)
+        self._ports = (0, 0)
         self.orders = self._connect("DEALER", controller.agents)
         self.events: Socket | None = None
 
     def welcomed(self, welcome: Welcome) -> Socket | None:
         """Connect to the ports in a welcome; return the bulk socket, or None if unchanged."""
         ports = (welcome.event_port, welcome.log_port)
-        if ports == self._told:
+        if ports == self._ports:
             return None
-        self._told = ports
+        self._ports = ports
         if self.events is not None:
             self.events.close()
         self.events = self._connect("PUB", welcome.event_port)
@@ -130,7 +130,7 @@ class BulkTraffic:
         self._folders = folders
         self._shipper = shipper
         self._fetcher = fetcher
-        self._reading = asyncio.Semaphore(READERS)
+        self._reading = asyncio.Semaphore(MAX_READERS)
         self._answering: set[asyncio.Task[None]] = set()
         self._receiving: asyncio.Task[None] | None = None
         self.socket: Socket | None = None

@@ -70,7 +70,7 @@ def select_visible(value: str, gpus: Sequence[Gpu]) -> Selection:
     found: list[Device] = []
     seen: set[tuple[str, ...]] = set()
     for entry in entries:
-        named = _named(entry, kind, gpus)
+        named = _find_entry(entry, kind, gpus)
         if named is None:
             return Selection(tuple(found), kind == "", ended_by=entry)
         which, devices = named
@@ -85,7 +85,7 @@ def _kind(entry: str) -> str:
     return next((kind for kind in ("GPU-", "MIG-") if entry.startswith(kind)), "")
 
 
-def _named(
+def _find_entry(
     entry: str, kind: str, gpus: Sequence[Gpu]
 ) -> tuple[tuple[str, ...], tuple[Device, ...]] | None:
     if _kind(entry) != kind:
@@ -130,19 +130,19 @@ def list_gpus() -> tuple[Gpu, ...]:
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return ()
     except pynvml.NVMLError as error:
-        raise _silent(str(error)) from None
+        raise _driver_error(str(error)) from None
     try:
         gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError as error:
-        raise _silent(str(error)) from None
+        raise _driver_error(str(error)) from None
     finally:
         pynvml.nvmlShutdown()
     if gpus and not any(gpu.uuid for gpu in gpus):
-        raise _silent(f"none of its {len(gpus)} GPUs responds")
+        raise _driver_error(f"none of its {len(gpus)} GPUs responds")
     return gpus
 
 
-def _silent(why: str) -> SettingsError:
+def _driver_error(why: str) -> SettingsError:
     why = why.rstrip(".")
     hint = 'check nvidia-smi, or offer CPU slots with devices = "cpu"'
     return SettingsError(f"devices: the GPU driver cannot be used: {why}", hint, "devices")

@@ -27,14 +27,14 @@ from schemas.ids import JobId
 
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
-YOUNG_S: Final = 3600.0  # younger folders are deleted by age only, not by size
+MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs in a hello
 MIN_UNREPORTED_AGE_S: Final = (
     7 * 86400.0
 )  # minimum age of a folder whose job's end was never reported
 
 
-class Kept(NamedTuple):
+class KeepLimits(NamedTuple):
     """Limits of what is kept of ended jobs."""
 
     seconds: float  # after a job's end
@@ -47,7 +47,7 @@ class Leftovers:
 
     root: Path
     shared: bool = False
-    ours: str = ""
+    marker_file: str = ""
 
     def note(self, job: JobId, *, ended: bool) -> None:
         """Mark a job as ended, keeping the time of an older mark; or remove its mark.
@@ -67,7 +67,7 @@ class Leftovers:
 
     def delete(
         self,
-        keep: Kept,
+        keep: KeepLimits,
         busy: Container[str],
         now: float,
         sizes: dict[str, FileSeen],
@@ -87,7 +87,9 @@ class Leftovers:
         }
         sizes.clear()
         sizes.update(found)
-        may_go = [one for one in found.values() if now - one.at > min(YOUNG_S, keep.seconds)]
+        may_go = [
+            one for one in found.values() if now - one.at > min(MIN_AGE_FOR_SIZE_S, keep.seconds)
+        ]
         gone = outdated(may_go, keep.seconds, keep.bytes, now)
         for one in gone:
             remove_tree(self.root / one.name)
@@ -137,7 +139,7 @@ class Leftovers:
     def _changed(self, entry: os.DirEntry[str]) -> float | None:
         if self.shared or not JOB.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             return None
-        if self.ours and not Path(entry.path, self.ours).exists():
+        if self.marker_file and not Path(entry.path, self.marker_file).exists():
             return None
         return entry.stat(follow_symlinks=False).st_mtime
 
@@ -150,11 +152,13 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 log = structlog.get_logger("ended_jobs")
-FIRST_S: Final = 60.0  # after the start: by then the controller has reported active jobs
-FIND_S: Final = 2.0
-LOOK_S: Final = 600.0  # longest interval
+FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
+FIND_TIMEOUT_S: Final = 2.0
+MAX_INTERVAL_S: Final = 600.0  # longest interval
 MIN_INTERVAL_S: Final = 10.0
-STATES_S: Final = 3600.0  # states are kept so long at least: graduated trials start from them
+MIN_STATES_AGE_S: Final = (
+    3600.0  # states are kept so long at least: graduated trials start from them
+)
 
 
 class EndedJobs:
@@ -166,21 +170,21 @@ class EndedJobs:
         settings: Callable[[], AgentSettings],
         busy: Callable[[], set[JobId]],
     ) -> None:
-        def work() -> Kept:
+        def work() -> KeepLimits:
             now = settings()
-            return Kept(now.keep_work_s, now.keep_work_bytes)
+            return KeepLimits(now.keep_work_s, now.keep_work_bytes)
 
-        def states() -> Kept:
+        def states() -> KeepLimits:
             now = settings()
-            return Kept(max(now.keep_work_s, STATES_S), now.keep_work_bytes)
+            return KeepLimits(max(now.keep_work_s, MIN_STATES_AGE_S), now.keep_work_bytes)
 
-        def checkpoints() -> Kept:
+        def checkpoints() -> KeepLimits:
             now = settings()
-            return Kept(now.keep_checkpoints_s, now.keep_checkpoints_bytes)
+            return KeepLimits(now.keep_checkpoints_s, now.keep_checkpoints_bytes)
 
         self._busy = busy
         self._found: set[JobId] = set()  # found at the start, no delta since
-        self._own = (Leftovers(folders.work, ours=MARK), Leftovers(folders.all_states))
+        self._own = (Leftovers(folders.work, marker_file=MARK), Leftovers(folders.all_states))
         self._keepers = (
             Keeper(self._own[0], work, busy),
             Keeper(self._own[1], states, busy),
@@ -190,7 +194,7 @@ class EndedJobs:
     async def find(self) -> list[JobId]:
         """Look for folders of jobs, unless the disk is slow; return the sweeps that have ended."""
         with contextlib.suppress(TimeoutError):
-            found, ended = await asyncio.wait_for(asyncio.to_thread(self._look), FIND_S)
+            found, ended = await asyncio.wait_for(asyncio.to_thread(self._look), FIND_TIMEOUT_S)
             self._found = set(found)
             return ended
         return []
@@ -218,7 +222,7 @@ class Keeper:
     """Task that keeps one folder within its limits, by file operations in a thread."""
 
     def __init__(
-        self, area: Leftovers, keep: Callable[[], Kept], busy: Callable[[], set[JobId]]
+        self, area: Leftovers, keep: Callable[[], KeepLimits], busy: Callable[[], set[JobId]]
     ) -> None:
         self._area = area
         self._keep = keep
@@ -236,17 +240,17 @@ class Keeper:
     async def run(self) -> None:
         """Mark and delete until cancelled."""
         loop = asyncio.get_running_loop()
-        look_at = loop.time() + FIRST_S
+        look_at = loop.time() + FIRST_CHECK_S
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), look_at - loop.time())
             self._wake.clear()
             keep = self._keep()
             if (due := loop.time() >= look_at) or not keep.seconds:
-                look_at = loop.time() + min(LOOK_S, max(keep.seconds, MIN_INTERVAL_S))
+                look_at = loop.time() + min(MAX_INTERVAL_S, max(keep.seconds, MIN_INTERVAL_S))
             await self.turn(keep, look=due or not keep.seconds)
 
-    async def turn(self, keep: Kept, *, look: bool) -> None:
+    async def turn(self, keep: KeepLimits, *, look: bool) -> None:
         """Write the pending marks, and with `look` delete folders; retry failed marks later."""
         noted, self._noted = self._noted, {}
         left = await asyncio.to_thread(self._mark, noted)
@@ -264,7 +268,7 @@ class Keeper:
             log.warning("ends of jobs not recorded", ended=noted, why=str(error))
         return left
 
-    def _delete(self, keep: Kept, busy: set[JobId]) -> None:
+    def _delete(self, keep: KeepLimits, busy: set[JobId]) -> None:
         try:
             gone = self._area.delete(keep, busy, time.time(), self._sizes)
         except FileNotFoundError:  # the folder was never used

@@ -40,9 +40,9 @@ FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
 RUN_ID: Final = "run_id"
 MAX_SOCKET_FOLDER_BYTES: Final = 75  # sun_path holds 108 bytes, and socket names take up to 30
-OWN: Final = "own"  # inner folder of a worker that runs as another user
-READ: Final = 1 << 20  # bytes of reports at a time
-LARGEST: Final = MAX_BYTES + FRAME.size  # bytes of one report, with its length
+OWN_FOLDER: Final = "own"  # inner folder of a worker that runs as another user
+READ_BYTES: Final = 1 << 20  # bytes of reports at a time
+MAX_REPORT_BYTES: Final = MAX_BYTES + FRAME.size  # bytes of one report, with its length
 PRIVATE, PASSABLE = 0o700, 0o711  # agent's folders: jobs run as the agent, as other users
 MAX_ASSIGNMENT_BYTES: Final = 2 * MAX_BYTES
 _AUDIT: Final = Audit()  # of skipped reports
@@ -70,13 +70,13 @@ class WorkerFolder:
     @property
     def own(self) -> Path:
         """Folder of the worker's own files."""
-        inner = self.path / OWN
+        inner = self.path / OWN_FOLDER
         return inner if inner.is_dir() else self.path
 
     @property
     def owner(self) -> Owner | None:
         """User of the worker; None: the agent's."""
-        return owner_of(self.path / OWN)
+        return owner_of(self.path / OWN_FOLDER)
 
     def stream(self, name: str) -> Path:
         """Return the file of a shipped stream."""
@@ -94,9 +94,9 @@ class WorkerFolder:
         if owner is None:
             return
         self.path.chmod(PASSABLE)
-        make_folder(self.path / OWN, owner)
+        make_folder(self.path / OWN_FOLDER, owner)
         with acting_as(owner):
-            write_private(self.path / OWN / "assignment", data)
+            write_private(self.path / OWN_FOLDER / "assignment", data)
 
     @property
     def written(self) -> bool:
@@ -153,8 +153,12 @@ class WorkerFolder:
             with acting_as(self.owner):
                 descriptor = open_regular(self.own / "reports")
             try:
-                data = os.pread(descriptor, READ, position)
-                data = data if not _cut(data) else os.pread(descriptor, LARGEST, position)
+                data = os.pread(descriptor, READ_BYTES, position)
+                data = (
+                    data
+                    if not _is_truncated(data)
+                    else os.pread(descriptor, MAX_REPORT_BYTES, position)
+                )
             finally:
                 os.close(descriptor)
         except (OSError, OverflowError):  # missing, not readable now, or not a file
@@ -172,20 +176,23 @@ class WorkerFolder:
             if end > len(data):
                 break
             with contextlib.suppress(OnesError):  # the script may have damaged the file
-                found.append(_bounded(REPORT.decode(data[start + FRAME.size : end])))
+                found.append(_limit_metrics(REPORT.decode(data[start + FRAME.size : end])))
             start = end
         return found, position + start
 
 
-def _bounded(report: ScriptReport) -> ScriptReport:
+def _limit_metrics(report: ScriptReport) -> ScriptReport:
     if not isinstance(report, EpochReported) or are_bounded(report.metrics):
         return report
     return replace(report, metrics=bounded_metrics(report.metrics))
 
 
-def _cut(data: bytes) -> bool:
+def _is_truncated(data: bytes) -> bool:
     """True if the first report does not fit into the data, but is within its size limit."""
-    return len(data) == READ and READ - FRAME.size < FRAME.unpack_from(data)[0] <= MAX_BYTES
+    return (
+        len(data) == READ_BYTES
+        and READ_BYTES - FRAME.size < FRAME.unpack_from(data)[0] <= MAX_BYTES
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from schemas.errors import OnesError
 folder_log = structlog.get_logger("folders")
 PROBE: Final = ".ones-probe"
 PROBE_BYTES: Final = 4096
-CLEAR: Final = 2  # times the reserve has to be free after a disk was full
-OURS: Final = frozenset(  # errors of the host, which no job or archive can cause
+CLEAR_FACTOR: Final = 2  # times the reserve has to be free after a disk was full
+HOST_ERRNOS: Final = frozenset(  # errors of the host, which no job or archive can cause
     {
         errno.ENOSPC,
         errno.EDQUOT,
@@ -40,7 +40,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 def is_node_fault(error: OSError) -> bool:
     """True if the error of a file operation or fork is caused by the host, not by the data."""
-    return error.errno in OURS
+    return error.errno in HOST_ERRNOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +61,24 @@ class Place:
         try:
             self._make()
             if self.own and self.path.stat().st_uid != os.getuid():
-                return self._say("it belongs to another user", "choose a shorter path for run")
+                return self._describe("it belongs to another user", "choose a shorter path for run")
             self._probe()
         except OSError as error:
-            return self._say(error.strerror or str(error), _remedy(error))
+            return self._describe(error.strerror or str(error), _remedy(error))
         status = os.statvfs(self.path)
         free = status.f_bavail * status.f_frsize
-        if free < self.reserve_bytes * (CLEAR if full else 1):
-            return self._say(f"less than {self.reserve_bytes >> 20} MiB left", "free space there")
+        if free < self.reserve_bytes * (CLEAR_FACTOR if full else 1):
+            return self._describe(
+                f"less than {self.reserve_bytes >> 20} MiB left", "free space there"
+            )
         return ""
 
     @property
-    def silence(self) -> str:
+    def timeout_problem(self) -> str:
         """Problem text for a check that does not return."""
-        return self._say("it does not respond", "check its file system")
+        return self._describe("it does not respond", "check its file system")
 
-    def _say(self, what: str, remedy: str) -> str:
+    def _describe(self, what: str, remedy: str) -> str:
         return f"{self.setting} {self.path}: {what}; {remedy}"
 
     def _make(self) -> None:
@@ -130,13 +132,13 @@ def checked_places(
 
 
 log = structlog.get_logger("health")
-LOOK_S: Final = 2.0
+CHECK_INTERVAL_S: Final = 2.0
 SHARED_INTERVAL: Final = 10  # a shared folder is checked at every tenth check
-ANSWER_S: Final = 20.0  # a file system that takes longer is considered hung
+RESPONSE_TIMEOUT_S: Final = 20.0  # a file system that takes longer is considered hung
 
 
 @dataclass(slots=True)
-class _Look:
+class _FolderCheck:
     """Check of a folder: the one in progress, and the result of the last one."""
 
     place: Place
@@ -162,8 +164,8 @@ class HealthWatch:
         listen: Callable[[], None],
         changed: Callable[[tuple[str, ...]], None],
     ) -> None:
-        self._looks = [_Look(place, 1) for place in places]
-        self._looks += [_Look(place, SHARED_INTERVAL) for place in shared]
+        self._checks = [_FolderCheck(place, 1) for place in places]
+        self._checks += [_FolderCheck(place, SHARED_INTERVAL) for place in shared]
         self._socket = socket
         self._identity = _identity(socket)
         self._listen = listen
@@ -173,38 +175,40 @@ class HealthWatch:
 
     def reserve(self, reserve_bytes: int) -> None:
         """Change the free space below which a disk counts as full; not for the sockets' folder."""
-        for look in self._looks:
+        for look in self._checks:
             if not look.place.own:
                 look.place = replace(look.place, reserve_bytes=reserve_bytes)
 
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             await self.look(everything=False)
 
     async def look(self, *, everything: bool = True) -> None:
         """Check once, and report changes; `everything` includes the shared folders."""
         loop = asyncio.get_running_loop()
         due = [
-            look for look in self._looks if everything or not self._count % look.every or look.found
+            look
+            for look in self._checks
+            if everything or not self._count % look.every or look.found
         ]
         self._count += 1
         for look in due:
             if look.began is None:
-                self._begin(look, loop)
+                self._start_check(look, loop)
         waits = [asyncio.ensure_future(look.ended.wait()) for look in due if look.ended]
         if waits:
-            _, late = await asyncio.wait(waits, timeout=LOOK_S)
+            _, late = await asyncio.wait(waits, timeout=CHECK_INTERVAL_S)
             for wait in late:
                 wait.cancel()
         for look in due:
-            if look.began is not None and loop.time() - look.began > ANSWER_S:
-                look.found = look.place.silence
-        found = {look.place.setting: look.found for look in reversed(self._looks) if look.found}
-        self._take([*reversed(found.values()), self._repair_socket()])
+            if look.began is not None and loop.time() - look.began > RESPONSE_TIMEOUT_S:
+                look.found = look.place.timeout_problem
+        found = {look.place.setting: look.found for look in reversed(self._checks) if look.found}
+        self._report_changes([*reversed(found.values()), self._repair_socket()])
 
-    def _begin(self, look: _Look, loop: asyncio.AbstractEventLoop) -> None:
+    def _start_check(self, look: _FolderCheck, loop: asyncio.AbstractEventLoop) -> None:
         """Check in a thread of its own: a file system that hangs must block nothing else."""
         ended = look.ended = asyncio.Event()
         look.began = loop.time()
@@ -231,7 +235,7 @@ class HealthWatch:
         log.warning("workers' socket was deleted, bound again", path=str(self._socket))
         return ""
 
-    def _take(self, found: Sequence[str]) -> None:
+    def _report_changes(self, found: Sequence[str]) -> None:
         problems = tuple(dict.fromkeys(filter(None, found)))
         if problems == self.problems:
             return

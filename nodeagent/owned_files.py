@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_ASK: Final = 2**32 - 1  # invalid id: changes nothing, and the current id is returned
-SMALL: Final = 1 << 16  # bytes of a small file
+_QUERY_ID: Final = 2**32 - 1  # invalid id: changes nothing, and the current id is returned
+MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -40,26 +40,26 @@ def acting_as(owner: Owner | None) -> Iterator[None]:
     if owner is None:
         yield
         return
-    before = _who()
+    before = _current_owner()
     try:
-        _identify(owner)
-        if _who() != owner:
+        _set_owner(owner)
+        if _current_owner() != owner:
             raise PermissionError(errno.EPERM, f"cannot act as uid {owner.uid}")
         yield
     finally:
-        _identify(before)
-        if _who() != before:
+        _set_owner(before)
+        if _current_owner() != before:
             os.abort()  # a thread that keeps another user's rights must not continue
 
 
-def _identify(owner: Owner) -> None:
+def _set_owner(owner: Owner) -> None:
     _LIBC.setfsgid(ctypes.c_uint32(owner.gid))
     _LIBC.setfsuid(ctypes.c_uint32(owner.uid))
 
 
-def _who() -> Owner:
-    asked = (_LIBC.setfsuid(ctypes.c_uint32(_ASK)), _LIBC.setfsgid(ctypes.c_uint32(_ASK)))
-    return Owner(*(int(one) & _ASK for one in asked))
+def _current_owner() -> Owner:
+    asked = (_LIBC.setfsuid(ctypes.c_uint32(_QUERY_ID)), _LIBC.setfsgid(ctypes.c_uint32(_QUERY_ID)))
+    return Owner(*(int(one) & _QUERY_ID for one in asked))
 
 
 def owner_of(path: Path) -> Owner | None:
@@ -98,7 +98,7 @@ def require_regular(descriptor: int, path: Path) -> int:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_small(path: Path, most: int = SMALL) -> bytes:
+def read_small(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
     """Return the content of a regular file that any process may have written.
 
     Raises:

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-ROUNDS: Final = 1000  # of kills, against processes that fork fast
+MAX_ROUNDS: Final = 1000  # of kills, against processes that fork fast
 
 
 def start_ticks(pid: int) -> int | None:
@@ -73,7 +73,7 @@ def signal_group(group: int, what: int, uid: int | None = None) -> None:
 
 def end_all_of(uid: int) -> None:
     """Kill every process of a job's own uid, including new ones."""
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         found = [e for e in Path("/proc").iterdir() if e.name.isdigit() and _runs_as(e, uid)]
         if not found:
             return

@@ -86,11 +86,11 @@ class HeldUnit:
     over: int = 0  # newest one with a reported result
 
     @property
-    def under_way(self) -> bool:
+    def training(self) -> bool:
         """True if the worker may be training a unit."""
         return self.held > self.over
 
-    def tell(self, unit: UnitOrder) -> bool:
+    def mark_sent(self, unit: UnitOrder) -> bool:
         """Return whether to send a unit to the worker now, and record it as sent."""
         if unit.attempt <= max(self.told, self.over):
             return False
@@ -108,7 +108,7 @@ class HeldUnit:
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
         """True if the unit in progress is known to the delta (`attempts`) and not wanted."""
         wanted = unit.attempt if unit is not None else 0
-        return self.under_way and self.held <= attempts and self.held != wanted
+        return self.training and self.held <= attempts and self.held != wanted
 
 
 @dataclass(slots=True)
@@ -224,7 +224,7 @@ class Reconciler:
                 return [
                     PublishEvent(refused),
                     RemoveWorker(worker.worker),
-                    *self._slot_freed(worker),
+                    *self._grant_waiting(worker),
                 ]
             case Connected():
                 worker.newest_order, worker.unit.told = (Version(0), 0), 0
@@ -246,7 +246,7 @@ class Reconciler:
                     unseen=event.unseen,
                     memory_limit=event.memory_limit,
                 )
-                return [PublishEvent(exited), *self._slot_freed(worker)]
+                return [PublishEvent(exited), *self._grant_waiting(worker)]
             case GraceOver() if worker.phase is ProcessPhase.RETIRING:
                 worker.phase = ProcessPhase.STOPPING
                 return [Terminate(worker.worker)]
@@ -314,7 +314,7 @@ class Reconciler:
             if worker.unit.withdrawn(unit, sweep.attempts):
                 worker.phase = ProcessPhase.STOPPING
                 actions.append(Kill(worker.worker))
-            elif unit is not None and worker.unit.tell(unit):
+            elif unit is not None and worker.unit.mark_sent(unit):
                 actions.append(OrderUnit(worker.worker, unit))
         return actions
 
@@ -343,7 +343,7 @@ class Reconciler:
             case ProcessPhase.WANTED:
                 del self.workers[worker.worker]
                 return []
-            case ProcessPhase.ALIVE if worker.leaving or (delta.group and worker.unit.under_way):
+            case ProcessPhase.ALIVE if worker.leaving or (delta.group and worker.unit.training):
                 worker.phase = ProcessPhase.RETIRING
                 return self._await_exit(worker)
             case ProcessPhase.RETIRING:
@@ -360,7 +360,7 @@ class Reconciler:
     @staticmethod
     def _await_exit(worker: WorkerState) -> list[Action]:
         """Start the grace period once; it begins after the unit that the worker trains."""
-        if worker.awaited or worker.unit.under_way:
+        if worker.awaited or worker.unit.training:
             return []
         worker.awaited = True
         return [AwaitExit(worker.worker)]
@@ -403,7 +403,7 @@ class Reconciler:
             if other is not worker
         )
 
-    def _slot_freed(self, worker: WorkerState) -> list[Action]:
+    def _grant_waiting(self, worker: WorkerState) -> list[Action]:
         waiting = {
             other.job
             for other in self.workers.values()

@@ -79,7 +79,7 @@ log = structlog.get_logger("states")
 JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 DATA: Final = "data"  # folder of staged data, beside the states
 FETCHES: Final = 2  # concurrent
-WHY_CHARACTERS: Final = 1000  # in a report
+MAX_REASON_CHARACTERS: Final = 1000  # in a report
 
 
 class StateKeeper:
@@ -91,7 +91,7 @@ class StateKeeper:
         self._folders = folders
         self._publish = publish
         self._newest: dict[JobId, SweepDelta] = {}
-        self._sorting: set[JobId] = set()
+        self._reconciling: set[JobId] = set()
         self._fetching: set[tuple[JobId, StateRef]] = set()
         self._slots = asyncio.Semaphore(FETCHES)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,9 +100,9 @@ class StateKeeper:
     def keep(self, delta: SweepDelta) -> None:
         """Apply a delta; fetches of an older delta that are no longer wanted stop."""
         self._newest[delta.job] = delta
-        if delta.job not in self._sorting:
-            self._sorting.add(delta.job)
-            self._spawn(self._sort(delta.job))
+        if delta.job not in self._reconciling:
+            self._reconciling.add(delta.job)
+            self._spawn(self._reconcile(delta.job))
 
     def forget(self, job: JobId) -> None:
         """Delete the staged data of an ended job; its states are kept for a while."""
@@ -116,19 +116,19 @@ class StateKeeper:
 
     # --- comparison of wanted and present states
 
-    async def _sort(self, job: JobId) -> None:
+    async def _reconcile(self, job: JobId) -> None:
         """Compare until the delta that was compared is the newest."""
         folder = self._folders.states(job)
         compared: SweepDelta | None = None
         try:
             while compared is not (delta := self._newest[job]):
                 compared = delta
-                found = await asyncio.to_thread(_sort_out, folder, delta)
+                found = await asyncio.to_thread(_compare_as_owner, folder, delta)
                 self._settle(delta, found)
         except OSError as error:
             log.warning("states could not be compared", job=job, error=str(error))
         finally:
-            self._sorting.discard(job)
+            self._reconciling.discard(job)
 
     def _settle(self, delta: SweepDelta, found: Comparison) -> None:
         for wanted in found.present:
@@ -153,7 +153,9 @@ class StateKeeper:
         try:
             async with self._slots:
                 if not stopped():
-                    await asyncio.to_thread(_bring, self._folders.states(job), job, wanted, stopped)
+                    await asyncio.to_thread(
+                        _fetch_as_owner, self._folders.states(job), job, wanted, stopped
+                    )
         except (OnesError, OSError) as error:
             if not stopped():
                 log.warning("state could not be copied", job=job, trial=state.trial, why=str(error))
@@ -173,7 +175,7 @@ class StateKeeper:
 # --- functions that run in a thread
 
 
-def _sort_out(folder: Path, delta: SweepDelta) -> Comparison:
+def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
     with acting_as(owner_of(folder)):
         return _compare_and_drop(folder, delta)
 
@@ -188,7 +190,9 @@ def _compare_and_drop(folder: Path, delta: SweepDelta) -> Comparison:
     return comparison
 
 
-def _bring(folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]) -> None:
+def _fetch_as_owner(
+    folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]
+) -> None:
     """Fetch a state; the file appears complete and durable, or not at all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with acting_as(owner_of(folder)):
@@ -255,5 +259,5 @@ def _copied(job: JobId, state: StateRef) -> StateCopied:
 
 def _not_copied(job: JobId, state: StateRef, why: str) -> StateNotCopied:
     return StateNotCopied(
-        job=job, trial=state.trial, version=state.version, why=why[:WHY_CHARACTERS]
+        job=job, trial=state.trial, version=state.version, why=why[:MAX_REASON_CHARACTERS]
     )

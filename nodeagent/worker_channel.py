@@ -21,8 +21,8 @@ from schemas.wire.agent import GroupDelta
 from schemas.wire.worker import FromWorker, GroupOrder, WorkerHello
 
 MAX_LOGGED_NAME: Final = 200  # characters, in a log line
-QUEUED: Final = 1000  # messages queued for a worker that does not read
-MAX_SAID: Final = 16 << 10  # bytes of a message from a worker: hints and telemetry
+MAX_QUEUED: Final = 1000  # messages queued for a worker that does not read
+MAX_WORKER_MESSAGE_BYTES: Final = 16 << 10  # bytes of a message from a worker: hints and telemetry
 
 
 class WorkerChannel:
@@ -47,12 +47,14 @@ class WorkerChannel:
         self._token_of = token_of
         self._audit = Audit()
         self._link = Link()
-        self.socket = self._link.bind("ROUTER", address, queued=QUEUED, largest=MAX_SAID)
+        self.socket = self._link.bind(
+            "ROUTER", address, queued=MAX_QUEUED, largest=MAX_WORKER_MESSAGE_BYTES
+        )
         self._routes: dict[WorkerId, bytes] = {}
         self._speakers: dict[bytes, tuple[WorkerId, WorkerHello]] = {}
-        self._admit()
+        self._open_to_workers()
 
-    def _admit(self) -> None:
+    def _open_to_workers(self) -> None:
         if self._open_to_all:
             Path(self._address.removeprefix("ipc://")).chmod(0o666)
 
@@ -63,7 +65,7 @@ class WorkerChannel:
             SettingsError: if the address cannot be bound.
         """
         self.socket.listen(self._address)
-        self._admit()
+        self._open_to_workers()
 
     async def receive(self) -> None:
         """Process messages of workers until cancelled."""
@@ -74,15 +76,15 @@ class WorkerChannel:
                 self._audit.refused("message of a worker", str(error))
                 continue
             with passed_over("message of a worker"):
-                self._take(incoming, message)
+                self._handle(incoming, message)
 
     async def watch(self) -> None:
         """Disconnect workers that send more than is read, until cancelled."""
         await self._link.watch_connections(partial(self._audit.refused, "connection of a worker"))
 
-    def _take(self, incoming: Incoming, message: FromWorker) -> None:
+    def _handle(self, incoming: Incoming, message: FromWorker) -> None:
         if isinstance(message, WorkerHello):
-            self._greeted(incoming.route, message)
+            self._accept_greeting(incoming.route, message)
         if (speaker := self._speakers.get(incoming.route)) is None:
             if not isinstance(message, WorkerHello):
                 self._audit.refused("message of a worker", "no greeting before")
@@ -91,20 +93,20 @@ class WorkerChannel:
         who = {"job": hello.job, "version": hello.version, "rank": hello.rank}
         self._heard(worker, replace(message, **who))
 
-    def _greeted(self, route: bytes, hello: WorkerHello) -> None:
+    def _accept_greeting(self, route: bytes, hello: WorkerHello) -> None:
         """Accept a greeting with the worker's token; otherwise the connection has no worker."""
-        self._hang_up(self._speakers.get(route, ("", None))[0])
+        self._disconnect(self._speakers.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
         if token is None or not hmac.compare_digest(token.encode(), hello.token.encode()):
             why = "unknown worker" if token is None else "wrong token"
             self._audit.refused("greeting of a worker", why, worker=worker[:MAX_LOGGED_NAME])
             return
-        self._hang_up(worker)
+        self._disconnect(worker)
         self._routes[worker] = route
         self._speakers[route] = worker, hello
 
-    def _hang_up(self, worker: str) -> None:
+    def _disconnect(self, worker: str) -> None:
         if (route := self._routes.pop(WorkerId(worker), None)) is not None:
             self._speakers.pop(route, None)
 
@@ -129,7 +131,7 @@ class WorkerChannel:
 
     def forget(self, worker: WorkerId) -> None:
         """Forget a worker that has exited."""
-        self._hang_up(worker)
+        self._disconnect(worker)
 
     def close(self) -> None:
         """Close the socket; workers continue without it."""

@@ -174,13 +174,13 @@ class WorkerManager:
             self.tokens[folder.worker] = assignment.token
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
-            watched = self._watched[folder.worker] = self._held(folder)
+            watched = self._watched[folder.worker] = self._watch_folder(folder)
             there = pid if _is_there(pid, ticks) else None
             self._groups.adopt(folder.worker, assignment.job, there)
             if pid is not None and ticks is not None:
                 self._watch_process(folder.worker, watched, pid, ticks)
             else:
-                self._spawn(self._ended(folder.worker, watched))
+                self._spawn(self._on_exit(folder.worker, watched))
             log.info("worker adopted", worker=folder.worker, pid=pid)
         self._spawn(self._end_unused())
 
@@ -232,7 +232,7 @@ class WorkerManager:
         await self._uids.end_unused(self._folders.sockets)
         await asyncio.to_thread(self._groups.tidy)
 
-    def _held(self, folder: WorkerFolder) -> _Watched:
+    def _watch_folder(self, folder: WorkerFolder) -> _Watched:
         owner = folder.owner
         if owner is not None:
             self._uids.hold(folder.worker, owner.uid)
@@ -294,7 +294,7 @@ class WorkerManager:
             self._shipper.watch(worker, assignment, folder)
             enter = partial(self._enter, worker, account) if self._groups.there else None
             forked = await self._zygotes.fork(python, folder.own, account, enter)
-            _note(folder, forked, account)
+            _record_process(folder, forked, account)
         except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
             _kill_unannounced(folder)
             self.tokens.pop(worker, None)
@@ -302,7 +302,7 @@ class WorkerManager:
             fault = await self._fault(error)
             self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
-        watched = self._watched[worker] = self._held(folder)
+        watched = self._watched[worker] = self._watch_folder(folder)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
         # Watch the process before reporting it: the handler may stop it at once.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
@@ -367,18 +367,18 @@ class WorkerManager:
         watched.pid = pid
         watched.pidfd = open_process(pid, ticks)
         if watched.pidfd is None:
-            self._spawn(self._ended(worker, watched))
+            self._spawn(self._on_exit(worker, watched))
             return
         pidfd = watched.pidfd
         loop = asyncio.get_running_loop()
 
         def gone() -> None:
             loop.remove_reader(pidfd)
-            self._spawn(self._ended(worker, watched))
+            self._spawn(self._on_exit(worker, watched))
 
         loop.add_reader(pidfd, gone)
 
-    async def _ended(self, worker: WorkerId, watched: _Watched) -> None:
+    async def _on_exit(self, worker: WorkerId, watched: _Watched) -> None:
         status = await self._exit_status(watched.folder)
         if watched.pid and watched.pidfd is not None:
             signal_group(watched.pid, signal.SIGKILL, watched.uid)  # its remaining children
@@ -479,7 +479,7 @@ def _kill_unannounced(folder: WorkerFolder) -> None:
         os.close(pidfd)
 
 
-def _note(folder: WorkerFolder, forked: Forked, account: Account | None) -> None:
+def _record_process(folder: WorkerFolder, forked: Forked, account: Account | None) -> None:
     """Record the process of a worker, unless the zygote names a process of another user."""
     if account is None:
         return

@@ -50,7 +50,7 @@ AGENT_VARIABLES: Final = (  # of the agent's account; removed for other accounts
 )
 
 
-def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
+def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
     """Return pid, start time and age (seconds) of zygotes for this socket that do not reply yet.
 
     A worker that starts has its zygote's command line, but also a mark; and processes forked by a
@@ -169,7 +169,7 @@ def _identity(account: Account | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cannot(python: str, output: Path) -> StartError:
+def start_error(python: str, output: Path) -> StartError:
     """Return the error of a zygote that exited during its start."""
     descriptor = open_regular(output)
     try:

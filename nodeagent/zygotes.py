@@ -25,7 +25,7 @@ from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder
 from nodeagent.process_identity import end_all_of, start_ticks
 from nodeagent.settings import AgentError, Jobs, NodeStartError, StartError
-from nodeagent.zygote_process import NODE_SIGNALS, cannot, former, spawn
+from nodeagent.zygote_process import NODE_SIGNALS, spawn, start_error, starting_zygotes
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId
@@ -33,11 +33,11 @@ from schemas.wire import Message
 from schemas.wire.worker import Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
 
 log = structlog.get_logger("zygotes")
-START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
+START_TIMEOUT_S: Final = 180.0  # a cold import of torch on a busy host
 RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
 FORK_TIMEOUT_S: Final = 60.0
 PROBE_S: Final = 0.05
-LONGEST: Final = 1 << 16  # bytes of a message
+MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
 PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
 
 
@@ -108,7 +108,7 @@ class ZygoteConnection:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError, OnesError):
             while True:
                 (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-                if length > LONGEST:
+                if length > MAX_ZYGOTE_MESSAGE_BYTES:
                     break  # the job chose the interpreter, so its output is not trusted
                 self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
         gone = NodeStartError("the zygote has exited", "it is restarted for the next worker")
@@ -238,7 +238,7 @@ class ZygotePool:
             return None
         zygote = ZygoteConnection(reader, writer)
         try:
-            await asyncio.wait_for(asyncio.shield(zygote.ready), START_LIMIT_S)
+            await asyncio.wait_for(asyncio.shield(zygote.ready), START_TIMEOUT_S)
         except (StartError, TimeoutError):
             zygote.close()
             return None
@@ -253,7 +253,7 @@ class ZygotePool:
         process = spawn(
             python, path, output, account, limits=self._rlimits(), enter=self._group_entry(account)
         )
-        deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+        deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:
             zygote = await self._connect(path, uid)
             if zygote is not None:
@@ -263,10 +263,10 @@ class ZygotePool:
                 if -code in NODE_SIGNALS:
                     what = f"python {python!r} was killed by signal {-code} during its start"
                     raise NodeStartError(what)
-                raise cannot(python, output)
+                raise start_error(python, output)
             await asyncio.sleep(PROBE_S)
         process.kill()
-        raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
+        raise StartError(f"python {python} was not ready after {START_TIMEOUT_S:.0f} s")
 
     def _rlimits(self) -> Jobs | None:
         """Return the limits that groups do not enforce; those of processes are permanent."""
@@ -291,8 +291,8 @@ class ZygotePool:
         """Wait for a zygote of an earlier agent that imports torch or misses its socket."""
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
-        for pid, ticks, age_s in await asyncio.to_thread(former, path, workers, uid):
-            deadline = loop.time() + max(START_LIMIT_S - age_s, RECONNECT_TIMEOUT_S)
+        for pid, ticks, age_s in await asyncio.to_thread(starting_zygotes, path, workers, uid):
+            deadline = loop.time() + max(START_TIMEOUT_S - age_s, RECONNECT_TIMEOUT_S)
             while start_ticks(pid) == ticks and loop.time() < deadline:
                 if (zygote := await self._connect(path, uid)) is not None:
                     return zygote

@@ -25,11 +25,11 @@ UNREADABLE: Final = (  # errors of the tar, gzip and zlib modules for invalid ar
     zlib.error,
 )
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
-OTHERS: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
+UNSUPPORTED_MAGIC: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
 HEADER_BYTES_PER_FILE: Final = 4096  # bytes of headers for each file
 MAX_HEADERS: Final = 64 << 10  # bytes of all headers before one file
 DIGITS: Final = re.compile(rb"\d{101}")  # long numbers take tarfile quadratic time
-BLOCK: Final = 512  # bytes; headers up to this size are parsed quickly
+FAST_HEADER_BYTES: Final = 512  # bytes; headers up to this size are parsed quickly
 MAX_RECORDS: Final = 64 << 20  # bytes of the extended headers of all files, which stay in memory
 RECORD_OVERHEAD_BYTES: Final = 100  # bytes of memory of an extended header in addition to its text
 COPY_BUFFER_BYTES: Final = 16 << 10  # bytes of a file that are unpacked at once
@@ -110,7 +110,7 @@ def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
 
 
 def _decompressed(archive: IO[bytes], magic: bytes) -> object:
-    if magic.startswith(OTHERS):  # their decompressors need unbounded memory
+    if magic.startswith(UNSUPPORTED_MAGIC):  # their decompressors need unbounded memory
         raise tarfile.ReadError("unsupported compression: use gzip or none")
     return gzip.GzipFile(fileobj=archive) if magic.startswith(b"\x1f\x8b") else archive
 
@@ -127,7 +127,7 @@ class _Limited:
     def __init__(self, file: IO[bytes], most: int, bounds: ArchiveBounds) -> None:
         self._file = file
         self._most = most
-        self._told = bounds.size
+        self._shown_limit = bounds.size
         self._all_headers = bounds.files * HEADER_BYTES_PER_FILE  # bytes that may still follow
         self.headers: int | None = MAX_HEADERS  # the same before the next file; None: within a file
 
@@ -146,7 +146,7 @@ class _Limited:
         if self._all_headers < 0:
             self._refuse()
         data = self._file.read(size)
-        if size > BLOCK and DIGITS.search(data):
+        if size > FAST_HEADER_BYTES and DIGITS.search(data):
             raise tarfile.ReadError("a header with a number of more than 100 digits")
         return data
 
@@ -159,4 +159,4 @@ class _Limited:
         return self._file.tell()
 
     def _refuse(self) -> None:
-        raise _too_large(f"more than {self._told} bytes, including headers")
+        raise _too_large(f"more than {self._shown_limit} bytes, including headers")

@@ -26,7 +26,7 @@ class LogLines:
     def __init__(self, fd: int, lost: Callable[[int], str]) -> None:
         self._fd = fd
         self._lost = lost
-        self._torn = False  # the last line was written in part
+        self._incomplete = False  # the last line was written in part
         self._lock = threading.Lock()
         self.missing = 0  # lines since the last one that was written
 
@@ -43,12 +43,12 @@ class LogLines:
     debug = info = warning = warn = error = exception = critical = fatal = log = failure = msg
 
     def _written(self, line: str) -> bool:
-        text = f"\n{line}\n" if self._torn else f"{line}\n"
+        text = f"\n{line}\n" if self._incomplete else f"{line}\n"
         left = memoryview(text.encode(errors="backslashreplace"))
         try:
             while left:
                 left = left[os.write(self._fd, left) :]
-                self._torn = bool(left)
+                self._incomplete = bool(left)
         except OSError:
             return False
         return True

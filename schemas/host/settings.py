@@ -26,7 +26,11 @@ from schemas.host.logging import notify
 
 S = TypeVar("S", bound=msgspec.Struct)
 PREFIX = "ONES__"
-PLAIN: Final = {bool: "true", int: "1", float: "0.5"}  # example values; other types: a text
+EXAMPLE_VALUES: Final = {
+    bool: "true",
+    int: "1",
+    float: "0.5",
+}  # example values; other types: a text
 
 
 def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) -> S:
@@ -233,7 +237,7 @@ def _example(annotation: Any, default: Any = None, *, inner: bool = False) -> st
         return f"[{', '.join(_example(arg, inner=True) for arg in args if arg is not ...)}]"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"{{ NAME = {_example(args[1], inner=True)} }}"
-    return _example(args[0], inner=inner) if args else PLAIN.get(annotation, '"text"')
+    return _example(args[0], inner=inner) if args else EXAMPLE_VALUES.get(annotation, '"text"')
 
 
 def _override(table: dict[str, Any], keys: list[str], value: str) -> None:

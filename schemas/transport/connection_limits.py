@@ -31,22 +31,22 @@ class _Silent:
     """Silent connections of one host to one port."""
 
     connections: int = 0
-    let_in: list[tuple[float, bytes]] = field(default_factory=list)  # time and key of admission
+    admissions: list[tuple[float, bytes]] = field(default_factory=list)  # time and key of admission
 
-    def takes(self, key: bytes) -> bool:
+    def remove_admission(self, key: bytes) -> bool:
         """Remove an admission of a key that is no longer silent; False if there is none."""
-        for place, (_, found) in enumerate(self.let_in):
+        for place, (_, found) in enumerate(self.admissions):
             if found == key:
-                del self.let_in[place]
+                del self.admissions[place]
                 return True
         return False
 
-    def surplus(self, since: float) -> bytes:
+    def pop_surplus(self, since: float) -> bytes:
         """Remove an admission without a connection, if possible since `since`; return its key."""
-        if len(self.let_in) <= self.connections:
+        if len(self.admissions) <= self.connections:
             return b""
-        later = (place for place, (at, _) in enumerate(self.let_in) if at >= since)
-        return self.let_in.pop(next(later, 0))[1]
+        later = (place for place, (at, _) in enumerate(self.admissions) if at >= since)
+        return self.admissions.pop(next(later, 0))[1]
 
 
 class KeyConnections:
@@ -75,7 +75,7 @@ class KeyConnections:
         if self._counts[port, key] >= MAX_CONNECTIONS_PER_KEY:
             return False
         self._full.discard((port, key))
-        silent.let_in.append((self._clock(), key))
+        silent.admissions.append((self._clock(), key))
         self._counts[port, key] += 1
         return True
 
@@ -93,7 +93,7 @@ class KeyConnections:
         found.key = key
         silent = self._silent[found.port, found.host]
         silent.connections -= 1
-        if not silent.takes(key):
+        if not silent.remove_admission(key):
             self._counts[found.port, key] += 1
         self._settle(found.port, silent, found.at)
 
@@ -137,9 +137,9 @@ class KeyConnections:
         key = found.key
         if not key:
             silent = self._silent[found.port, found.host]
-            keys = {each for at, each in silent.let_in if at >= found.at}
+            keys = {each for at, each in silent.admissions if at >= found.at}
             key = keys.pop() if len(keys) == 1 else b""
-            if key and silent.takes(key):
+            if key and silent.remove_admission(key):
                 self._forget(found.port, key)
         self.closed(descriptor)
         return key
@@ -155,7 +155,7 @@ class KeyConnections:
             self.closed(descriptor)
 
     def _settle(self, port: str, silent: _Silent, since: float) -> None:
-        while key := silent.surplus(since):
+        while key := silent.pop_surplus(since):
             self._forget(port, key)
 
     def _uncount(self, gone: _Open) -> None:

@@ -156,9 +156,9 @@ class Socket:
         """Check for arrivals once per turn: sending may consume the signal that wakes a reader."""
         if not self._check_scheduled:
             self._check_scheduled = True
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self._wake_readers)
 
-    def _look(self) -> None:
+    def _wake_readers(self) -> None:
         self._check_scheduled = False
         if not self._socket.closed:
             self._socket.get(zmq.EVENTS)  # wakes waiting tasks

@@ -142,7 +142,7 @@ class FileTarget:
 PIECE: Final = 1 << 20  # bytes
 WINDOW: Final = 8  # requested pieces that have not arrived
 PIECE_TIMEOUT_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
-LOOK_S: Final = 0.25
+POLL_INTERVAL_S: Final = 0.25
 CONNECT_S: Final = 3.0
 MAX_STATE: Final = 1 << 40  # bytes
 
@@ -239,12 +239,12 @@ def _receive(
     while not request.over:
         for message in request.more():
             dealer.send(message)
-        if not dealer.poll(int(1000 * min(LOOK_S, patience.piece_s))):
+        if not dealer.poll(int(1000 * min(POLL_INTERVAL_S, patience.piece_s))):
             patience.lost(deadline)
             continue
         with contextlib.suppress(zmq.Again):
             while True:
-                if _take(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
+                if _store_piece(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
                     deadline = time.monotonic() + patience.piece_s
 
 
@@ -285,7 +285,7 @@ class _Request:
         return self.total is not None and not self.awaited and self._next >= self.total
 
 
-def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
+def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
     """Store a piece; return False if it was not expected."""
     answer = FROM_STATES.decode(frames[0].buffer)
     if answer.digest != request.digest:
@@ -311,7 +311,7 @@ def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
 
 
 MAX_REQUEST_BYTES: Final = 4096  # bytes
-LOOK_MS: Final = 100  # between two checks of the flood guard
+POLL_INTERVAL_MS: Final = 100  # between two checks of the flood guard
 MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # bytes; copying a smaller part costs less
 Parts = Sequence[Buffer]  # of a state's file, header first
 
@@ -385,7 +385,7 @@ class StateServer:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        while self._wake not in dict(poller.poll(LOOK_MS)):
+        while self._wake not in dict(poller.poll(POLL_INTERVAL_MS)):
             with contextlib.suppress(zmq.Again):
                 while True:
                     self._answer(self._received())
@@ -419,7 +419,7 @@ class StateServer:
         if isinstance(found, Stored):
             total, parts = found.total, [found.piece]
         elif found is not None:
-            total, parts = sum(map(len, found)), _slices(found, asked.offset)
+            total, parts = sum(map(len, found)), _piece_views(found, asked.offset)
         if found is None or asked.offset > total:
             self._send([route, encode(StateRefused(digest=asked.digest, why="not available here"))])
             return
@@ -433,7 +433,7 @@ class StateServer:
             )
 
 
-def _slices(parts: Parts, offset: int) -> list[Buffer]:
+def _piece_views(parts: Parts, offset: int) -> list[Buffer]:
     """Return views of the next `PIECE` bytes from `offset` on."""
     found: list[Buffer] = []
     start, end = offset, offset + PIECE

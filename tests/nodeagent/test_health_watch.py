@@ -168,8 +168,8 @@ class Hanging(Place):
 async def test_a_file_system_that_hangs_is_said_and_holds_up_no_other(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "LOOK_S", 0.01)
-    monkeypatch.setattr(health, "ANSWER_S", 0.0)
+    monkeypatch.setattr(health, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(health, "RESPONSE_TIMEOUT_S", 0.0)
     hanging = Hanging("checkpoints", Path("/shared"), 0)
     watch = node.watch(hanging, Place("work", node.folders.work, 0))
     shutil.rmtree(node.folders.work)
