@@ -23,8 +23,8 @@ from schemas.host.state_files import (
 from schemas.transport.state_transfer import (
     PIECE,
     MemoryTarget,
-    _Request,
     _piece_views,
+    _Request,
     _store_piece,
 )
 from schemas.wire.files import AskState
