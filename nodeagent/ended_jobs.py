@@ -46,8 +46,8 @@ class Leftovers:
     """A folder with one folder for each job."""
 
     root: Path
-    shared: bool = False
-    marker_file: str = ""
+    shared: bool = False  # other nodes use it: jobs may be active that this node does not know
+    marker_file: str = ""  # file that identifies the folder of a job; empty: all folders are jobs'
 
     def note(self, job: JobId, *, ended: bool) -> None:
         """Mark a job as ended, keeping the time of an older mark; or remove its mark.

@@ -311,7 +311,7 @@ def refuse_wide(path: Path) -> None:
 
 
 class KnownKeys(Mapping[bytes, Identity]):
-    """Mapping of the valid public keys (Z85) to their owners; expired keys are not in it."""
+    """Mapping of the valid ones of the `listed` public keys (Z85) to their owners."""
 
     def __init__(
         self, listed: Mapping[bytes, Identity], clock: Callable[[], float] = time.time
