@@ -110,7 +110,7 @@ async def test_a_message_that_does_not_end_costs_its_sender_the_connection() -> 
     assert (await soon(router.receive())).frames[1:] == (b"still here",)
     (line,) = parties.cut
     assert line.startswith("127.0.0.1:")
-    assert line.endswith("bytes that it sent were not taken")
+    assert line.endswith("bytes that it sent were not read")
     await parties.close()
 
 
