@@ -99,13 +99,13 @@ class AgentSession:
     held_sweeps: dict[JobId, SweepOrder] = field(default_factory=dict)
     echo: str = ""  # word that the last `HelloRequest` asked to repeat
     chance: Callable[[], float] = lambda: 0.0  # 0 to 1: spreads the hellos of many agents
-    _last_heard: Seconds = Seconds(0.0)
-    _hellos: int = 0  # unanswered
-    _hello_at: Seconds = Seconds(-1e9)  # when the next one is due
-    _last_said: Seconds = Seconds(-1e9)
+    _last_received: Seconds = Seconds(0.0)
+    _unanswered_hellos: int = 0
+    _next_hello_at: Seconds = Seconds(-1e9)  # when the next one is due
+    _last_sent: Seconds = Seconds(-1e9)
     _heartbeats: int = 0  # sent
-    _unanswered: dict[int, Seconds] = field(default_factory=dict)  # heartbeats' times, by number
-    _answered: Seconds | None = None  # time of sending of the last heartbeat with a reply
+    _pending: dict[int, Seconds] = field(default_factory=dict)  # heartbeats' times, by number
+    _acked_sent_at: Seconds | None = None  # time of sending of the last heartbeat with a reply
 
     @property
     def spool_full(self) -> bool:
@@ -123,7 +123,7 @@ class AgentSession:
         A reply proves that its heartbeat arrived, and when that was sent. The controller has
         received something since then, even if later replies were lost.
         """
-        return 0.0 if self._answered is None else now - self._answered
+        return 0.0 if self._acked_sent_at is None else now - self._acked_sent_at
 
     def happened(self, event: AgentEvent) -> list[AgentOutput]:
         """Number an event of a worker, keep it until it is committed, publish it."""
@@ -134,17 +134,17 @@ class AgentSession:
 
     def tick(self, now: Seconds) -> list[AgentOutput]:
         """Return what is due: a heartbeat, or a hello."""
-        if self._answered is None:
-            self._answered = now  # the agent starts
-        if self.session is not None and now - self._last_heard > self.timings.suspect_s:
+        if self._acked_sent_at is None:
+            self._acked_sent_at = now  # the agent starts
+        if self.session is not None and now - self._last_received > self.timings.suspect_s:
             self._leave_session()
         if self.session is None:
-            return self._say_hello(now) if now >= self._hello_at else []
-        if now - self._last_said < self.timings.heartbeat_s:
+            return self._say_hello(now) if now >= self._next_hello_at else []
+        if now - self._last_sent < self.timings.heartbeat_s:
             return []
-        self._last_said = now
+        self._last_sent = now
         self._heartbeats += 1
-        self._unanswered[self._heartbeats] = now
+        self._pending[self._heartbeats] = now
         heartbeat = Heartbeat(session=self.session, events_sent=self.sent, number=self._heartbeats)
         return [ToController(heartbeat)]
 
@@ -152,77 +152,77 @@ class AgentSession:
         """Process one message of the controller; a stale one changes nothing."""
         match message:
             case Welcome():
-                return self._welcome(message, now)
+                return self._on_welcome(message, now)
             case HelloRequest():
-                return self._greet(message, now)
+                return self._on_hello_request(message, now)
             case Refused():
-                self._hellos = MAX_DOUBLINGS
-                self._hello_at = self._after_pause(now)
+                self._unanswered_hellos = MAX_DOUBLINGS
+                self._next_hello_at = self._after_pause(now)
                 return [Rejected(message)]
             case HeartbeatAck(session=session, term=term, committed=committed):
                 if session == self.session and term >= self.term:
-                    self._last_heard = now
-                    self._note_answer(message.number, now)
-                    self._forget(committed)
+                    self._last_received = now
+                    self._record_ack(message.number, now)
+                    self._drop_through(committed)
                 return []
             case EventsCommitted(boot=boot, through=through):
                 if boot == self.boot:
-                    self._forget(through)
+                    self._drop_through(through)
                 return []
             case ResendEvents(boot=boot, first=first):
                 return self._resend(first) if boot == self.boot else []
             case GroupDelta():
-                return self._delta(message)
+                return self._on_delta(message)
             case SweepDelta():
-                return self._sweep_delta(message)
+                return self._on_sweep_delta(message)
 
-    def _note_answer(self, number: int, now: Seconds) -> None:
+    def _record_ack(self, number: int, now: Seconds) -> None:
         """Record that a heartbeat arrived; an older controller does not say which one."""
-        said = self._unanswered.get(number) if number else now
+        said = self._pending.get(number) if number else now
         if said is not None:
-            self._answered = said
-            later = {n: at for n, at in self._unanswered.items() if n > number > 0}
-            self._unanswered = later
+            self._acked_sent_at = said
+            later = {n: at for n, at in self._pending.items() if n > number > 0}
+            self._pending = later
 
-    def _welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
+    def _on_welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
         if message.term < self.term or message.boot != self.boot:
             return []
         if message.session != self.session:
-            self._unanswered.clear()
+            self._pending.clear()
         self.session, self.term = message.session, message.term
-        self._last_heard = self._last_said = now
-        self._forget(message.committed)
+        self._last_received = self._last_sent = now
+        self._drop_through(message.committed)
         return [Welcomed(message), *self._resend(message.committed + 1)]
 
-    def _greet(self, asked: HelloRequest, now: Seconds) -> list[AgentOutput]:
+    def _on_hello_request(self, asked: HelloRequest, now: Seconds) -> list[AgentOutput]:
         if asked.term < self.term:
             return []
         known = (asked.term, asked.echo or self.echo) == (self.term, self.echo)
-        if self.session is None and known and now < self._hello_at:
+        if self.session is None and known and now < self._next_hello_at:
             return []  # a hello was sent just now
         self.term, self.echo = asked.term, asked.echo or self.echo
         self._leave_session()
         return self._say_hello(now)
 
     def _leave_session(self) -> None:
-        self.session, self._hellos, self._hello_at = None, 0, Seconds(-1e9)
+        self.session, self._unanswered_hellos, self._next_hello_at = None, 0, Seconds(-1e9)
 
     def _say_hello(self, now: Seconds) -> list[AgentOutput]:
-        self._hello_at = self._after_pause(now)
-        self._hellos = min(self._hellos + 1, MAX_DOUBLINGS)
+        self._next_hello_at = self._after_pause(now)
+        self._unanswered_hellos = min(self._unanswered_hellos + 1, MAX_DOUBLINGS)
         return [SayHello()]
 
     def _after_pause(self, now: Seconds) -> Seconds:
         """Return the time of the next hello: pauses double, and agents differ by chance."""
-        pause_s = min(MAX_HELLO_PAUSE_S, self.timings.heartbeat_s * 2.0**self._hellos)
+        pause_s = min(MAX_HELLO_PAUSE_S, self.timings.heartbeat_s * 2.0**self._unanswered_hellos)
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
     def unheard(self, now: Seconds) -> None:
         """Retry soon after a hello that could not be sent: it cost the controller nothing."""
-        self._hellos = 0
-        self._hello_at = self._after_pause(now)
+        self._unanswered_hellos = 0
+        self._next_hello_at = self._after_pause(now)
 
-    def _forget(self, through: int) -> None:
+    def _drop_through(self, through: int) -> None:
         if self.spool and self.spool[0].seq <= through:
             self.spool = [numbered for numbered in self.spool if numbered.seq > through]
 
@@ -233,7 +233,7 @@ class AgentSession:
             for start in range(0, len(missed), MAX_RESENT)
         ]
 
-    def _delta(self, delta: GroupDelta) -> list[AgentOutput]:
+    def _on_delta(self, delta: GroupDelta) -> list[AgentOutput]:
         newest = self.held.get(delta.job, (0, 0, 0))
         order = order_of(delta)
         if order < newest or delta.term < self.term:
@@ -254,7 +254,7 @@ class AgentSession:
         applied: list[AgentOutput] = [Apply(delta)] if news else []
         return [*applied, ToController(ack)]
 
-    def _sweep_delta(self, delta: SweepDelta) -> list[AgentOutput]:
+    def _on_sweep_delta(self, delta: SweepDelta) -> list[AgentOutput]:
         newest = self.held_sweeps.get(delta.job, (0, 0))
         order = sweep_order_of(delta)
         if order < newest or delta.term < self.term:

@@ -76,7 +76,7 @@ class ControllerSession:
     outstanding_sweeps: dict[JobId, tuple[SweepDelta, Seconds]] = field(default_factory=dict)
     last_heard: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
-    _asked_at: Seconds = Seconds(-1e9)
+    _requested_at: Seconds = Seconds(-1e9)
     _behind_at: int | None = None  # `received` when the last heartbeat announced more
     _sessions: int = 0
     _echoes: int = 0
@@ -101,10 +101,10 @@ class ControllerSession:
             self._early.clear()
             self.received = committed
             self.last_heard = now  # a new connection, whose handshake needed our replies
-        self._note_echo(hello, now)
+        self._check_echo(hello, now)
         self.boot, self.durable = hello.boot, committed
         self.received = max(self.received, committed)
-        self._asked_at = now
+        self._requested_at = now
         self.outstanding.clear()
         self.outstanding_sweeps.clear()
         return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
@@ -120,7 +120,7 @@ class ControllerSession:
         """Welcome an agent back into its open session; its deltas continue to be repeated."""
         if self.session is None:
             return []
-        self._note_echo(hello, now)
+        self._check_echo(hello, now)
         return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
 
     def hears(self, hello: Hello) -> bool:
@@ -137,7 +137,7 @@ class ControllerSession:
             self._echo = f"{self.term}.{self._echoes}"
         return [ToNode(HelloRequest(term=self.term, echo=self._echo))]
 
-    def _note_echo(self, hello: Hello, now: Seconds) -> None:
+    def _check_echo(self, hello: Hello, now: Seconds) -> None:
         if self.hears(hello):
             self.last_heard, self._echo = now, ""
 
@@ -157,7 +157,7 @@ class ControllerSession:
         """Process a message of this node that arrived over the ROUTER."""
         match message:
             case Heartbeat():
-                return self._heartbeat(message, now)
+                return self._on_heartbeat(message, now)
             case Resent(events=events):
                 return self.published(events, now)
             case DeltaAcked():
@@ -189,7 +189,7 @@ class ControllerSession:
                 self.received += 1
                 outputs.append(Deliver(ready))
         if self._early:
-            outputs.extend(self._ask(now))
+            outputs.extend(self._request_missing(now))
         return outputs
 
     def committed(self, through: int) -> list[ControllerOutput]:
@@ -239,7 +239,7 @@ class ControllerSession:
             return Condition.LOST
         return Condition.SUSPECT if silent >= self.timings.suspect_s else Condition.ALIVE
 
-    def _heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
+    def _on_heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
         if self.session is None or message.session != self.session:
             return self.ask_to_greet()
         self.last_heard = now
@@ -248,12 +248,12 @@ class ControllerSession:
         )
         behind = message.events_sent > self.received
         # Events use another socket: late ones arrive before the next heartbeat.
-        missing = self._ask(now) if behind and self._behind_at == self.received else []
+        missing = self._request_missing(now) if behind and self._behind_at == self.received else []
         self._behind_at = self.received if behind else None
         return [ToNode(answer), *missing]
 
-    def _ask(self, now: Seconds) -> list[ControllerOutput]:
-        if self.boot is None or now - self._asked_at < self.timings.heartbeat_s / 2:
+    def _request_missing(self, now: Seconds) -> list[ControllerOutput]:
+        if self.boot is None or now - self._requested_at < self.timings.heartbeat_s / 2:
             return []
-        self._asked_at = now
+        self._requested_at = now
         return [ToNode(ResendEvents(boot=self.boot, first=self.received + 1))]
