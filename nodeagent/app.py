@@ -43,7 +43,7 @@ from nodeagent.reconciler_events import (
     StartWorker,
     SweepDesired,
 )
-from nodeagent.settings import AgentSettings, passed_over
+from nodeagent.settings import AgentSettings, log_errors
 from nodeagent.states import StateKeeper, serve_states
 from nodeagent.worker_channel import WorkerChannel
 from nodeagent.workers import WorkerManager
@@ -241,7 +241,7 @@ class Agent:
             except OnesError as error:
                 log.warning("dropped", error=str(error))
                 continue
-            with passed_over("message of the controller", kind=type(message).__name__):
+            with log_errors("message of the controller", kind=type(message).__name__):
                 if isinstance(message, AskFiles | AskPiece):
                     self._bulk.answer(message)
                 else:
@@ -249,9 +249,9 @@ class Agent:
 
     async def _keep_session(self) -> None:
         while True:
-            with passed_over("session tick"):
+            with log_errors("session tick"):
                 self._apply(self._session.tick(self._now()))
-            with passed_over("fence"):
+            with log_errors("fence"):
                 fence_s = self._settings.fence_s
                 if fence_s and self._session.alone_s(self._now()) >= fence_s:
                     self._manager.fence()
@@ -260,7 +260,7 @@ class Agent:
     async def _read_reports(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            with passed_over("check of the workers"):
+            with log_errors("check of the workers"):
                 self._manager.kill_unreportable()
                 self._manager.read_all_reports()
 
@@ -320,7 +320,7 @@ class Agent:
 
     def _handle(self, event: Event) -> None:
         for action in self._reconciler.handle(event):
-            with passed_over("action", kind=type(action).__name__):
+            with log_errors("action", kind=type(action).__name__):
                 self._perform(action)
 
     def _perform(self, action: Action) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from nodeagent import job_folders, settings
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
-from nodeagent.settings import NodeWorkspaceError, WorkspaceError, passed_over
+from nodeagent.settings import NodeWorkspaceError, WorkspaceError, log_errors
 from schemas.codec import TO_SHIPPER, encode
 from schemas.ids import NodeId
 from schemas.transport import Link, Socket
@@ -159,7 +159,7 @@ class BulkTraffic:
 
     async def _receive(self, socket: Socket) -> None:
         async for incoming in socket:
-            with passed_over("message of the relay"):
+            with log_errors("message of the relay"):
                 match TO_SHIPPER.decode(incoming.frames[-1]):
                     case LogStored() as stored:
                         self._shipper.receive(stored)
@@ -167,7 +167,7 @@ class BulkTraffic:
                         self._fetcher.receive(piece)
 
     async def _answer(self, asked: AskFiles | AskPiece) -> None:
-        with passed_over("request for files", kind=type(asked).__name__):
+        with log_errors("request for files", kind=type(asked).__name__):
             async with self._reading:
                 found = await asyncio.to_thread(job_folders.answer, asked, self._folders)
             if self.socket is not None:

@@ -120,7 +120,7 @@ class NodeWorkspaceError(WorkspaceError):
 
 
 @contextlib.contextmanager
-def passed_over(what: str, **detail: str) -> Iterator[None]:
+def log_errors(what: str, **detail: str) -> Iterator[None]:
     """Log an exception of the block instead of raising it."""
     try:
         yield

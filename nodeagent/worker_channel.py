@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nodeagent.settings import passed_over
+from nodeagent.settings import log_errors
 from schemas.codec import FROM_WORKER, encode
 from schemas.errors import OnesError
 from schemas.host.logging import Audit
@@ -75,7 +75,7 @@ class WorkerChannel:
             except OnesError as error:
                 self._audit.refused("message of a worker", str(error))
                 continue
-            with passed_over("message of a worker"):
+            with log_errors("message of a worker"):
                 self._handle(incoming, message)
 
     async def watch(self) -> None:

@@ -23,7 +23,7 @@ class _Open:
     host: str
     at: float
     key: bytes = b""  # empty: not known before the first message
-    said: int = 0  # bytes counted by `says`
+    kept_bytes: int = 0  # bytes counted by `count_kept_bytes`
 
 
 @dataclass(slots=True)
@@ -58,15 +58,15 @@ class KeyConnections:
         self._silent: dict[tuple[str, str], _Silent] = {}  # by port and host
         self._counts: Counter[tuple[str, bytes]] = Counter()  # by port and key
         self._full: set[tuple[str, bytes]] = set()
-        self._said: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
+        self._kept_bytes: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
 
-    def accepted(self, descriptor: int, port: str, host: str) -> None:
+    def opened(self, descriptor: int, port: str, host: str) -> None:
         """Record a new connection; the key of its peer is not known yet."""
         self.closed(descriptor)
         self._open[descriptor] = _Open(port, host, self._clock())
         self._silent.setdefault((port, host), _Silent()).connections += 1
 
-    def admits(self, port: str, host: str, key: bytes) -> bool:
+    def admit(self, port: str, host: str, key: bytes) -> bool:
         """Admit one more connection of a key, or return False if the key has reached the limit."""
         silent = self._silent.get((port, host))
         if silent is None:  # closed already
@@ -85,7 +85,7 @@ class KeyConnections:
         self._full.add((port, key))
         return first
 
-    def spoke(self, descriptor: int, key: bytes) -> None:
+    def record_key(self, descriptor: int, key: bytes) -> None:
         """Record the key of a connection over which a message arrived."""
         found = self._open.get(descriptor)
         if found is None or found.key:
@@ -97,7 +97,7 @@ class KeyConnections:
             self._counts[found.port, key] += 1
         self._settle(found.port, silent, found.at)
 
-    def says(self, descriptor: int, size: int) -> int | None:
+    def count_kept_bytes(self, descriptor: int, size: int) -> int | None:
         """Count bytes that are kept for a peer as long as its connection is open.
 
         Returns the bytes counted for its key over all open connections to its port; None if this
@@ -106,9 +106,9 @@ class KeyConnections:
         found = self._open.get(descriptor)
         if found is None:
             return None
-        found.said += size
-        self._said[found.port, found.key] += size
-        return self._said[found.port, found.key]
+        found.kept_bytes += size
+        self._kept_bytes[found.port, found.key] += size
+        return self._kept_bytes[found.port, found.key]
 
     def closed(self, descriptor: int) -> None:
         """Record that a connection was closed."""
@@ -159,9 +159,9 @@ class KeyConnections:
             self._forget(port, key)
 
     def _uncount(self, gone: _Open) -> None:
-        self._said[gone.port, gone.key] -= gone.said
-        if not self._said[gone.port, gone.key]:
-            del self._said[gone.port, gone.key]
+        self._kept_bytes[gone.port, gone.key] -= gone.kept_bytes
+        if not self._kept_bytes[gone.port, gone.key]:
+            del self._kept_bytes[gone.port, gone.key]
 
     def _forget(self, port: str, key: bytes) -> None:
         self._counts[port, key] -= 1

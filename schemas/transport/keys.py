@@ -98,7 +98,7 @@ class Authority:
                 why = f"{owner} cannot connect for {left_s:.0f} s: its connections were cut off"
                 self._denied(why, self._address)
             raise _NotNowError
-        if self._flood_guard.keys.admits(domain, self._address, key):
+        if self._flood_guard.keys.admit(domain, self._address, key):
             return True
         if self._flood_guard.keys.first_refusal(domain, key):
             why = f"{owner} has {MAX_CONNECTIONS_PER_KEY} connections to one port, the maximum"

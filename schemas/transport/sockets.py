@@ -136,7 +136,7 @@ class Socket:
         with contextlib.suppress(zmq.ZMQError):
             key = str(frames[-1].get("User-Id")).encode()
             if self._flood_guard is not None and source >= 0:
-                self._flood_guard.keys.spoke(source, key)
+                self._flood_guard.keys.record_key(source, key)
         return Incoming(data, self._known.get(key), key, self._known, source)
 
     def send(self, *frames: bytes) -> bool:
@@ -171,7 +171,9 @@ class Socket:
         """
         if self._flood_guard is None:
             return 0
-        return self._flood_guard.keys.says(incoming.source, sum(map(len, incoming.frames)))
+        return self._flood_guard.keys.count_kept_bytes(
+            incoming.source, sum(map(len, incoming.frames))
+        )
 
     def cut(self, incoming: Incoming) -> bool:
         """Cut a message's connection, drop its unread messages; False if it was closed already."""
