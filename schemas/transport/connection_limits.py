@@ -60,7 +60,7 @@ class KeyConnections:
         self._full: set[tuple[str, bytes]] = set()
         self._kept_bytes: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
 
-    def opened(self, descriptor: int, port: str, host: str) -> None:
+    def record_opened(self, descriptor: int, port: str, host: str) -> None:
         """Record a new connection; the key of its peer is not known yet."""
         self.closed(descriptor)
         self._open[descriptor] = _Open(port, host, self._clock())

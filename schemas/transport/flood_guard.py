@@ -197,7 +197,7 @@ class FloodGuard:
                 self.keys.closed(descriptor)
         elif (peer := self._peer(descriptor, port)) is not None:
             self._connections[descriptor] = _Connection(peer, 0, self._clock(), port)
-            self.keys.opened(descriptor, port, peer[0])
+            self.keys.record_opened(descriptor, port, peer[0])
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of all connections."""

@@ -30,7 +30,7 @@ class Port(KeyConnections):
 
     def opened(self, descriptor: int, key: bytes, *, host: str = HOST) -> bool:
         self.now += 1.0
-        self.opened(descriptor, PORT, host)
+        self.record_opened(descriptor, PORT, host)
         return self.admit(PORT, host, key)
 
 
@@ -59,7 +59,7 @@ def test_a_connection_without_a_handshake_makes_no_room_when_it_goes() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
-    port.opened(50, PORT, HOST)
+    port.record_opened(50, PORT, HOST)
     port.closed(50)
 
     assert not port.opened(4, ADA)
@@ -116,7 +116,7 @@ def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
         if what == "open" and port.opened(number, key, host=host):
             there[number] = key
         elif what in {"open", "knock"}:  # refused, or no handshake at all
-            port.opened(number, PORT, host)
+            port.record_opened(number, PORT, host)
             there.pop(number, None)
         elif what == "speak" and number in there:
             port.record_key(number, there[number])
@@ -152,7 +152,7 @@ def test_what_was_said_is_counted_for_its_key_while_the_connection_is_open() -> 
 
 def test_who_is_cut_off_before_his_message_was_whole_is_known_by_his_handshake() -> None:
     port = Port()
-    port.opened(1, PORT, HOST)  # somebody who never shakes hands
+    port.record_opened(1, PORT, HOST)  # somebody who never shakes hands
     port.opened(2, ADA)
 
     assert [port.cut(each) for each in (2, 1, 7)] == [ADA, b"", b""]
@@ -172,7 +172,7 @@ def test_who_spoke_is_known_whoever_else_is_silent() -> None:
 
 def test_nobody_is_blamed_for_another_one_of_his_host() -> None:
     port = Port()
-    port.opened(1, PORT, HOST)  # shakes hands late
+    port.record_opened(1, PORT, HOST)  # shakes hands late
     port.opened(2, ADA)
     port.admit(PORT, HOST, BOB)
 
