@@ -1,1 +1,1 @@
-"""The agent on every node: runs what the controller wants, and outlives neither more nor less."""
+"""Node agent: starts and watches the worker processes that the controller wants on this host."""

@@ -23,7 +23,7 @@ from schemas.host.logging import configure_logging
 
 
 def main() -> None:
-    """Run the agent; exit code 2 when it cannot begin."""
+    """Run the agent; exit code 2 if it cannot start."""
     parser = argparse.ArgumentParser(prog="ones-agent", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     parser.add_argument(
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _end_workers(path: Path) -> int:
-    """End the workers of a node, also of one whose settings an agent would refuse."""
+    """Kill the workers of a node, even if an agent would refuse its settings."""
     findings, settings = look_through(AgentSettings, path, {"node": NAMELESS})
     for problem in findings.found:
         if problem.field in {"run", "jobs.cgroup"}:  # where its workers are

@@ -1,4 +1,4 @@
-"""As whom the jobs of a node run: as their users, each as a uid of its own, or as the agent."""
+"""Accounts of jobs: they run as their users, each with a uid of its own, or as the agent."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from nodeagent.settings import AgentSettings, Jobs, NodeStartError
 from schemas.errors import SettingsError
 from schemas.ids import JobId
 
-LEAST_UID: Final = 100  # below are the system's own
-LEAST_FILES: Final = 256  # torch and its data loaders open some of them
-LEAST_PIDS: Final = 64
-LEAST_MEMORY: Final = 256 << 20  # bytes; torch and a small model
-PRLIMIT, SETPRIV = "prlimit", "setpriv"  # of util-linux
-MOST_UID: Final = 2**32 - 2
+MIN_UID: Final = 100  # lower ones belong to the system
+MIN_FILES: Final = 256  # for torch and its data loaders
+MIN_PIDS: Final = 64
+MIN_MEMORY_BYTES: Final = 256 << 20  # bytes; for torch and a small model
+PRLIMIT, SETPRIV = "prlimit", "setpriv"  # programs of util-linux
+MAX_UID: Final = 2**32 - 2
 AGENT, SUBMITTER, JOB = "agent", "submitter", "job"
 KEEP_APART: Final = (
-    "run the agent as root (jobs get uids of their own), or say that all users of the cluster "
-    "trust each other: jobs.trust_each_other = true"
+    "run the agent as root (jobs get uids of their own), or set "
+    "jobs.trust_each_other = true if all users of the cluster trust each other"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who a job runs as."""
+    """Account that a job runs as."""
 
     owner: Owner
     groups: tuple[int, ...]
     name: str
     home: str
-    cgroup: str = ""  # of its zygotes
+    cgroup: str = ""  # control group of its zygotes
 
 
 def run_as(settings: AgentSettings) -> str:
-    """`AGENT`, `SUBMITTER` or `JOB`, as the settings say or else as is safe here.
+    """Return `AGENT`, `SUBMITTER` or `JOB`: the setting, else the default that is safe here.
 
     Raises:
-        SettingsError: if jobs of different users would share the agent's rights, or it has not
-            the rights to give them others.
+        SettingsError: if jobs of different users would share the agent's rights, or the agent
+            may not start processes of other users.
     """
     jobs, alone = settings.jobs, _is_loopback(settings)
     root = os.geteuid() == 0
@@ -80,21 +80,16 @@ def _is_loopback(settings: AgentSettings) -> bool:
 
 
 def check_jobs(settings: AgentSettings) -> str:
-    """Refuse accounts that no job may have, before one asks for them.
-
-    Returns:
-        What `run_as` says.
+    """Check the settings of `[jobs]` at start-up, and return the result of `run_as`.
 
     Raises:
         SettingsError: naming the field.
     """
     chosen = run_as(settings)
     first, count = settings.jobs.uids
-    if first < LEAST_UID or count < 1 or first + count - 1 > MOST_UID:
-        what = f"jobs.uids: [{first}, {count}] are no uids of jobs"
-        raise SettingsError(
-            what, f"give [FIRST, COUNT] with FIRST from {LEAST_UID} on", "jobs.uids"
-        )
+    if first < MIN_UID or count < 1 or first + count - 1 > MAX_UID:
+        what = f"jobs.uids: [{first}, {count}] is no range of uids for jobs"
+        raise SettingsError(what, f"give [FIRST, COUNT] with FIRST from {MIN_UID} on", "jobs.uids")
     _check_limits(settings.jobs, chosen)
     if chosen != AGENT and shutil.which(SETPRIV) is None:
         what = f"jobs.run_as: {chosen!r} needs the program {SETPRIV}"
@@ -107,20 +102,20 @@ def check_jobs(settings: AgentSettings) -> str:
 
 def _check_limits(jobs: Jobs, chosen: str) -> None:
     for name, least in (
-        ("files", LEAST_FILES),
-        ("pids", LEAST_PIDS),
-        ("memory_bytes", LEAST_MEMORY),
+        ("files", MIN_FILES),
+        ("pids", MIN_PIDS),
+        ("memory_bytes", MIN_MEMORY_BYTES),
     ):
         value = getattr(jobs, name)
         if 0 < value < least:
-            what = f"jobs.{name}: {value} are too few for any worker"
+            what = f"jobs.{name}: {value} is too low for any worker"
             raise SettingsError(what, f"give {least} or more, or 0: no limit", f"jobs.{name}")
     bounded = {name for tree in find(jobs.cgroup) for name in tree.controllers}
     if jobs.memory_bytes and MEMORY not in bounded:
-        what = f"jobs.memory_bytes: {_no_groups(jobs)} that bound memory"
+        what = f"jobs.memory_bytes: {_no_groups(jobs)} that limit memory"
         raise SettingsError(what, GROUPS_NEEDED, "jobs.memory_bytes")
     if jobs.pids and PIDS not in bounded and chosen == AGENT:
-        what = f"jobs.pids: {_no_groups(jobs)} that bound processes, and jobs run as the agent"
+        what = f"jobs.pids: {_no_groups(jobs)} that limit processes, and jobs run as the agent"
         raise SettingsError(
             what, f'set run_as to "job" or "submitter", or {GROUPS_NEEDED}', "jobs.pids"
         )
@@ -132,14 +127,11 @@ def _check_limits(jobs: Jobs, chosen: str) -> None:
 
 def _no_groups(jobs: Jobs) -> str:
     where = f"below {jobs.cgroup} " if jobs.cgroup else "below its own "
-    return f"the agent can make no control groups {where.rstrip()}"
+    return f"the agent cannot create control groups {where.rstrip()}"
 
 
 def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
-    """Where things lie on this node.
-
-    Args:
-        home: the folder that relative paths in it are relative to.
+    """Return the folders of this node; relative paths start at `home`.
 
     Raises:
         SettingsError: as `check_jobs`.
@@ -150,17 +142,14 @@ def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
 
 
 def account_of(jobs: Jobs, user: str) -> Account:
-    """The account that a user's jobs have on this host.
-
-    Args:
-        user: as the controller names who submitted.
+    """Return the account that a cluster user's jobs have on this host.
 
     Raises:
-        SettingsError: if there is none, or it is none that a job may have.
+        SettingsError: if there is none, or jobs must not use it.
     """
     field = f"jobs.users.{user}"
     if not user:
-        what = "the controller does not say who submitted the job"
+        what = "the controller does not name the owner of the job"
         raise SettingsError(what, "upgrade the controller first", "jobs.run_as")
     name = jobs.users.get(user)
     if name is None:
@@ -171,21 +160,21 @@ def account_of(jobs: Jobs, user: str) -> Account:
     except KeyError:
         what = f"{field}: there is no account {name!r} on this host"
         raise SettingsError(what, f"useradd {name}, or name another one", field) from None
-    if entry.pw_uid < LEAST_UID:
-        what = f"{field}: {name!r} has uid {entry.pw_uid}, below {LEAST_UID}: no job runs as that"
-        raise SettingsError(what, "name an account of a person", field)
+    if entry.pw_uid < MIN_UID:
+        what = f"{field}: {name!r} has uid {entry.pw_uid}, below {MIN_UID}, which jobs may not use"
+        raise SettingsError(what, "name a user's account", field)
     groups = tuple(g for g in os.getgrouplist(name, entry.pw_gid) if g != 0)
     if entry.pw_gid == 0:
-        raise SettingsError(f"{field}: {name!r} is of group 0", "name another account", field)
+        raise SettingsError(f"{field}: {name!r} is in group 0", "name another account", field)
     owner = Owner(entry.pw_uid, entry.pw_gid)
     return Account(owner, groups, name, entry.pw_dir, f"uid-{entry.pw_uid}")
 
 
 class JobAccounts:
-    """Finds the account of each job, and gives it its folders.
+    """Accounts of the jobs on this node, and their folders.
 
-    Whose a job's folders are is the memory of it: so a uid stays its job's over restarts, on every
-    node that shares its checkpoints, and as long as anything of it is kept.
+    The owner of a job's folders is the record of its uid, so a uid belongs to its job over
+    restarts, on every node that shares the checkpoints, and as long as any folder is kept.
 
     Raises:
         SettingsError: as `check_jobs`.
@@ -199,17 +188,17 @@ class JobAccounts:
         self._lock = asyncio.Lock()
 
     @property
-    def strangers(self) -> bool:
-        """Whether jobs run as others than the agent."""
+    def separate_users(self) -> bool:
+        """True if jobs run as other users than the agent."""
         return self._chosen != AGENT
 
     def is_own(self, uid: int) -> bool:
-        """Whether a uid is one job's alone, and nobody's account."""
+        """True if a uid belongs to one job alone, and to no account."""
         first, count = self._jobs.uids
         return self._chosen == JOB and first <= uid < first + count
 
-    def refuse_owner_of(self, key: Path) -> None:
-        """No job may run as who owns the agent's key.
+    def check_key_owner(self, key: Path) -> None:
+        """Check that no job runs as the owner of the agent's key.
 
         Raises:
             SettingsError: if one would.
@@ -222,16 +211,13 @@ class JobAccounts:
             raise SettingsError(what, f"chown root {key}", "key")
 
     async def prepare(self, job: JobId, user: str) -> Account | None:
-        """Who runs a job, with its folders made.
-
-        Returns:
-            None: it runs as the agent does.
+        """Create a job's folders and return its account; None: the job runs as the agent.
 
         Raises:
             NodeStartError: if this node has no account for it.
-            OSError: if a folder cannot be made.
+            OSError: if a folder cannot be created.
         """
-        if not self.strangers:
+        if not self.separate_users:
             return None
         async with self._lock:
             return await asyncio.to_thread(self._prepare, job, user)
@@ -255,20 +241,19 @@ class JobAccounts:
         mine = next((uid for uid, names in owners.items() if job in names), None)
         mine = mine or next((uid for uid, name in self._taken.items() if name == job), None)
         if mine is not None and owners.get(mine, {job}) - {job}:
-            what = f"uid {mine} of job {job} is another job's on this node"
-            raise NodeStartError(what, "give more jobs.uids, the same on every node")
+            what = f"uid {mine} of job {job} belongs to another job on this node"
+            raise NodeStartError(what, "extend jobs.uids, the same on every node")
         if mine is None:
             begin = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8]) % count
             turns = (first + (begin + turn) % count for turn in range(count))
             mine = next((uid for uid in turns if uid not in uids and uid not in self._taken), None)
         if mine is None:
-            what = f"all {count} uids of jobs are taken by what jobs left"
-            raise NodeStartError(what, "give more jobs.uids, or keep less of ended jobs")
+            what = f"all {count} uids of jobs are used by folders of jobs"
+            raise NodeStartError(what, "extend jobs.uids, or keep fewer folders of ended jobs")
         home = str(self._folders.job(job))
         return Account(Owner(mine, mine), (), f"job-{mine}", home, group_of_job(job))
 
     def _owners(self) -> Iterator[tuple[int, set[str]]]:
-        """Uids of the range, and the jobs whose folders they own."""
         first, count = self._jobs.uids
         found: dict[int, set[str]] = {}
         for root in (self._folders.work, self._folders.all_states, self._folders.checkpoints):
@@ -278,7 +263,7 @@ class JobAccounts:
         return iter(found.items())
 
     def forget(self, job: JobId) -> None:
-        """Nothing of it runs here any more; as long as its folders stay, so does its uid."""
+        """Release a job's uid; it stays reserved while folders of the job exist."""
         for uid in [uid for uid, name in self._taken.items() if name == job]:
             del self._taken[uid]
 

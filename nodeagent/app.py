@@ -1,4 +1,4 @@
-"""The agent's process: builds its parts, owns their tasks, leaves workers alone when it goes."""
+"""Process of the agent: builds its parts and runs their tasks; workers continue when it exits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nodeagent.controller_ports import BulkTraffic, ControllerPorts, SnapshotFet
 from nodeagent.devices import inventory
 from nodeagent.ended_jobs import EndedJobs
 from nodeagent.folders import SOCKET, FolderLocks
-from nodeagent.health import HealthWatch, places_of
+from nodeagent.health import HealthWatch, checked_places
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
 from nodeagent.reconciler import Reconciler
@@ -43,7 +43,7 @@ from nodeagent.reconciler_events import (
     StartWorker,
     SweepDesired,
 )
-from nodeagent.settings import AgentSettings, passed_over
+from nodeagent.settings import AgentSettings, log_errors
 from nodeagent.states import StateKeeper, serve_states
 from nodeagent.worker_channel import WorkerChannel
 from nodeagent.workers import WorkerManager
@@ -79,9 +79,9 @@ from schemas.wire.sweeps import SweepDelta, UnitTask
 from schemas.wire.worker import FromWorker, SlotGranted, WorkerHello
 
 log = structlog.get_logger("agent")
-TICK_S: Final = 0.25
-LOOK_S: Final = 1.0
-RELOADED: Final = (
+TICK_INTERVAL_S: Final = 0.25
+CHECK_INTERVAL_S: Final = 1.0
+RELOADABLE: Final = (
     "kill_grace_s",
     "keep_work_s",
     "keep_work_bytes",
@@ -99,10 +99,7 @@ RELOADED: Final = (
 
 
 class Agent:
-    """One node's agent: session with the controller, channel to workers, manager of processes.
-
-    Args:
-        home: the folder that relative paths in it are relative to.
+    """Agent of one node: session with the controller, channel to workers, manager of processes.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
@@ -123,10 +120,10 @@ class Agent:
         self._server = serve_states(self._folders, settings.address, settings.states_port)
         port = self._server.port if self._server else 0
         self._spec = msgspec.structs.replace(self._spec, states_port=port)
-        self._states = StateKeeper(self._folders, self._happened)
+        self._states = StateKeeper(self._folders, self._record_event)
         own_key = home / (settings.key or f"keys/{self._node}.key_secret")
         self._link = Link(load_keys(own_key))
-        self._accounts.refuse_owner_of(own_key)
+        self._accounts.check_key_owner(own_key)
         self._session = AgentSession(
             self._node, BootId(uuid.uuid4().hex[:12]), chance=random.random
         )
@@ -138,17 +135,17 @@ class Agent:
         self._ports = ControllerPorts(self._link, settings.controller, key, self._node)
         self._workers = WorkerChannel(
             self._folders.socket,
-            self._heard,
+            self._on_worker_message,
             self._token_of,
-            open_to_all=self._accounts.strangers,
+            open_to_all=self._accounts.separate_users,
         )
-        places, shared = places_of(self._folders, settings.disk_reserve_bytes)
+        places, shared = checked_places(self._folders, settings.disk_reserve_bytes)
         self._health = HealthWatch(
             places=places,
             shared=shared,
             socket=self._folders.sockets / SOCKET,
             listen=self._workers.listen,
-            changed=lambda problems: self._happened(NodeHealth(problems=problems)),
+            changed=lambda problems: self._record_event(NodeHealth(problems=problems)),
         )
         self._shipper = LogShipper(
             self._node, lambda worker: self._handle(LogsStored(worker)), settings.log_bytes
@@ -178,9 +175,9 @@ class Agent:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
-        """What takes over those settings that may change while the agent runs."""
-        safe = dict.fromkeys(RELOADED, self._use)
-        return SettingsReload(self._settings, partial(_checked, path), safe)
+        """Return the handler that applies changed settings of a file while the agent runs."""
+        safe = dict.fromkeys(RELOADABLE, self._use)
+        return SettingsReload(self._settings, partial(_load_checked, path), safe)
 
     def _use(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -193,13 +190,9 @@ class Agent:
         self._shipper.max_bytes = settings.log_bytes
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Be the agent until `stop`.
-
-        Args:
-            stop: set to end the agent; its workers go on.
-        """
+        """Run the agent until `stop` is set; its workers continue."""
         self._manager.adopt()
-        await self._health.look()  # so that the first hello says it
+        await self._health.look()  # for the first hello
         self._reconciler.forgotten.update(await self._ended_jobs.find())
         async with asyncio.TaskGroup() as tasks:
             owned = [
@@ -232,13 +225,13 @@ class Agent:
             self._server.close()
         self._link.close()
         self._locks.close()
-        log.info("agent stopped; its workers go on", node=self._node)
+        log.info("agent stopped, workers continue", node=self._node)
 
     # --- tasks
 
     async def _warm_up(self) -> None:
-        """Each job that runs as somebody else has a zygote of its own, when it comes."""
-        if not self._accounts.strangers:
+        """Start the default zygote, unless each job has zygotes of its own."""
+        if not self._accounts.separate_users:
             await self._zygotes.warm_up(self._python)
 
     async def _receive_from_controller(self) -> None:
@@ -248,7 +241,7 @@ class Agent:
             except OnesError as error:
                 log.warning("dropped", error=str(error))
                 continue
-            with passed_over("message of the controller", kind=type(message).__name__):
+            with log_errors("message of the controller", kind=type(message).__name__):
                 if isinstance(message, AskFiles | AskPiece):
                     self._bulk.answer(message)
                 else:
@@ -256,19 +249,19 @@ class Agent:
 
     async def _keep_session(self) -> None:
         while True:
-            with passed_over("a turn of the session"):
+            with log_errors("session tick"):
                 self._apply(self._session.tick(self._now()))
-            with passed_over("the fence"):
+            with log_errors("fence"):
                 fence_s = self._settings.fence_s
                 if fence_s and self._session.alone_s(self._now()) >= fence_s:
                     self._manager.fence()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_INTERVAL_S)
 
     async def _read_reports(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            with passed_over("a look at the workers"):
-                self._manager.end_unheard()
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            with log_errors("check of the workers"):
+                self._manager.kill_unreportable()
                 self._manager.read_all_reports()
 
     # --- outputs of the session
@@ -290,7 +283,7 @@ class Agent:
                 case Welcomed(welcome=welcome):
                     self._welcomed(welcome)
                 case Rejected(refused=refused):
-                    log.error("the controller refuses this node", why=refused.message)
+                    log.error("controller refused this node", why=refused.message)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -314,8 +307,8 @@ class Agent:
     def _token_of(self, worker: WorkerId) -> str | None:
         return self._manager.tokens.get(worker)
 
-    def _heard(self, worker: WorkerId, message: FromWorker) -> None:
-        """What a worker says is a hint to look at its report file, or for the eye."""
+    def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
+        """Process a worker's message: telemetry, or a hint to read its report file."""
         if isinstance(message, StepsReported):
             self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
             return
@@ -327,13 +320,13 @@ class Agent:
 
     def _handle(self, event: Event) -> None:
         for action in self._reconciler.handle(event):
-            with passed_over("an action", kind=type(action).__name__):
+            with log_errors("action", kind=type(action).__name__):
                 self._perform(action)
 
     def _perform(self, action: Action) -> None:
         match action:
             case PublishEvent(event=event):
-                self._happened(event)
+                self._record_event(event)
             case OrderGroup(worker=worker, delta=delta):
                 self._workers.order(worker, delta)
             case GrantSlot(worker=worker):
@@ -356,31 +349,28 @@ class Agent:
             case _:
                 self._manager.perform(action)
 
-    def _happened(self, event: AgentEvent) -> None:
+    def _record_event(self, event: AgentEvent) -> None:
         self._apply(self._session.happened(event))
 
     def _now(self) -> Seconds:
         return Seconds(asyncio.get_running_loop().time())
 
 
-def _checked(path: Path) -> AgentSettings:
-    """Limits that do not hold on this host are refused while it runs, too."""
+def _load_checked(path: Path) -> AgentSettings:
+    """Load the settings, and refuse limits that this host does not support."""
     settings = agent_settings.load(path)
     check_jobs(settings)
     return settings
 
 
-def _too_early() -> None:
-    log.info("settings are being read at this moment")
+def _ignore_reload() -> None:
+    log.info("reload signal ignored: still starting")
 
 
 async def run(path: Path) -> None:
-    """Be the agent of a node until a signal asks to stop; workers go on without it.
+    """Run the agent of a node until SIGTERM or SIGINT; SIGHUP reloads the settings.
 
-    SIGHUP has it read its settings again.
-
-    Args:
-        path: of the settings file, absolute; relative paths in it are relative to its folder.
+    Relative paths of the settings start at the file's folder, so `path` must be absolute.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
@@ -388,11 +378,11 @@ async def run(path: Path) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ignore_reload)
     settings = agent_settings.load(path)
     if run_as(settings) != AGENT:
         os.umask(0o077)
-        os.setgroups([])  # acting as a job it has no groups but the job's
+        os.setgroups([])  # no groups but the job's when acting as a job
     agent = Agent(settings, path.parent)
     agent.settings_of(path).listen()
     await agent.run(stop)

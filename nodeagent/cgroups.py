@@ -1,4 +1,4 @@
-"""Control groups of this host: where those of jobs may be made, and what their files say."""
+"""Control groups of this host: finding a writable tree, reading and writing its files."""
 
 from __future__ import annotations
 
@@ -13,35 +13,29 @@ from pathlib import Path
 from typing import Final
 
 MOUNTS: Final = Path("/proc/self/mounts")
-OWN: Final = Path("/proc/self/cgroup")
+OWN_CGROUP: Final = Path("/proc/self/cgroup")
 PROCS: Final = "cgroup.procs"
 CONTROL: Final = "cgroup.subtree_control"
 MEMORY, PIDS = "memory", "pids"
-REST: Final = "ones-rest"  # who was in a group before it was divided (version 2 wants leaves)
-END_S: Final = 5.0  # a process that the kernel holds takes longer, and is left
-LOOK_S: Final = 0.005
-TURNS: Final = 20  # to move who is in a group: what one of them forks meanwhile is born there
+REST_GROUP: Final = "ones-rest"  # processes of a group that was divided (version 2 needs leaves)
+KILL_TIMEOUT_S: Final = 5.0  # a process that the kernel blocks takes longer, and is left
+POLL_INTERVAL_S: Final = 0.005
+MAX_ATTEMPTS: Final = 20  # attempts to empty a group, since its processes may fork meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """One tree of control groups."""
+    """Tree of control groups."""
 
-    base: Path  # the group below which those of jobs are made
-    controllers: frozenset[str]  # `MEMORY`, `PIDS`: what it can bound
+    base: Path  # parent of the jobs' groups
+    controllers: frozenset[str]  # of `MEMORY` and `PIDS`
     unified: bool  # version 2
 
 
-def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN) -> tuple[Hierarchy, ...]:
-    """The trees in which this process may make groups.
+def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN_CGROUP) -> tuple[Hierarchy, ...]:
+    """Return the trees in which this process may create groups below `group`, or its own group.
 
-    Version 2 where it bounds something, else those of version 1, else version 2 for its `kill`.
-
-    Args:
-        group: path of the group to be divided, as in /proc/PID/cgroup; empty: the process's own.
-
-    Returns:
-        None where the host has none, or they cannot be written.
+    Version 2 if it offers a controller, else the trees of version 1, else version 2 for its `kill`.
     """
     try:
         table = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
@@ -67,10 +61,10 @@ def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN) -> tuple[Hiera
 
 
 def _base(mount: str, path: str) -> Path | None:
-    if ".." in Path(path).parts:  # outside of what this namespace shows
+    if ".." in Path(path).parts:  # not visible in this namespace
         return None
     base = Path(mount) / path.lstrip("/")
-    if base.name == REST:
+    if base.name == REST_GROUP:
         base = base.parent
     return base if os.access(base, os.W_OK) and os.access(base / PROCS, os.W_OK) else None
 
@@ -82,10 +76,9 @@ def _words(path: Path) -> set[str]:
 
 
 def divide(group: Path, controllers: frozenset[str]) -> None:
-    """Have the groups below a group of version 2 bounded each by itself.
+    """Enable controllers for the groups below a group of version 2.
 
-    Args:
-        group: those in it move to a group below it.
+    Its processes are moved to a group below it.
 
     Raises:
         OSError: if it cannot be done.
@@ -93,24 +86,21 @@ def divide(group: Path, controllers: frozenset[str]) -> None:
     if controllers <= _words(group / CONTROL):
         return
     words = " ".join(f"+{name}" for name in sorted(controllers))
-    for turn in range(TURNS):
+    for turn in range(MAX_ATTEMPTS):
         try:
             write(group / CONTROL, words)
         except OSError as error:
-            if error.errno != errno.EBUSY or turn == TURNS - 1:
+            if error.errno != errno.EBUSY or turn == MAX_ATTEMPTS - 1:
                 raise
         else:
             return
-        (group / REST).mkdir(exist_ok=True)
+        (group / REST_GROUP).mkdir(exist_ok=True)
         for pid in members(group):
-            enter(group / REST, pid)
+            enter(group / REST_GROUP, pid)
 
 
 def enter(group: Path, pid: int) -> None:
-    """Put a process into a group; what it forks from then on is born there.
-
-    Args:
-        pid: one that is gone is passed over.
+    """Move a process into a group; later children start there. A process that exited is ignored.
 
     Raises:
         OSError: if the kernel refuses it.
@@ -120,11 +110,7 @@ def enter(group: Path, pid: int) -> None:
 
 
 def members(group: Path) -> list[int]:
-    """Processes in a group itself; none where it is not there.
-
-    Args:
-        group: not those below it.
-    """
+    """Return the processes in a group itself, not below; none if it does not exist."""
     try:
         return [int(word) for word in (group / PROCS).read_text(encoding="ascii").split()]
     except OSError:
@@ -132,17 +118,13 @@ def members(group: Path) -> list[int]:
 
 
 def below(group: Path) -> Iterator[Path]:
-    """The groups right below a group; none where it is not there."""
+    """Yield the groups directly below a group; none if it does not exist."""
     with contextlib.suppress(OSError):
         yield from [path for path in group.iterdir() if path.is_dir()]
 
 
-def end_all(group: Path, limit_s: float = END_S) -> None:
-    """Kill every process of a group, those that are born meanwhile too.
-
-    Args:
-        limit_s: how long to wait until they are gone, seconds.
-    """
+def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
+    """Kill every process of a group, including new ones, and wait until they have exited."""
     deadline = time.monotonic() + limit_s
     while found := members(group):
         try:
@@ -153,18 +135,11 @@ def end_all(group: Path, limit_s: float = END_S) -> None:
                     os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def remove(group: Path) -> bool:
-    """Remove a group with those below it, as far as nobody is in them.
-
-    Args:
-        group: one that is not there is passed over.
-
-    Returns:
-        Whether it is gone.
-    """
+    """Remove a group and those below it, as far as they are empty; True if it is gone."""
     for inner in below(group):
         remove(inner)
     try:
@@ -177,10 +152,9 @@ def remove(group: Path) -> bool:
 
 
 def killed_for_memory(tree: Hierarchy, job: Path, worker: Path) -> int:
-    """How many processes the kernel killed since memory of a job's group was used up.
+    """Return how many processes the kernel killed because a job exceeded its memory limit.
 
-    Args:
-        worker: the group in it. Version 1 counts where the victim was, 2 where the limit is.
+    Version 1 counts in the group of the victim (`worker`), version 2 in the group with the limit.
     """
     path = job / "memory.events" if tree.unified else worker / "memory.oom_control"
     with contextlib.suppress(OSError, ValueError):
@@ -190,11 +164,7 @@ def killed_for_memory(tree: Hierarchy, job: Path, worker: Path) -> int:
 
 
 def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
-    """Bound what the processes in and below a group take, swap included.
-
-    Args:
-        tree: in which the group is, with `MEMORY`.
-        most: bytes; 0: as much as there is.
+    """Limit the memory, including swap, of the processes in and below a group; 0: unlimited.
 
     Raises:
         OSError: if the kernel refuses it, as version 1 does when more is in use.
@@ -210,7 +180,7 @@ def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
     try:
         write(limit, value)
         _write_if_there(swap, value)
-    except OSError as error:  # never more memory than memory and swap together: EINVAL
+    except OSError as error:  # EINVAL: memory must not exceed memory plus swap
         if error.errno != errno.EINVAL:
             raise
         _write_if_there(swap, value)
@@ -218,11 +188,7 @@ def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
 
 
 def bound_pids(group: Path, most: int) -> None:
-    """Bound how many processes and threads are in and below a group.
-
-    Args:
-        group: that is there, of a tree with `PIDS`.
-        most: 0: as many as there can be.
+    """Limit the number of processes and threads in and below a group; 0: unlimited.
 
     Raises:
         OSError: if the kernel refuses it.
@@ -232,7 +198,7 @@ def bound_pids(group: Path, most: int) -> None:
 
 
 def write(path: Path, value: str) -> None:
-    """Write one of a group's files; they take a value in one piece, and none is made.
+    """Write a control file of a group in one call, without creating it.
 
     Raises:
         OSError: naming the file.

@@ -1,6 +1,6 @@
-"""Connections to the controller: orders at a port that settings name, the others where it says.
+"""Connections to the controller: orders, events, and bulk traffic (output, files, snapshots).
 
-Fetches archives of working directories from the log relay, piece by piece.
+The settings name the port of orders; the controller's welcome names the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from nodeagent import job_folders, settings
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
-from nodeagent.settings import NodeWorkspaceError, WorkspaceError, passed_over
+from nodeagent.settings import NodeWorkspaceError, WorkspaceError, log_errors
 from schemas.codec import TO_SHIPPER, encode
 from schemas.ids import NodeId
 from schemas.transport import Link, Socket
@@ -22,7 +22,7 @@ from schemas.wire.agent import Welcome
 from schemas.wire.feed import GetSnapshot, LogStored, SnapshotPiece
 from schemas.wire.files import AskFiles, AskPiece
 
-RETRY_S: Final = 2.0  # without an answer, ask again
+RETRY_S: Final = 2.0  # without a reply, the request is repeated
 
 
 @dataclass(slots=True)
@@ -33,41 +33,29 @@ class _Fetch:
 
 
 class SnapshotFetcher:
-    """Every archive that is on its way to this node."""
+    """Downloads of working directories' archives from the log relay, piece by piece."""
 
     def __init__(self) -> None:
         self._socket: Socket | None = None
-        self._fetches: list[_Fetch] = []  # several jobs may want one archive at once
+        self._fetches: list[_Fetch] = []  # several jobs may need the same archive
         self._connected = asyncio.Event()
 
     def use(self, socket: Socket) -> None:
-        """Ask over `socket` from now on.
-
-        Args:
-            socket: connected to the log relay; the caller closes it.
-        """
+        """Use this socket, which is connected to the log relay and closed by the caller."""
         self._socket = socket
         self._connected.set()
 
     def receive(self, message: SnapshotPiece) -> None:
-        """Take the relay's answer: the next piece for whoever waits for it.
-
-        Args:
-            message: goes to every fetch of this archive that waits at this offset; it is dropped if
-                none does.
-        """
+        """Pass a piece to every download that waits for this archive and offset."""
         for fetch in self._fetches:
             if fetch.digest == message.digest and fetch.offset == message.offset:
                 fetch.pieces.put_nowait(message)
 
     async def fetch(self, digest: str, target: Path) -> None:
-        """Bring an archive here.
-
-        Args:
-            digest: its sha256, which is its name.
+        """Download an archive by its SHA-256.
 
         Raises:
-            WorkspaceError: if the controller does not have it or the disk does not take it.
+            WorkspaceError: if the controller does not have it or the disk cannot store it.
         """
         fetch = _Fetch(digest)
         self._fetches.append(fetch)
@@ -98,11 +86,11 @@ class SnapshotFetcher:
                         return piece
 
 
-READERS: Final = 4  # of files of jobs, at once
+MAX_READERS: Final = 4  # concurrent reads of jobs' files
 
 
 class ControllerPorts:
-    """Orders and heartbeats on one socket, events on another."""
+    """Socket for orders and heartbeats, and socket for events."""
 
     def __init__(
         self, link: Link, controller: settings.Controller, key: bytes, node: NodeId
@@ -111,30 +99,23 @@ class ControllerPorts:
         self._host = controller.host
         self._key = key
         self._node = node
-        self._told = (0, 0)
+        self._ports = (0, 0)
         self.orders = self._connect("DEALER", controller.agents)
         self.events: Socket | None = None
 
     def welcomed(self, welcome: Welcome) -> Socket | None:
-        """Connect to the ports that a welcome tells.
-
-        Args:
-            welcome: of this or another incarnation.
-
-        Returns:
-            The socket of its bulk port; None: it is as it was.
-        """
+        """Connect to the ports in a welcome; return the bulk socket, or None if unchanged."""
         ports = (welcome.event_port, welcome.log_port)
-        if ports == self._told:
+        if ports == self._ports:
             return None
-        self._told = ports
+        self._ports = ports
         if self.events is not None:
             self.events.close()
         self.events = self._connect("PUB", welcome.event_port)
         return self._connect("DEALER", welcome.log_port)
 
     def publish(self, data: bytes) -> None:
-        """Say what happens here, to whoever listens."""
+        """Publish an event or telemetry."""
         if self.events is not None:
             self.events.send(self._node.encode(), data)
 
@@ -143,23 +124,19 @@ class ControllerPorts:
 
 
 class BulkTraffic:
-    """What is large: output and files of jobs up, archives of working directories down."""
+    """Traffic on the bulk port: output and files of jobs up, snapshots down."""
 
     def __init__(self, folders: NodeFolders, shipper: LogShipper, fetcher: SnapshotFetcher) -> None:
         self._folders = folders
         self._shipper = shipper
         self._fetcher = fetcher
-        self._reading = asyncio.Semaphore(READERS)
+        self._reading = asyncio.Semaphore(MAX_READERS)
         self._answering: set[asyncio.Task[None]] = set()
         self._receiving: asyncio.Task[None] | None = None
         self.socket: Socket | None = None
 
     def use(self, socket: Socket) -> None:
-        """Go on over this one; the one before is closed.
-
-        Args:
-            socket: DEALER of the controller's bulk port.
-        """
+        """Use this DEALER of the bulk port, and close the previous one."""
         self.close()
         self.socket = socket
         self._receiving = asyncio.create_task(self._receive(socket))
@@ -167,13 +144,13 @@ class BulkTraffic:
         self._fetcher.use(socket)
 
     def answer(self, asked: AskFiles | AskPiece) -> None:
-        """Answer a question about files of a job, when the disk gives them."""
+        """Start to answer a request for files of a job."""
         task = asyncio.create_task(self._answer(asked))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
     def close(self) -> None:
-        """Hear and say nothing more."""
+        """Close the connection."""
         if self._receiving is not None:
             self._receiving.cancel()
         if self.socket is not None:
@@ -182,7 +159,7 @@ class BulkTraffic:
 
     async def _receive(self, socket: Socket) -> None:
         async for incoming in socket:
-            with passed_over("message of the relay"):
+            with log_errors("message of the relay"):
                 match TO_SHIPPER.decode(incoming.frames[-1]):
                     case LogStored() as stored:
                         self._shipper.receive(stored)
@@ -190,7 +167,7 @@ class BulkTraffic:
                         self._fetcher.receive(piece)
 
     async def _answer(self, asked: AskFiles | AskPiece) -> None:
-        with passed_over("question about files", kind=type(asked).__name__):
+        with log_errors("request for files", kind=type(asked).__name__):
             async with self._reading:
                 found = await asyncio.to_thread(job_folders.answer, asked, self._folders)
             if self.socket is not None:

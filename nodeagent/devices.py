@@ -1,8 +1,6 @@
-"""The slots of this host: GPUs that its agent may use; declared CPU slots where there are none.
+"""Slots of this host: the GPUs that the agent may use, or declared CPU slots.
 
-What the NVIDIA driver knows of this host's GPUs, asked through NVML.
-
-Which devices CUDA_VISIBLE_DEVICES names, as CUDA reads it.
+GPUs are listed through NVML and filtered by CUDA_VISIBLE_DEVICES as CUDA reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Any, Final
 import psutil
 import structlog
 
-from nodeagent.settings import LEAST_FENCE_S, AgentSettings
+from nodeagent.settings import MIN_FENCE_S, AgentSettings
 from schemas import __version__
 from schemas.errors import SettingsError
 from schemas.ids import NodeId
@@ -32,54 +30,47 @@ LEADING_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one worker can be given: a GPU, or one MIG instance of it."""
+    """Device of one worker: a GPU, or one MIG instance of a GPU."""
 
-    uuid: str  # "GPU-..." or "MIG-...", as the driver gives it
-    model: str  # as the driver names it
+    uuid: str  # "GPU-..." or "MIG-...", given by the driver
+    model: str  # name given by the driver
     memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this host; where it stands in a list is its index."""
+    """A GPU of this host; its index is its position in the list."""
 
-    uuid: str  # empty if it does not answer
+    uuid: str  # empty if the GPU does not respond
     model: str
-    devices: tuple[Device, ...]  # itself, or its MIG instances; none if it does not answer
+    devices: tuple[Device, ...]  # the GPU, or its MIG instances; empty if it does not respond
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The devices that are visible, and what ended the list."""
+    """The visible devices, and the entry that ended the list."""
 
     devices: tuple[Device, ...]
     by_index: bool  # an index was used, so the order of GPUs matters
-    ended_by: str | None = None  # the first entry that names nothing; those behind it do not count
-    repeated: str | None = None  # an entry that names something again: then nothing is visible
+    ended_by: str | None = None  # first entry that names nothing; later ones are ignored
+    repeated: str | None = None  # entry that names a device again: then nothing is visible
 
 
 def select_visible(value: str, gpus: Sequence[Gpu]) -> Selection:
-    """The devices that a CUDA_VISIBLE_DEVICES names, read as CUDA does.
+    """Return the devices that a value of CUDA_VISIBLE_DEVICES names, in its order, as CUDA does.
 
     The list ends at the first entry that names nothing or is of another kind than the first
     (`-1` is customary); a device that is named twice makes all of them invisible. Abbreviated
-    UUIDs count if they fit one device only. An index takes what follows its digits with it. One
-    reading differs: a GPU that is split by MIG stands for all of its instances, where CUDA takes
-    the first; an agent has a worker for each.
-
-    Args:
-        value: what the variable holds; empty hides everything.
-        gpus: of this host, in the driver's order.
-
-    Returns:
-        What is visible, in the order of the value.
+    UUIDs count if they fit one device only. Characters after the digits of an index are ignored.
+    One difference: a GPU that is split by MIG stands for all of its instances, where CUDA takes the
+    first; an agent runs a worker on each.
     """
     entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
     kind = _kind(entries[0]) if entries else ""
     found: list[Device] = []
     seen: set[tuple[str, ...]] = set()
     for entry in entries:
-        named = _named(entry, kind, gpus)
+        named = _find_entry(entry, kind, gpus)
         if named is None:
             return Selection(tuple(found), kind == "", ended_by=entry)
         which, devices = named
@@ -94,10 +85,9 @@ def _kind(entry: str) -> str:
     return next((kind for kind in ("GPU-", "MIG-") if entry.startswith(kind)), "")
 
 
-def _named(
+def _find_entry(
     entry: str, kind: str, gpus: Sequence[Gpu]
 ) -> tuple[tuple[str, ...], tuple[Device, ...]] | None:
-    """What tells the named one from others, and its devices; None if there is no such one."""
     if _kind(entry) != kind:
         return None
     if kind == "MIG-":
@@ -115,48 +105,46 @@ def _named(
 
 
 driver_log = structlog.get_logger("gpu_driver")
-DRIVER: Final = Path("/proc/driver/nvidia/version")  # there while the kernel module is loaded
+DRIVER: Final = Path("/proc/driver/nvidia/version")  # exists while the kernel module is loaded
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """All GPUs, in the driver's order: that of the PCI bus.
+    """Return all GPUs in the driver's order, that of the PCI bus.
 
-    A GPU that does not answer keeps its place, has no devices, and is logged.
-
-    Returns:
-        Empty without a driver, a GPU or the `gpu` extra.
+    A GPU that does not respond keeps its position, has no devices, and is logged. The result is
+    empty without a driver, a GPU or the `gpu` extra.
 
     Raises:
-        SettingsError: if there is a driver that does not answer, or no GPU does: such a host should
-            not pass for one without GPUs.
+        SettingsError: if the driver or all GPUs do not respond: such a host should not be taken
+            for a host without GPUs.
     """
     try:
-        import pynvml  # noqa: PLC0415 - an extra that hosts without GPUs do without
+        import pynvml  # noqa: PLC0415 - an extra that only GPU hosts need
     except ImportError:
         if DRIVER.exists():
             remedy = "in a checkout of ONES: pip install '.[gpu]'"
-            driver_log.warning("a GPU driver, and no way to ask it", remedy=remedy)
+            driver_log.warning("GPU driver found, but pynvml is not installed", remedy=remedy)
         return ()
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return ()
     except pynvml.NVMLError as error:
-        raise _silent(str(error)) from None
+        raise _driver_error(str(error)) from None
     try:
         gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError as error:
-        raise _silent(str(error)) from None
+        raise _driver_error(str(error)) from None
     finally:
         pynvml.nvmlShutdown()
     if gpus and not any(gpu.uuid for gpu in gpus):
-        raise _silent(f"none of its {len(gpus)} GPUs answers")
+        raise _driver_error(f"none of its {len(gpus)} GPUs responds")
     return gpus
 
 
-def _silent(why: str) -> SettingsError:
+def _driver_error(why: str) -> SettingsError:
     why = why.rstrip(".")
-    hint = 'see what nvidia-smi says, or offer CPU slots with devices = "cpu"'
+    hint = 'check nvidia-smi, or offer CPU slots with devices = "cpu"'
     return SettingsError(f"devices: the GPU driver cannot be used: {why}", hint, "devices")
 
 
@@ -168,10 +156,10 @@ def _gpu(nvml: ModuleType, index: int) -> Gpu:
             return Gpu(device.uuid, device.model, (device,))
         instances = tuple(_instances(nvml, handle))
     except nvml.NVMLError as error:
-        driver_log.warning("a GPU does not answer, and is not offered", gpu=index, error=str(error))
+        driver_log.warning("GPU does not respond, not offered", gpu=index, error=str(error))
         return Gpu("", "", ())
     if not instances:
-        driver_log.warning("MIG is on and has no instance: nothing is offered", gpu=index)
+        driver_log.warning("MIG is enabled without instances, GPU not offered", gpu=index)
     return Gpu(device.uuid, device.model, instances)
 
 
@@ -187,7 +175,7 @@ def _is_split(nvml: ModuleType, handle: Any) -> bool:
     try:
         present, _after_reset = nvml.nvmlDeviceGetMigMode(handle)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
-        return False  # a GPU, or a driver, from before MIG
+        return False  # a GPU, or a driver, older than MIG
     return bool(present)
 
 
@@ -196,7 +184,7 @@ def _instances(nvml: ModuleType, handle: Any) -> Iterator[Device]:
         try:
             instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
         except nvml.NVMLError_NotFound:
-            continue  # a place where no instance was made
+            continue  # no instance at this position
         yield _device(nvml, instance)
 
 
@@ -208,24 +196,17 @@ log = structlog.get_logger("devices")
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BUS_ORDER: Final = "PCI_BUS_ID"
-FENCE_SPARE_S: Final = 2.0  # until the passing of a time is noticed, and a killed process is gone
+FENCE_SPARE_S: Final = 2.0  # to notice the end of a period, and for a killed process to exit
 CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) -> NodeSpec:
-    """What this host offers.
-
-    Args:
-        settings: whether GPUs are looked for, and how many CPU slots there are otherwise.
-        environ: the agent's environment; CUDA_VISIBLE_DEVICES restricts the GPUs.
-
-    Returns:
-        The node's slots, cores and memory (bytes).
+    """Return the slots, cores and memory (bytes) of this host.
 
     Raises:
         SettingsError: if `devices` is neither "auto" nor "cpu", no slot is offered, the driver does
-            not answer, CUDA_VISIBLE_DEVICES cannot be followed, or `fence_s` is too short.
+            not respond, CUDA_VISIBLE_DEVICES is invalid, or `fence_s` is too short.
     """
     if settings.devices not in {"auto", "cpu"}:
         raise SettingsError(f"devices: {settings.devices!r}", 'choose "auto" or "cpu"', "devices")
@@ -248,30 +229,24 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
 
 
 def fenced_s(settings: AgentSettings) -> float:
-    """After how many seconds without an answer of the controller no worker is left; 0: they stay.
-
-    Args:
-        settings: when workers are told to end, and how long they may take.
+    """Return the time without a reply of the controller after which no worker is left; 0: no fence.
 
     Raises:
-        SettingsError: if `fence_s` is too short to hear an answer.
+        SettingsError: if `fence_s` is too short to receive a reply.
     """
     if settings.fence_s == 0.0:
         return 0.0
-    if settings.fence_s < LEAST_FENCE_S:
-        hint = f"give {LEAST_FENCE_S:g} or more, or 0: workers train on"
-        raise SettingsError(f"fence_s: {settings.fence_s:g} s are too short", hint, "fence_s")
+    if settings.fence_s < MIN_FENCE_S:
+        hint = f"give {MIN_FENCE_S:g} or more, or 0: workers continue"
+        raise SettingsError(f"fence_s: {settings.fence_s:g} s is too short", hint, "fence_s")
     return settings.fence_s + settings.kill_grace_s + FENCE_SPARE_S
 
 
 def usable_cores(groups: Path = CGROUPS) -> int:
-    """Cores that processes of this agent may use at a time, at least 1.
+    """Return the cores that this agent's processes may use concurrently, at least 1.
 
-    Those of its affinity, and no more than the CPU quota of its control group and of those above
-    it: in a container the host's cores say nothing.
-
-    Args:
-        groups: where control groups (version 2) are mounted.
+    The CPU affinity, limited by the CPU quotas of the control group and of its parents: in a
+    container the number of the host's cores is meaningless.
     """
     cores = float(len(os.sched_getaffinity(0)))
     try:
@@ -289,14 +264,7 @@ def usable_cores(groups: Path = CGROUPS) -> int:
 
 
 def cpu_slots(count: int) -> tuple[SlotSpec, ...]:
-    """`count` declared slots without a device.
-
-    Args:
-        count: how many; 0 or less gives none.
-
-    Returns:
-        Slots with the host's memory in equal shares, bytes, index from 0.
-    """
+    """Return `count` slots without a device, with equal shares of the host's memory."""
     share = psutil.virtual_memory().total // max(1, count)
     return tuple(
         SlotSpec(index=i, kind="cpu", model="CPU", memory_bytes=share) for i in range(count)
@@ -304,18 +272,15 @@ def cpu_slots(count: int) -> tuple[SlotSpec, ...]:
 
 
 def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec, ...]:
-    """A slot for each GPU or MIG instance that the agent may use.
+    """Return a slot for each GPU or MIG instance that the agent may use, ordered by index.
 
-    A slot's index counts all devices of the host in the driver's order, visible or not, so that it
-    names the same device after a restart under another CUDA_VISIBLE_DEVICES, and is the GPU's
-    number in `nvidia-smi` where nothing is split.
-
-    Returns:
-        In the order of their indices; empty if CUDA_VISIBLE_DEVICES hides everything.
+    A slot's index counts all devices of the host in the driver's order, visible or not. So it
+    names the same device after a restart with another CUDA_VISIBLE_DEVICES, and is the GPU's
+    number in `nvidia-smi` if no GPU is split.
 
     Raises:
-        SettingsError: if CUDA_VISIBLE_DEVICES names none of them, one twice, or counts GPUs of
-            several models in an order of CUDA's own.
+        SettingsError: if CUDA_VISIBLE_DEVICES names none of them, one twice, or indexes GPUs of
+            several models in CUDA's own order.
     """
     value = environ.get(VISIBLE)
     visible = None if value is None else _visible(value, gpus, environ.get(ORDER))
@@ -334,11 +299,7 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
 
 
 def device_environment(slot: SlotSpec) -> dict[str, str]:
-    """The variables that make a slot's device the only one that its worker sees.
-
-    Returns:
-        They win over a job's own; a worker of a CPU slot sees no GPU.
-    """
+    """Return the variables that show a worker only its slot's device, or no GPU on a CPU slot."""
     return {VISIBLE: slot.uuid if slot.kind == "gpu" else "", ORDER: BUS_ORDER}
 
 
@@ -347,7 +308,7 @@ def _visible(value: str, gpus: Sequence[Gpu], order: str | None) -> tuple[Device
     if not gpus:
         return ()
     if selection.repeated is not None:
-        what = f"{selection.repeated} stands in it twice, and CUDA then shows no GPU"
+        what = f"{selection.repeated} is listed twice, and CUDA then shows no GPU"
         raise _refuse(value, what, "name each GPU once")
     models = {gpu.model for gpu in gpus if gpu.model}
     if selection.by_index and len(models) > 1 and order != BUS_ORDER:
@@ -355,9 +316,9 @@ def _visible(value: str, gpus: Sequence[Gpu], order: str | None) -> tuple[Device
         raise _refuse(value, what, f"set {ORDER}={BUS_ORDER} beside it, or name UUIDs")
     hides = not value.strip() or (selection.ended_by or "").startswith("-")
     if not selection.devices and not hides:
-        raise _refuse(value, "it names no GPU that can be used", "nvidia-smi -L lists their UUIDs")
+        raise _refuse(value, "it names no usable GPU", "nvidia-smi -L lists their UUIDs")
     if selection.ended_by is not None and not hides:
-        log.warning("CUDA_VISIBLE_DEVICES ends at what names no GPU", entry=selection.ended_by)
+        log.warning("entry of CUDA_VISIBLE_DEVICES names no GPU", entry=selection.ended_by)
     return selection.devices
 
 

@@ -1,4 +1,4 @@
-"""Ends every worker and zygote of a node, which go on when the agent stops."""
+"""Termination of all workers and zygotes of a node, which continue when the agent stops."""
 
 from __future__ import annotations
 
@@ -19,18 +19,11 @@ from nodeagent.zygote_process import is_zygote
 
 
 def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
-    """TERM to all worker groups, KILL to those left after `grace_s` seconds; then the zygotes.
+    """Send TERM to all worker groups, KILL to the rest after `grace_s`, then end the zygotes.
 
-    Sockets that lie outside of the run folder are deleted.
-
-    Args:
-        grace_s: how long a worker may take to end by itself.
-        groups: of jobs; they go, with whatever is in them. None: there are none.
-
-    Returns:
-        How many workers were ended.
+    Also removes sockets outside of the run folder, and control groups. Returns the worker count.
     """
-    living: dict[int, tuple[int, int | None]] = {}  # pidfd: pid, and uid if not the agent's
+    living: dict[int, tuple[int, int | None]] = {}  # by pidfd: pid, and uid if not the agent's
     for folder in folders.workers():
         mark = folder.mark()
         pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
@@ -64,7 +57,7 @@ def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
         ready, _, _ = select.select(list(living), [], [], left)
         for pidfd in ready:
             pid, uid = living[pidfd]
-            signal_group(pid, signal.SIGKILL, uid)  # what the worker forked and left behind
+            signal_group(pid, signal.SIGKILL, uid)  # its remaining children
             os.close(pidfd)
             del living[pidfd]
 

@@ -1,9 +1,7 @@
-"""Keeps what ended jobs left on a node within bounds, as its settings say.
+"""Clean-up of what ended jobs left on a node: marked when they end, deleted by age and size.
 
-What ended jobs leave on a node: marked when their ends are heard of, deleted by age and size.
-
-A mark is a file `.ended/JOB` beside the job's folder, so it is there after any crash, and on every
-node that shares the folder.
+A mark is a file `.ended/JOB` beside the job's folder, so that it survives crashes and is visible on
+every node that shares the folder.
 """
 
 from __future__ import annotations
@@ -29,39 +27,35 @@ from schemas.ids import JobId
 
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
-YOUNG_S: Final = 3600.0  # what is younger goes by its age only
-MOST_UNMARKED: Final = 2000  # that are told of
-UNHEARD_S: Final = 7 * 86400.0  # at least, where nobody heard of the job's end
+MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
+MAX_UNMARKED: Final = 2000  # jobs in a hello
+MIN_UNREPORTED_AGE_S: Final = (
+    7 * 86400.0
+)  # minimum age of a folder whose job's end was never reported
 
 
-class Kept(NamedTuple):
-    """How much of ended jobs stays."""
+class KeepLimits(NamedTuple):
+    """Limits of what is kept of ended jobs."""
 
-    seconds: float  # behind a job's end
-    bytes: int  # of all of them together
+    seconds: float  # after a job's end
+    bytes: int  # of all folders together
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """A folder that has a folder for each job.
-
-    Args:
-        shared: other nodes use it, too: a job may live although this node does not know it.
-        ours: a file that a job's folder has, if it is one; empty: all of them are.
-    """
+    """A folder with one folder for each job."""
 
     root: Path
-    shared: bool = False
-    ours: str = ""
+    shared: bool = False  # other nodes use it: jobs may be active that this node does not know
+    marker_file: str = ""  # file that identifies the folder of a job; empty: all folders are jobs'
 
     def note(self, job: JobId, *, ended: bool) -> None:
-        """Mark a job as ended, since now if it was not before; or as one that lives.
+        """Mark a job as ended, keeping the time of an older mark; or remove its mark.
 
-        Args:
-            job: its name; where nothing of it lies here, it gets no mark.
+        A job without a folder here gets no mark.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: if the disk cannot store it.
         """
         path = self.root / MARKS / job
         if not ended:
@@ -73,20 +67,14 @@ class Leftovers:
 
     def delete(
         self,
-        keep: Kept,
+        keep: KeepLimits,
         busy: Container[str],
         now: float,
         sizes: dict[str, FileSeen],
     ) -> list[str]:
-        """Delete folders of jobs that ended too long ago, and the oldest where they are too much.
+        """Delete folders of jobs that ended too long ago, then the oldest while they are too large.
 
-        Args:
-            busy: jobs that are known to this node, which stay.
-            now: seconds since the epoch.
-            sizes: of what was found before; brought up to date.
-
-        Returns:
-            Whose were deleted, the oldest first.
+        Jobs in `busy` are kept; `sizes` caches earlier results. Returns the jobs, oldest first.
 
         Raises:
             OSError: if the folder cannot be read.
@@ -99,24 +87,23 @@ class Leftovers:
         }
         sizes.clear()
         sizes.update(found)
-        may_go = [one for one in found.values() if now - one.at > min(YOUNG_S, keep.seconds)]
+        may_go = [
+            one for one in found.values() if now - one.at > min(MIN_AGE_FOR_SIZE_S, keep.seconds)
+        ]
         gone = outdated(may_go, keep.seconds, keep.bytes, now)
         for one in gone:
             remove_tree(self.root / one.name)
             if (self.root / one.name).exists():
-                leftovers_log.warning("not deleted", folder=str(self.root / one.name))
+                leftovers_log.warning(
+                    "folder of an ended job not deleted", folder=str(self.root / one.name)
+                )
             else:
                 (self.root / MARKS / one.name).unlink(missing_ok=True)
                 del sizes[one.name]
         return [one.name for one in gone]
 
     def unmarked(self) -> list[JobId]:
-        """Jobs that left something here and are not known to have ended.
-
-        Returns:
-            At most `MOST_UNMARKED`, those whose folders were changed last; nothing of a folder
-            that cannot be read, and of one that other nodes use, too.
-        """
+        """Return the jobs here that are not known to have ended, the most recently changed ones."""
         found: list[tuple[float, JobId]] = []
         with contextlib.suppress(OSError):
             marks = dict(_marks(self.root / MARKS))
@@ -126,23 +113,22 @@ class Leftovers:
                     for entry in entries
                     if entry.name not in marks and (at := self._changed(entry)) is not None
                 )
-        return [job for _, job in sorted(found, reverse=True)[:MOST_UNMARKED]]
+        return [job for _, job in sorted(found, reverse=True)[:MAX_UNMARKED]]
 
     def marked(self) -> list[JobId]:
-        """Jobs that left something here and have ended; nothing of a folder that cannot be read."""
+        """Return ended jobs with a folder here; none if the folder cannot be read."""
         with contextlib.suppress(OSError):
             return [JobId(name) for name, _ in _marks(self.root / MARKS)]
         return []
 
     def _ended(self, busy: Container[str], now: float) -> Iterator[tuple[str, float]]:
-        """Folders of jobs that have ended, and since when."""
         marks = dict(_marks(self.root / MARKS))
         with os.scandir(self.root) as entries:
             for entry in entries:
                 at = marks.pop(entry.name, None)
                 if at is None:
                     at = self._changed(entry)
-                    at = at if at is not None and now - at > UNHEARD_S else None
+                    at = at if at is not None and now - at > MIN_UNREPORTED_AGE_S else None
                 if at is None or not entry.is_dir(follow_symlinks=False):
                     continue
                 if entry.name not in busy:
@@ -151,10 +137,9 @@ class Leftovers:
             (self.root / MARKS / name).unlink(missing_ok=True)
 
     def _changed(self, entry: os.DirEntry[str]) -> float | None:
-        """When the folder of a job was changed last; None for others, and where it says nothing."""
         if self.shared or not JOB.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             return None
-        if self.ours and not Path(entry.path, self.ours).exists():
+        if self.marker_file and not Path(entry.path, self.marker_file).exists():
             return None
         return entry.stat(follow_symlinks=False).st_mtime
 
@@ -167,19 +152,17 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 log = structlog.get_logger("ended_jobs")
-FIRST_S: Final = 60.0  # after the start: by then the controller said what lives
-FIND_S: Final = 2.0
-LOOK_S: Final = 600.0  # at most
-SHORTEST_LOOK_S: Final = 10.0
-STATES_S: Final = 3600.0  # at least: trials that graduated begin with them
+FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
+FIND_TIMEOUT_S: Final = 2.0
+MAX_INTERVAL_S: Final = 600.0  # longest interval
+MIN_INTERVAL_S: Final = 10.0
+MIN_STATES_AGE_S: Final = (
+    3600.0  # states are kept so long at least: graduated trials start from them
+)
 
 
 class EndedJobs:
-    """Working directories, states of sweeps and checkpoints, each kept by itself.
-
-    Args:
-        busy: the jobs that are known to this node now.
-    """
+    """Working directories, states of sweeps and checkpoints of ended jobs, with own limits."""
 
     def __init__(
         self,
@@ -187,21 +170,21 @@ class EndedJobs:
         settings: Callable[[], AgentSettings],
         busy: Callable[[], set[JobId]],
     ) -> None:
-        def work() -> Kept:
+        def work() -> KeepLimits:
             now = settings()
-            return Kept(now.keep_work_s, now.keep_work_bytes)
+            return KeepLimits(now.keep_work_s, now.keep_work_bytes)
 
-        def states() -> Kept:
+        def states() -> KeepLimits:
             now = settings()
-            return Kept(max(now.keep_work_s, STATES_S), now.keep_work_bytes)
+            return KeepLimits(max(now.keep_work_s, MIN_STATES_AGE_S), now.keep_work_bytes)
 
-        def checkpoints() -> Kept:
+        def checkpoints() -> KeepLimits:
             now = settings()
-            return Kept(now.keep_checkpoints_s, now.keep_checkpoints_bytes)
+            return KeepLimits(now.keep_checkpoints_s, now.keep_checkpoints_bytes)
 
         self._busy = busy
-        self._found: set[JobId] = set()  # as the agent began, and not heard of since
-        self._own = (Leftovers(folders.work, ours=MARK), Leftovers(folders.all_states))
+        self._found: set[JobId] = set()  # found at the start, no delta since
+        self._own = (Leftovers(folders.work, marker_file=MARK), Leftovers(folders.all_states))
         self._keepers = (
             Keeper(self._own[0], work, busy),
             Keeper(self._own[1], states, busy),
@@ -209,13 +192,9 @@ class EndedJobs:
         )
 
     async def find(self) -> list[JobId]:
-        """Look who left something here, unless the disk takes long to say it.
-
-        Returns:
-            Sweeps that have ended.
-        """
+        """Look for folders of jobs, unless the disk is slow; return the sweeps that have ended."""
         with contextlib.suppress(TimeoutError):
-            found, ended = await asyncio.wait_for(asyncio.to_thread(self._look), FIND_S)
+            found, ended = await asyncio.wait_for(asyncio.to_thread(self._look), FIND_TIMEOUT_S)
             self._found = set(found)
             return ended
         return []
@@ -225,30 +204,25 @@ class EndedJobs:
 
     @property
     def unended(self) -> tuple[JobId, ...]:
-        """Jobs that left something here and are not known to have ended, for the hello."""
+        """Jobs for the hello: those with files here that are not known to have ended."""
         return tuple(sorted(self._found | self._busy()))
 
     def note(self, job: JobId, *, ended: bool) -> None:
-        """Nothing of a job runs here any more, and it will not come back; or it begins."""
+        """Record that a job has ended for good, or that it starts."""
         self._found.discard(job)
         for keeper in self._keepers:
             keeper.note(job, ended=ended)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs for ever."""
+        """Return the tasks of the keepers, which run until cancelled."""
         return [keeper.run() for keeper in self._keepers]
 
 
 class Keeper:
-    """Keeps one folder within its bounds, in a thread, one thing after the other.
-
-    Args:
-        keep: what stays, asked anew each time.
-        busy: the jobs that are known to this node now.
-    """
+    """Task that keeps one folder within its limits, by file operations in a thread."""
 
     def __init__(
-        self, area: Leftovers, keep: Callable[[], Kept], busy: Callable[[], set[JobId]]
+        self, area: Leftovers, keep: Callable[[], KeepLimits], busy: Callable[[], set[JobId]]
     ) -> None:
         self._area = area
         self._keep = keep
@@ -264,24 +238,20 @@ class Keeper:
         self._wake.set()
 
     async def run(self) -> None:
-        """Mark and delete, for ever."""
+        """Mark and delete until cancelled."""
         loop = asyncio.get_running_loop()
-        look_at = loop.time() + FIRST_S
+        look_at = loop.time() + FIRST_CHECK_S
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), look_at - loop.time())
             self._wake.clear()
             keep = self._keep()
             if (due := loop.time() >= look_at) or not keep.seconds:
-                look_at = loop.time() + min(LOOK_S, max(keep.seconds, SHORTEST_LOOK_S))
+                look_at = loop.time() + min(MAX_INTERVAL_S, max(keep.seconds, MIN_INTERVAL_S))
             await self.turn(keep, look=due or not keep.seconds)
 
-    async def turn(self, keep: Kept, *, look: bool) -> None:
-        """Mark those of which something was heard; what the disk does not take is tried again.
-
-        Args:
-            look: whether to delete what is beyond that, too.
-        """
+    async def turn(self, keep: KeepLimits, *, look: bool) -> None:
+        """Write the pending marks, and with `look` delete folders; retry failed marks later."""
         noted, self._noted = self._noted, {}
         left = await asyncio.to_thread(self._mark, noted)
         self._noted = {**left, **self._noted}
@@ -295,16 +265,16 @@ class Keeper:
                 self._area.note(job, ended=ended)
                 del left[job]
         except OSError as error:
-            log.warning("job not marked", ended=noted, why=str(error))
+            log.warning("ends of jobs not recorded", ended=noted, why=str(error))
         return left
 
-    def _delete(self, keep: Kept, busy: set[JobId]) -> None:
+    def _delete(self, keep: KeepLimits, busy: set[JobId]) -> None:
         try:
             gone = self._area.delete(keep, busy, time.time(), self._sizes)
-        except FileNotFoundError:  # nothing was ever put there
+        except FileNotFoundError:  # the folder was never used
             return
         except OSError as error:
-            log.warning("what ended jobs left stays", why=str(error))
+            log.warning("folders of ended jobs not deleted", why=str(error))
             return
         if gone:
-            log.info("what ended jobs left is deleted", folder=str(self._area.root), jobs=gone)
+            log.info("folders of ended jobs deleted", folder=str(self._area.root), jobs=gone)

@@ -1,7 +1,4 @@
-"""Where things lie on a node, and what a worker's folder says about its process.
-
-One agent on a run folder and on a work folder: two would take each other's workers.
-"""
+"""Folders of a node and of its workers, and the locks that keep a second agent out of them."""
 
 from __future__ import annotations
 
@@ -42,57 +39,54 @@ from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
 RUN_ID: Final = "run_id"
-LONGEST_FOLDER: Final = 75  # sun_path holds 108 bytes, and our names take up to 30
-OWN: Final = "own"  # a worker's folder within its folder, where it runs as another user
-READ: Final = 1 << 20  # bytes of reports at a time
-LARGEST: Final = MAX_BYTES + FRAME.size  # bytes of one report, with its length
-PRIVATE, PASSABLE = 0o700, 0o711  # folders of the agent, where jobs run as it does, and as others
-LARGEST_ASSIGNMENT: Final = 2 * MAX_BYTES
-_AUDIT: Final = Audit()  # of what is passed over
+MAX_SOCKET_FOLDER_BYTES: Final = 75  # sun_path holds 108 bytes, and socket names take up to 30
+OWN_FOLDER: Final = "own"  # inner folder of a worker that runs as another user
+READ_BYTES: Final = 1 << 20  # bytes of reports at a time
+MAX_REPORT_BYTES: Final = MAX_BYTES + FRAME.size  # bytes of one report, with its length
+PRIVATE, PASSABLE = 0o700, 0o711  # agent's folders: jobs run as the agent, as other users
+MAX_ASSIGNMENT_BYTES: Final = 2 * MAX_BYTES
+_AUDIT: Final = Audit()  # of skipped reports
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFolder:
-    """One worker's files; every one is written by exactly one process.
+    """Files of one worker; each is written by exactly one process.
 
     assignment (agent), process (worker), reports (worker), log (worker's stdout and stderr),
     samples (worker, if recorded), exit (zygote).
 
-    A worker that runs as another user than the agent has them in a folder of its own in there,
-    and can change all of them: they are read with its rights, and what it is and does (assignment,
-    process) stands in a second copy beside that folder, which is the agent's.
+    A worker that runs as another user has these files in a folder of its own inside, and can change
+    all of them. They are read with the worker's rights, and the agent relies on its own copies of
+    `assignment` and `process` beside that folder.
     """
 
     path: Path
 
     @property
     def worker(self) -> WorkerId:
-        """Whose it is."""
+        """Worker of this folder."""
         return WorkerId(self.path.name)
 
     @property
     def own(self) -> Path:
-        """The worker's part of it."""
-        inner = self.path / OWN
+        """Folder of the worker's own files."""
+        inner = self.path / OWN_FOLDER
         return inner if inner.is_dir() else self.path
 
     @property
     def owner(self) -> Owner | None:
-        """Who the worker runs as; None: as the agent does."""
-        return owner_of(self.path / OWN)
+        """User of the worker; None: the agent's."""
+        return owner_of(self.path / OWN_FOLDER)
 
     def stream(self, name: str) -> Path:
-        """The file behind a shipped stream."""
+        """Return the file of a shipped stream."""
         return self.own / {LOG: "log", SAMPLES: "samples"}[name]
 
     def write_assignment(self, assignment: Assignment, owner: Owner | None = None) -> None:
-        """Make the folder; the assignment is there whole or not at all.
-
-        Args:
-            owner: who the worker runs as; None: as the agent does.
+        """Create the folder for a user (None: the agent's), and write the assignment atomically.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: if the disk cannot store it.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = encode(assignment)
@@ -100,32 +94,32 @@ class WorkerFolder:
         if owner is None:
             return
         self.path.chmod(PASSABLE)
-        make_folder(self.path / OWN, owner)
+        make_folder(self.path / OWN_FOLDER, owner)
         with acting_as(owner):
-            write_private(self.path / OWN / "assignment", data)
+            write_private(self.path / OWN_FOLDER / "assignment", data)
 
     @property
     def written(self) -> bool:
-        """Whether the folder is still there, with the assignment that it began with."""
+        """True if the folder still exists with its assignment."""
         return (self.path / "assignment").exists()
 
     def assignment(self) -> Assignment | None:
-        """What the worker is to do; None for a folder that was never finished."""
+        """Return the assignment; None if it was never written completely."""
         with contextlib.suppress(OSError, OnesError):
-            return ASSIGNMENT.decode(read_small(self.path / "assignment", LARGEST_ASSIGNMENT))
+            return ASSIGNMENT.decode(read_small(self.path / "assignment", MAX_ASSIGNMENT_BYTES))
         return None
 
     def write_mark(self, mark: ProcessMark) -> None:
-        """Note which process the worker is, where it runs as another user and may say anything.
+        """Record the process of a worker that runs as another user and could forge its own mark.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: if the disk cannot store it.
         """
         if self.own != self.path:
             write_private(self.path / "process", encode(mark))
 
     def mark(self) -> ProcessMark | None:
-        """Which process it is; None before it began, and where it names somebody else's."""
+        """Return the worker's process; None before its start, or if another user owns it."""
         owner = self.owner
         for path in dict.fromkeys((self.path, self.own)):
             with contextlib.suppress(OSError, OnesError), acting_as(owner_of(path)):
@@ -135,101 +129,103 @@ class WorkerFolder:
         return None
 
     def mark_stopped(self) -> None:
-        """Note that the node's operator ends this worker, whatever it then exits with."""
+        """Record that the node stopped this worker, whatever its exit code will be."""
         (self.path / "stopped").touch()
 
     @property
     def stopped(self) -> bool:
-        """Whether the node's operator ended it."""
+        """True if the node stopped this worker."""
         return (self.path / "stopped").exists()
 
     def exit(self) -> ExitStatus | None:
-        """How it ended; None while it runs or when nobody saw it end."""
+        """Return the exit status; None while it runs or if its exit was not observed."""
         with contextlib.suppress(OSError, OnesError), acting_as(self.owner):
             return EXIT_STATUS.decode(read_small(self.own / "exit"))
         return None
 
     def reports(self, position: int) -> tuple[list[ScriptReport], int]:
-        """What the worker reported since it was last asked, or the next of it.
+        """Return the next complete reports from a position in the file, and the new position.
 
-        Args:
-            position: in the report file, bytes; 0 is its start.
-
-        Returns:
-            Whole reports from there on, from a bounded piece of the file, and the position behind
-            them; one that stays the same has nothing more. A report beyond any bound is passed
-            over, with a line in the agent's log.
+        Reads a bounded piece of the file; an unchanged position means that nothing more is there.
+        A report beyond the size limit is skipped and logged.
         """
         try:
             with acting_as(self.owner):
                 descriptor = open_regular(self.own / "reports")
             try:
-                data = os.pread(descriptor, READ, position)
-                data = data if not _cut(data) else os.pread(descriptor, LARGEST, position)
+                data = os.pread(descriptor, READ_BYTES, position)
+                data = (
+                    data
+                    if not _is_truncated(data)
+                    else os.pread(descriptor, MAX_REPORT_BYTES, position)
+                )
             finally:
                 os.close(descriptor)
-        except (OSError, OverflowError):  # it is not there yet, or not for now, or no file
+        except (OSError, OverflowError):  # missing, not readable now, or not a file
             return [], position
         found: list[ScriptReport] = []
         start = 0
         while start + FRAME.size <= len(data):
             (length,) = FRAME.unpack_from(data, start)
             end = start + FRAME.size + length
-            if length > MAX_BYTES:  # nobody would take it; it may be as long as a file can be
-                why = f"it has {length} bytes, more than {MAX_BYTES}, and is passed over"
+            if length > MAX_BYTES:  # the controller would refuse it
+                why = f"{length} bytes exceed the limit of {MAX_BYTES}, skipped"
                 _AUDIT.refused("report of a worker", why, peer=self.worker)
                 start = end
                 break
             if end > len(data):
                 break
-            with contextlib.suppress(OnesError):  # the file is the script's to damage
-                found.append(_bounded(REPORT.decode(data[start + FRAME.size : end])))
+            with contextlib.suppress(OnesError):  # the script may have damaged the file
+                found.append(_limit_metrics(REPORT.decode(data[start + FRAME.size : end])))
             start = end
         return found, position + start
 
 
-def _bounded(report: ScriptReport) -> ScriptReport:
-    """The report with no more metrics of an epoch than the library lets a script give."""
+def _limit_metrics(report: ScriptReport) -> ScriptReport:
     if not isinstance(report, EpochReported) or are_bounded(report.metrics):
         return report
     return replace(report, metrics=bounded_metrics(report.metrics))
 
 
-def _cut(data: bytes) -> bool:
-    """Whether a single report is longer than what was read, and within its bound."""
-    return len(data) == READ and READ - FRAME.size < FRAME.unpack_from(data)[0] <= MAX_BYTES
+def _is_truncated(data: bytes) -> bool:
+    """True if the first report does not fit into the data, but is within its size limit."""
+    return (
+        len(data) == READ_BYTES
+        and READ_BYTES - FRAME.size < FRAME.unpack_from(data)[0] <= MAX_BYTES
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFolders:
-    """The agent's part of the file system."""
+    """Folders of the agent."""
 
     run: Path
     work: Path
     checkpoints: Path
-    mode: int = PRIVATE  # of folders that jobs' own folders lie in
+    mode: int = PRIVATE  # of the folders that contain jobs' folders
 
     def make(self) -> None:
-        """Make what is missing; who is no job's user may not look into it.
+        """Create missing folders with private or passable modes.
 
         Raises:
             SettingsError: if the folder of sockets belongs to another user.
-            OSError: if one cannot be made.
+            OSError: if a folder cannot be created.
         """
         for path in (self.run, self.run / "workers"):
             path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self.run.chmod(self.mode)
         self.sockets.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if self.sockets.stat().st_uid != os.getuid():
-            raise SettingsError(f"{self.sockets} belongs to somebody else", "choose a shorter run")
+            raise SettingsError(
+                f"{self.sockets} belongs to another user", "choose a shorter path for run"
+            )
         self.work.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self.checkpoints.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if self.mode == PASSABLE:
             self.all_states.mkdir(mode=PRIVATE, exist_ok=True)
-            self._let_pass()
+            self._make_passable()
 
-    def _let_pass(self) -> None:
-        """Let jobs reach their own folders, whose names they know."""
+    def _make_passable(self) -> None:
         inner = (self.run / "workers", self.sockets, self.work, self.all_states, self.checkpoints)
         for path in inner:
             if path.stat().st_uid == os.geteuid():
@@ -245,10 +241,9 @@ class NodeFolders:
                     raise SettingsError(what, f"chmod o+x {parent}, or choose another {name}", name)
 
     def run_id(self) -> str:
-        """Tell this run folder from another one in its place, as after a reboot.
+        """Return the id of this run folder, which changes when its content is lost by a reboot.
 
-        Returns:
-            What was written into it when it was new; empty if the disk takes nothing now.
+        Empty if the disk cannot store a new one.
         """
         path = self.run / RUN_ID
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -262,14 +257,14 @@ class NodeFolders:
 
     @property
     def zygotes(self) -> Path:
-        """What zygotes of other users say, which they are not to change."""
+        """Folder of the output of zygotes that run as other users, who must not change it."""
         return self.run / "zygotes"
 
     @property
     def sockets(self) -> Path:
-        """Where Unix sockets lie: in `run`, or in a short folder if their names would not fit."""
+        """Folder of Unix sockets: in `run`, or in the temporary folder if names would not fit."""
         inside = self.run / "sockets"
-        if len(str(inside)) <= LONGEST_FOLDER:
+        if len(str(inside)) <= MAX_SOCKET_FOLDER_BYTES:
             return inside
         name = hashlib.sha256(str(self.run).encode()).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"ones-{os.getuid()}-{name}"
@@ -280,38 +275,26 @@ class NodeFolders:
         return f"ipc://{self.sockets}/{SOCKET}"
 
     def worker(self, worker: WorkerId) -> WorkerFolder:
-        """The folder of one worker.
-
-        Args:
-            worker: its name; the folder need not exist.
-        """
+        """Return the folder of a worker, which need not exist."""
         return WorkerFolder(self.run / "workers" / worker)
 
     def workers(self) -> Iterator[WorkerFolder]:
-        """All folders of workers."""
+        """Yield all folders of workers."""
         for path in sorted((self.run / "workers").glob("*")):
             if not path.name.startswith("."):
                 yield WorkerFolder(path)
 
     def job(self, job: JobId) -> Path:
-        """The working directory of a job on this node.
-
-        Args:
-            job: its name; the directory need not exist.
-        """
+        """Return the working directory of a job on this node, which need not exist."""
         return self.work / job
 
     @property
     def all_states(self) -> Path:
-        """Where the states of sweeps lie, a folder for each job."""
+        """Folder with the states of all sweeps, a folder for each job."""
         return self.work / ".states"
 
     def states(self, job: JobId) -> Path:
-        """The states of a sweep on this node.
-
-        Args:
-            job: its name; the directory need not exist.
-        """
+        """Return the folder of a sweep's states on this node, which need not exist."""
         return self.all_states / job
 
 
@@ -319,11 +302,7 @@ log = structlog.get_logger("folders")
 
 
 class FolderLocks:
-    """The folders of one agent, which are its own until it ends, however it ends.
-
-    Args:
-        folders: of the node, which are there; `checkpoints` is for all nodes.
-        node: its name, told to whoever else wants them.
+    """Locks of an agent on its `run` and `work` folders until it exits; `checkpoints` is shared.
 
     Raises:
         SettingsError: if another agent has one of them.
@@ -337,7 +316,7 @@ class FolderLocks:
         ):
             try:
                 self._take(setting, folder, folder / name, node)
-            except OSError as error:  # such a node is unhealthy, and says so
+            except OSError as error:  # the health watch reports the node
                 log.warning("folder not locked", folder=str(folder), why=error.strerror)
             except SettingsError:
                 self.close()
@@ -347,20 +326,20 @@ class FolderLocks:
         lock = try_lock(path)
         if lock is None:
             what = f"{setting} {folder} is in use by another agent{_owner(path)}"
-            remedy = f"stop that one, or give each agent a {setting} of its own"
+            remedy = f"stop that agent, or give each agent a {setting} of its own"
             raise SettingsError(what, remedy, setting)
         self._held.append(lock)
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()} {node}\n".encode())
 
     def close(self) -> None:
-        """Let the next agent have them."""
+        """Release the locks."""
         for lock in self._held:
             os.close(lock)
         self._held = []
 
 
 def _owner(path: Path) -> str:
-    """Who wrote that it has the lock, as far as it came to that."""
+    """Return the owner of a lock according to its file; empty if it is not written yet."""
     words: Sequence[str] = path.read_text(encoding="utf-8", errors="replace").split()
     return f" (node {words[1]}, pid {words[0]})" if len(words) == 2 else ""  # noqa: PLR2004

@@ -1,7 +1,4 @@
-"""Looks whether this node can start workers, mends what it can, and says what it cannot.
-
-Whether a folder that workers need is there, takes files and has room; makes a missing one.
-"""
+"""Health of a node: repairs folders and socket, reports what keeps workers from starting."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ from schemas.errors import OnesError
 folder_log = structlog.get_logger("folders")
 PROBE: Final = ".ones-probe"
 PROBE_BYTES: Final = 4096
-CLEAR: Final = 2  # times the reserve have to be free again
-OURS: Final = frozenset(  # errors of a host, which no job or archive can bring about
+CLEAR_FACTOR: Final = 2  # times the reserve has to be free after a disk was full
+HOST_ERRNOS: Final = frozenset(  # errors of the host, which no job or archive can cause
     {
         errno.ENOSPC,
         errno.EDQUOT,
@@ -42,12 +39,8 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def is_node_fault(error: OSError) -> bool:
-    """Whether an error says something of the host, not of what was to be written.
-
-    Args:
-        error: of a file operation or a fork.
-    """
-    return error.errno in OURS
+    """True if the error of a file operation or fork is caused by the host, not by the data."""
+    return error.errno in HOST_ERRNOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +49,46 @@ class Place:
 
     setting: str
     path: Path
-    reserve_bytes: int  # less room than this counts as full; 0: only none at all
-    own: bool = False  # nobody else may own it
-    mode: int = 0o700  # of one that is made
+    reserve_bytes: int  # less free space counts as full; 0: no limit
+    own: bool = False  # must belong to the agent's user
+    mode: int = 0o700  # when it is created
 
     def problem(self, *, full: bool) -> str:
-        """What keeps workers from using it, and what helps; empty: nothing.
+        """Return what keeps workers from using the folder, with a remedy; create a missing folder.
 
-        A folder that is missing is made.
-
-        Args:
-            full: whether it was full at the last look; it has to have more room then.
+        After a `full` result, more room has to be free.
         """
         try:
             self._make()
             if self.own and self.path.stat().st_uid != os.getuid():
-                return self._say("it belongs to somebody else", "choose a shorter run")
+                return self._describe("it belongs to another user", "choose a shorter path for run")
             self._probe()
         except OSError as error:
-            return self._say(error.strerror or str(error), _remedy(error))
+            return self._describe(error.strerror or str(error), _remedy(error))
         status = os.statvfs(self.path)
         free = status.f_bavail * status.f_frsize
-        if free < self.reserve_bytes * (CLEAR if full else 1):
-            return self._say(f"less than {self.reserve_bytes >> 20} MiB left", "free space there")
+        if free < self.reserve_bytes * (CLEAR_FACTOR if full else 1):
+            return self._describe(
+                f"less than {self.reserve_bytes >> 20} MiB left", "free space there"
+            )
         return ""
 
     @property
-    def silence(self) -> str:
-        """What to say if a look at it does not come back."""
-        return self._say("it does not answer", "see to its file system")
+    def timeout_problem(self) -> str:
+        """Problem text for a check that does not return."""
+        return self._describe("it does not respond", "check its file system")
 
-    def _say(self, what: str, remedy: str) -> str:
+    def _describe(self, what: str, remedy: str) -> str:
         return f"{self.setting} {self.path}: {what}; {remedy}"
 
     def _make(self) -> None:
         if not self.path.is_dir():
-            # `parents` would let everybody read those above; another thread may look for them now.
+            # `parents` would make them readable for all; another thread may create them as well.
             missing = [path for path in self.path.parents if not path.exists()]
             for path in (*reversed(missing), self.path):
                 path.mkdir(mode=self.mode, exist_ok=True)
                 path.chmod(self.mode)
-            folder_log.warning("folder was gone, and is made again", path=str(self.path))
+            folder_log.warning("folder was missing, created again", path=str(self.path))
 
     def _probe(self) -> None:
         path = self.path / f"{PROBE}-{os.uname().nodename}-{os.getpid()}"
@@ -116,7 +108,7 @@ def _remedy(error: OSError) -> str:
         return "mount it writable"
     if error.errno in {errno.EACCES, errno.EPERM}:
         return f"give it to user {_user()}"
-    return "see to its file system"
+    return "check its file system"
 
 
 def _user() -> str:
@@ -126,14 +118,10 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def places_of(
+def checked_places(
     folders: NodeFolders, reserve_bytes: int
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """The folders that workers need: the node's own, and those that all nodes share.
-
-    Args:
-        reserve_bytes: of room, below which one counts as full.
-    """
+    """Return the folders that workers need: those of the node, and those that all nodes share."""
     run = Place("run", folders.run, reserve_bytes, mode=folders.mode)
     workers = Place("run", folders.run / "workers", reserve_bytes, mode=folders.mode)
     sockets = Place("run", folders.sockets, 0, own=True, mode=folders.mode)
@@ -144,29 +132,27 @@ def places_of(
 
 
 log = structlog.get_logger("health")
-LOOK_S: Final = 2.0
-SHARED_LOOKS: Final = 10  # so many looks for each at a folder that all nodes share
-ANSWER_S: Final = 20.0  # a file system that takes longer hangs
+CHECK_INTERVAL_S: Final = 2.0
+SHARED_INTERVAL: Final = 10  # a shared folder is checked at every tenth check
+RESPONSE_TIMEOUT_S: Final = 20.0  # a file system that takes longer is considered hung
 
 
 @dataclass(slots=True)
-class _Look:
-    """The one look at a place that is under way, and what the last one found."""
+class _FolderCheck:
+    """Check of a folder: the one in progress, and the result of the last one."""
 
     place: Place
-    every: int  # looks of the watch
+    every: int  # checked at each such check of the watch
     found: str = ""
     began: float | None = None
     ended: asyncio.Event | None = None
 
 
 class HealthWatch:
-    """Folders and the workers' socket, looked at again and again.
+    """Periodic checks of the folders and of the workers' socket.
 
-    Args:
-        shared: those that all nodes use, which are looked at less often.
-        listen: binds the socket again; raises an `OnesError` or `OSError` if it cannot.
-        changed: takes what keeps the node from starting workers, whenever that is different.
+    `listen` binds the socket again and may raise an `OnesError` or `OSError`; `changed` receives
+    the current problems whenever they change.
     """
 
     def __init__(
@@ -178,8 +164,8 @@ class HealthWatch:
         listen: Callable[[], None],
         changed: Callable[[tuple[str, ...]], None],
     ) -> None:
-        self._looks = [_Look(place, 1) for place in places]
-        self._looks += [_Look(place, SHARED_LOOKS) for place in shared]
+        self._checks = [_FolderCheck(place, 1) for place in places]
+        self._checks += [_FolderCheck(place, SHARED_INTERVAL) for place in shared]
         self._socket = socket
         self._identity = _identity(socket)
         self._listen = listen
@@ -188,48 +174,42 @@ class HealthWatch:
         self.problems: tuple[str, ...] = ()
 
     def reserve(self, reserve_bytes: int) -> None:
-        """Call a disk full at another limit from now on.
-
-        Args:
-            reserve_bytes: of room; that of sockets needs none.
-        """
-        for look in self._looks:
+        """Change the free space below which a disk counts as full; not for the sockets' folder."""
+        for look in self._checks:
             if not look.place.own:
                 look.place = replace(look.place, reserve_bytes=reserve_bytes)
 
     async def run(self) -> None:
-        """Look, for ever."""
+        """Check until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             await self.look(everything=False)
 
     async def look(self, *, everything: bool = True) -> None:
-        """Look once, and tell if something is different.
-
-        Args:
-            everything: also at what is looked at less often.
-        """
+        """Check once, and report changes; `everything` includes the shared folders."""
         loop = asyncio.get_running_loop()
         due = [
-            look for look in self._looks if everything or not self._count % look.every or look.found
+            look
+            for look in self._checks
+            if everything or not self._count % look.every or look.found
         ]
         self._count += 1
         for look in due:
             if look.began is None:
-                self._begin(look, loop)
+                self._start_check(look, loop)
         waits = [asyncio.ensure_future(look.ended.wait()) for look in due if look.ended]
         if waits:
-            _, late = await asyncio.wait(waits, timeout=LOOK_S)
+            _, late = await asyncio.wait(waits, timeout=CHECK_INTERVAL_S)
             for wait in late:
                 wait.cancel()
         for look in due:
-            if look.began is not None and loop.time() - look.began > ANSWER_S:
-                look.found = look.place.silence
-        found = {look.place.setting: look.found for look in reversed(self._looks) if look.found}
-        self._take([*reversed(found.values()), self._mend_socket()])
+            if look.began is not None and loop.time() - look.began > RESPONSE_TIMEOUT_S:
+                look.found = look.place.timeout_problem
+        found = {look.place.setting: look.found for look in reversed(self._checks) if look.found}
+        self._report_changes([*reversed(found.values()), self._repair_socket()])
 
-    def _begin(self, look: _Look, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread of its own: a file system that hangs must hold up nothing else."""
+    def _start_check(self, look: _FolderCheck, loop: asyncio.AbstractEventLoop) -> None:
+        """Check in a thread of its own: a file system that hangs must block nothing else."""
         ended = look.ended = asyncio.Event()
         look.began = loop.time()
 
@@ -239,13 +219,12 @@ class HealthWatch:
 
         def work() -> None:
             found = look.place.problem(full=bool(look.found))
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(end, found)
 
         threading.Thread(target=work, name=f"look at {look.place.path}", daemon=True).start()
 
-    def _mend_socket(self) -> str:
-        """Listen anew if somebody deleted the socket, or put another in its place."""
+    def _repair_socket(self) -> str:
         if self._identity is not None and _identity(self._socket) == self._identity:
             return ""
         try:
@@ -253,10 +232,10 @@ class HealthWatch:
         except (OnesError, OSError) as error:
             return f"run {self._socket}: workers cannot connect: {error}"
         self._identity = _identity(self._socket)
-        log.warning("the workers' socket was gone, and is bound again", path=str(self._socket))
+        log.warning("workers' socket was deleted, bound again", path=str(self._socket))
         return ""
 
-    def _take(self, found: Sequence[str]) -> None:
+    def _report_changes(self, found: Sequence[str]) -> None:
         problems = tuple(dict.fromkeys(filter(None, found)))
         if problems == self.problems:
             return
@@ -270,7 +249,7 @@ class HealthWatch:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        status = os.stat(path)  # noqa: PTH116 - of what the name means now
+        status = os.stat(path)  # noqa: PTH116 - follows links
     except OSError:
         return None
     return status.st_dev, status.st_ino

@@ -1,4 +1,4 @@
-"""A control group for each job of this node: its limits, and the end of what it left running."""
+"""A control group for each job of this node: its limits, and the end of its left processes."""
 
 from __future__ import annotations
 
@@ -33,26 +33,22 @@ log = structlog.get_logger("cgroups")
 PREFIX: Final = "ones-run-"
 ZYGOTES: Final = "zygotes"
 GROUPS_NEEDED: Final = (
-    "give it a group that it may divide: name it in jobs.cgroup, as bin/systemd/ones-jobs.service "
-    "makes one, or leave the limit out"
+    "set jobs.cgroup to a group that the agent may divide, such as that of "
+    "bin/systemd/ones-jobs.service, or remove the limit"
 )
 
 
 def group_of_job(job: JobId) -> str:
-    """The name of a job's group."""
+    """Return the name of a job's group."""
     return f"job-{job}"
 
 
 class JobGroups:
-    """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host.
+    """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host, if any.
 
-    Limits are the job's, for each slot that it has here; what a worker leaves behind is found in
-    the group of the worker. Methods touch files of the kernel, which may take some 10 ms: they are
-    for threads, any number at a time.
-
-    Args:
-        trees: of this host; none: nothing is bounded, and everything is passed over.
-        run: folder of the node, which tells its groups from those of other agents.
+    Limits belong to the job and are multiplied by its slots here; the group of a worker collects
+    the processes that it leaves. Methods use kernel files, which may take some 10 ms: call them in
+    threads, concurrently if needed.
     """
 
     def __init__(
@@ -62,39 +58,35 @@ class JobGroups:
         self._tops = [(tree, tree.base / self.name) for tree in trees]
         self._limits = Jobs() if limits is None else limits
         self._held: dict[WorkerId, JobId] = {}
-        self._killed: dict[Path, int] = {}  # what was told already
+        self._killed: dict[Path, int] = {}  # counts that were reported already
         self._lock = threading.RLock()
 
     @property
     def there(self) -> bool:
-        """Whether jobs have groups here."""
+        """True if jobs have groups on this host."""
         return bool(self._tops)
 
     def bounds(self, controller: str) -> bool:
-        """Whether a limit holds here."""
+        """True if a controller is available on this host."""
         return any(controller in tree.controllers for tree, _ in self._tops)
 
     def use(self, limits: Jobs) -> None:
-        """Bound jobs by other limits from now on, those that run too.
-
-        Args:
-            limits: for each slot. One that a job is above of stays as it was.
-        """
+        """Apply new limits (per slot) to all jobs; a limit that a job exceeds stays as it was."""
         with self._lock:
             self._limits = limits
             try:
                 self._divide()
             except OSError as error:
-                log.warning("limits are not set", file=error.filename, why=error.strerror)
+                log.warning("limits could not be set", file=error.filename, why=error.strerror)
                 return
             for job in set(self._held.values()):
-                self._bound_less(job)
+                self._reduce_limits(job)
 
     def open(self) -> None:
-        """Make ready for jobs, and remove groups of any agent in which nobody is.
+        """Prepare for jobs, and remove the empty groups of any agent.
 
         Raises:
-            SettingsError: if limits are wanted and groups cannot be divided.
+            SettingsError: if limits are set and groups cannot be divided.
         """
         with self._lock:
             try:
@@ -108,30 +100,26 @@ class JobGroups:
                         remove(group)
 
     def adopt(self, worker: WorkerId, job: JobId, pid: int | None) -> None:
-        """A worker of a former life of this agent.
-
-        Args:
-            pid: of its process, if that runs; one that is in no group yet is put there.
-        """
+        """Register a worker of an earlier agent, and move its process, if any, into its group."""
         try:
             self.hold(worker, job)
             if pid is not None:
                 self.enter(worker, pid)
         except OSError as error:
-            log.warning("limits are not set", job=job, file=error.filename, why=error.strerror)
+            log.warning("limits could not be set", job=job, file=error.filename, why=error.strerror)
 
     def end_left(self) -> None:
-        """End what workers of a former life left that ended meanwhile."""
+        """Kill processes of workers that exited while no agent ran."""
         with self._lock:
             left = [leaf for _, leaf in self._leaves() if leaf.name not in {*self._held, ZYGOTES}]
         for leaf in left:
             if members(leaf):
-                log.warning("processes that a worker left are ended", group=str(leaf))
+                log.warning("killing processes that a worker left", group=str(leaf))
             end_all(leaf)
         self.tidy()
 
     def hold(self, worker: WorkerId, job: JobId) -> None:
-        """A worker is about to start: its job has a slot more here.
+        """Register a worker that is about to start, which adds a slot to its job's limits.
 
         Raises:
             OSError: if there are limits and they cannot be set.
@@ -141,10 +129,9 @@ class JobGroups:
             self._make(job)
 
     def enter(self, worker: WorkerId, pid: int) -> None:
-        """Put a worker's process where it belongs, with all that it will fork.
+        """Move a worker's process, with its later children, into the worker's group.
 
-        Args:
-            pid: of its process; one that is gone is passed over.
+        A process that exited is ignored.
 
         Raises:
             OSError: if the kernel refuses it and there are limits.
@@ -153,10 +140,9 @@ class JobGroups:
             self._enter(group_of_job(job), worker, pid)
 
     def enter_zygote(self, group: str, pid: int) -> None:
-        """The same for a zygote that runs as its job or its user.
+        """Move a zygote that runs as its job or user into the group of that job or user.
 
-        Args:
-            group: of the job, or of the user, who is bounded as one slot is.
+        A user's group has the limits of one slot.
 
         Raises:
             OSError: if the kernel refuses it and there are limits.
@@ -164,13 +150,9 @@ class JobGroups:
         self._enter(group, ZYGOTES, pid)
 
     def release(self, worker: WorkerId) -> int | None:
-        """A worker ended, or did not begin: all that it left running ends, and its group goes.
+        """Kill what a worker left after it exited or failed to start, and remove its group.
 
-        Args:
-            worker: its name; one that is not held is passed over.
-
-        Returns:
-            The limit of its job's memory here, bytes, if processes were killed for exceeding it.
+        Returns the job's memory limit here, bytes, if processes were killed for exceeding it.
         """
         job = self._held.get(worker)
         if job is None:
@@ -184,12 +166,12 @@ class JobGroups:
             for _, top in self._tops:
                 remove(top / group_of_job(job) / worker)
             if job in self._held.values():
-                self._bound_less(job)
+                self._reduce_limits(job)
         self.tidy()
         return limit if exceeded and limit else None
 
     def tidy(self) -> None:
-        """Remove groups of jobs that have nothing here any more."""
+        """Remove groups of jobs that have no workers here."""
         with self._lock:
             held = {group_of_job(job) for job in self._held.values()}
             for _, top in self._tops:
@@ -198,13 +180,13 @@ class JobGroups:
                         self._killed.pop(group, None)
 
     def close(self) -> None:
-        """The agent ends: workers stay where they are."""
+        """Remove empty groups when the agent exits; workers stay in theirs."""
         self.tidy()
         for _, top in self._tops:
             remove(top)
 
     def end_everything(self) -> None:
-        """Kill all that runs in groups of this node, and remove them."""
+        """Kill all processes in groups of this node, and remove the groups."""
         for _, leaf in list(self._leaves()):
             end_all(leaf)
         for _, top in self._tops:
@@ -231,7 +213,7 @@ class JobGroups:
         return found
 
     def _divide(self) -> None:
-        """Version 2: groups are bounded below a group that says so, and nobody may be in that."""
+        """Enable controllers; in version 2 such a group must not contain processes itself."""
         wanted = {MEMORY: self._limits.memory_bytes, PIDS: self._limits.pids}
         names = frozenset(name for name, most in wanted.items() if most)
         for tree, top in self._tops:
@@ -242,15 +224,15 @@ class JobGroups:
 
     def _make(self, job: JobId) -> None:
         group = group_of_job(job)
-        with self._passed_over_without_limits():
+        with self._ignored_without_limits():
             held = [worker for worker, other in self._held.items() if other == job]
             try:
                 self._make_leaves(group, held, self._slots(job))
-            except FileNotFoundError:  # another agent found it empty just then, as it began
+            except FileNotFoundError:  # another agent, starting, removed the empty group
                 self._make_leaves(group, held, self._slots(job))
 
     def _make_leaves(self, group: str, names: Sequence[str], slots: int) -> None:
-        self._divide()  # an agent that begins removes what is empty, its own group as well
+        self._divide()  # an agent that starts removes empty groups, its own as well
         for name in names:
             self._make_leaf(group, name)
         self._bound(group, slots)
@@ -260,10 +242,10 @@ class JobGroups:
             (top / group / name).mkdir(parents=True, exist_ok=True)
 
     def _enter(self, group: str, name: str, pid: int) -> None:
-        with self._passed_over_without_limits():
+        with self._ignored_without_limits():
             try:
                 self._put(group, name, pid)
-            except FileNotFoundError:  # another agent found it empty as it began
+            except FileNotFoundError:  # another agent, starting, removed the empty group
                 with self._lock:
                     self._make_leaves(group, [name], max(1, self._slots_of(group)))
                 self._put(group, name, pid)
@@ -282,19 +264,21 @@ class JobGroups:
             if PIDS in tree.controllers:
                 bound_pids(top / group, self._limits.pids * slots)
 
-    def _bound_less(self, job: JobId) -> None:
-        """What is in use already stays allowed where the kernel says so (version 1)."""
+    def _reduce_limits(self, job: JobId) -> None:
+        """Reduce limits; version 1 refuses a limit below the current use."""
         try:
             self._bound(group_of_job(job), self._slots(job))
         except OSError as error:
-            log.warning("a limit stays as it was", job=job, file=error.filename, why=error.strerror)
+            log.warning(
+                "limit could not be changed", job=job, file=error.filename, why=error.strerror
+            )
 
     @contextlib.contextmanager
-    def _passed_over_without_limits(self) -> Iterator[None]:
-        """Where nothing is to be bounded no job should fail for want of a group."""
+    def _ignored_without_limits(self) -> Iterator[None]:
+        """Log errors instead of raising them, if no limits are set."""
         try:
             yield
         except OSError as error:
             if self._limits.memory_bytes or self._limits.pids:
                 raise
-            log.warning("no control group", file=error.filename, why=error.strerror)
+            log.warning("control group not available", file=error.filename, why=error.strerror)

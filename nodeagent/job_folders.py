@@ -1,7 +1,4 @@
-"""Lays out the working directories of jobs from their snapshots.
-
-What a job made on this node: lists of files, and pieces of them, for whoever owns the job.
-"""
+"""Working directories of jobs: unpacked from snapshots, listed and read for jobs' owners."""
 
 from __future__ import annotations
 
@@ -56,16 +53,11 @@ from schemas.wire.files import (
 )
 
 MARK: Final = ".ones-snapshot"
-MOST_MARK: Final = 512 << 20  # bytes: as many names as there may be files, as long as they may be
+MAX_MARK_BYTES: Final = 512 << 20  # bytes: the most and longest names that an archive can have
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
-    """Whether `folder` was made from this snapshot.
-
-    Args:
-        folder: a job's working directory, which need not exist.
-        digest: sha256 of the archive, hexadecimal.
-    """
+    """True if a job's working directory was made from the snapshot with this SHA-256."""
     try:
         return _mark(folder).partition("\n")[0] == digest
     except (OSError, ValueError):
@@ -73,9 +65,9 @@ def is_laid_out(folder: Path, digest: str) -> bool:
 
 
 def _mark(folder: Path) -> str:
-    """What is in the mark, which the job may have put anything in the place of."""
+    """Return the content of the mark, which the job may have replaced by anything."""
     with acting_as(owner_of(folder)):
-        return read_small(folder / MARK, MOST_MARK).decode()
+        return read_small(folder / MARK, MAX_MARK_BYTES).decode()
 
 
 def lay_out(
@@ -85,16 +77,10 @@ def lay_out(
     bounds: ArchiveBounds = USUAL,
     owner: Owner | None = None,
 ) -> None:
-    """Unpack `archive` as `folder`, whole or not at all.
-
-    Args:
-        archive: a tar file, compressed or not.
-        folder: a job's working directory; an older one is replaced.
-        digest: sha256 of the archive, hexadecimal.
-        owner: whose the folder becomes, and with whose rights it is filled; None: the agent's.
+    """Unpack a snapshot as a job's working directory of `owner`, completely or not at all.
 
     Raises:
-        WorkspaceError: if the archive is damaged, unsafe or too large, or the disk does not take
+        WorkspaceError: if the archive is damaged, unsafe or too large, or the disk cannot store
             it.
     """
     fresh = folder.with_name(f".{folder.name}.new")
@@ -133,12 +119,7 @@ def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
-    """The files that `folder` was made with, as they were then.
-
-    Returns:
-        Size in bytes and time of the last change in ns, by relative path; nothing where nobody
-        wrote it down, or the job damaged it.
-    """
+    """Return size (bytes) and modification time (ns) of the unpacked files, if known."""
     try:
         text = _mark(folder).partition("\n")[2]
         return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
@@ -150,7 +131,7 @@ def _require_digest(file: BufferedReader, digest: str) -> None:
     found = hashlib.file_digest(file, "sha256").hexdigest()
     file.seek(0)
     if found != digest:
-        raise WorkspaceError("the working directory's archive was damaged on its way")
+        raise WorkspaceError("the working directory's archive was damaged in transit")
 
 
 PIECE: Final = 1 << 20
@@ -158,15 +139,11 @@ MAX_FILES: Final = 10_000
 MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
 MAX_REFUSED: Final = 20
 AREAS: Final = (WORK, CHECKPOINTS, STATES)
-LEFT_ALONE: Final = frozenset({"__pycache__", ".git"})
+IGNORED_FOLDERS: Final = frozenset({"__pycache__", ".git"})
 
 
 def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
-    """Do what the relay asks; it reads the disk, so not in an event loop.
-
-    Returns:
-        What was asked for, or why it cannot be had.
-    """
+    """Serve a request of the relay; blocks on the disk, so not for an event loop."""
     try:
         if isinstance(asked, AskFiles):
             return _file_list(asked, folders)
@@ -176,23 +153,25 @@ def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
     except OnesError as error:
         failed = error
     except OSError as error:
-        failed = UnavailableError(f"the node cannot read it: {error.strerror}", "look at its disk")
-    except (ValueError, RuntimeError) as error:  # a NUL byte; links in a circle
-        failed = BadFieldError(f"no usable path: {error}", "ask for one of the list", "path")
+        failed = UnavailableError(
+            f"the node cannot read the file: {error.strerror}", "check its disk"
+        )
+    except (ValueError, RuntimeError) as error:  # a NUL byte; a cycle of links
+        failed = BadFieldError(f"invalid path: {error}", "use a path of the list", "path")
     return FilesRefused(
         request=asked.request, code=failed.code, message=failed.message, hint=failed.hint
     )
 
 
 def stamp_of(status: os.stat_result) -> str:
-    """What tells one state of a file from another."""
+    """Return a stamp that changes whenever the file changes."""
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
 def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
-    """The job's folder; a name that could lead anywhere else is refused."""
+    """Return the job's folder in an area; refuse names that could lead anywhere else."""
     if not job or "/" in job or job.startswith(".") or "\0" in job:
-        raise BadFieldError(f"{job!r} is no job", "ask for one that ran here", "job")
+        raise BadFieldError(f"{job!r} is not a job", "name a job that ran here", "job")
     roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
     root = roots.get(area, folders.states(job))
     return root.parent.resolve() / root.name
@@ -236,7 +215,7 @@ def _infos(
 
 def _paths(root: Path) -> Iterator[Path]:
     for here, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in LEFT_ALONE)
+        folders[:] = sorted(name for name in folders if name not in IGNORED_FOLDERS)
         for name in sorted([*names, *(f for f in folders if Path(here, f).is_symlink())]):
             if not (name == MARK and Path(here) == root) and not name.endswith((".pyc", ".new")):
                 yield Path(here, name)
@@ -248,20 +227,20 @@ def _change_mark(path: Path) -> tuple[int, int]:
 
 
 def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | None:
-    """One entry of the list; None for what cannot be had, which `refused` then names."""
+    """Return an entry of the list; None, with a reason in `refused`, if it cannot be read."""
     name = os.fsencode(path.relative_to(root)).decode("utf-8", "replace")
     try:
         target = path.resolve(strict=True)
         status = target.stat()
     except (OSError, RuntimeError):
-        refused.append(f"{name}: it leads nowhere")
+        refused.append(f"{name}: broken link")
         return None
     if not target.is_relative_to(root):
         refused.append(f"{name}: a link that leads out of the job's folder")
     elif stat.S_ISREG(status.st_mode):
         return FileInfo(area=area, path=name, size=status.st_size, stamp=stamp_of(status))
     elif not path.is_symlink():
-        refused.append(f"{name}: no regular file")
+        refused.append(f"{name}: not a regular file")
     return None
 
 
@@ -285,25 +264,21 @@ def _piece(asked: AskPiece, root: Path) -> FilePiece:
 
 
 def open_beneath(root: Path, path: str) -> int:
-    """Open a regular file inside of a folder, for reading; nothing leads out of it.
+    """Open a regular file inside of a folder for reading, and return its descriptor.
 
-    A link inside is followed as far as it stays inside. Each folder on the way is opened by itself,
-    without following links, so nobody can put one in between the look and the opening.
+    A link is followed only as far as it stays inside. Each folder of the path is opened separately
+    without following links, so that nothing can be swapped between check and opening.
 
     Args:
         root: the folder, without links in its path.
-        path: relative to it.
-
-    Returns:
-        A file descriptor.
 
     Raises:
-        BadFieldError: if it is outside, not there, or no regular file.
-        OSError: if the disk does not give it.
+        BadFieldError: if the file is outside, missing, or not a regular file.
+        OSError: if the disk cannot read it.
     """
     target = (root / path).resolve()
     if Path(path).is_absolute() or not target.is_relative_to(root) or target == root:
-        hint = "only what lies in it can be fetched"
+        hint = "fetch a file inside of it"
         raise BadFieldError(f"{path} leads out of the job's folder", hint, "path")
     *folders, name = target.relative_to(root).parts
     here = -1
@@ -316,11 +291,11 @@ def open_beneath(root: Path, path: str) -> int:
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=here)
     except (FileNotFoundError, NotADirectoryError):
         what = f"{path} is not on this node any more"
-        raise BadFieldError(what, "`ones fetch JOB --list` shows what is", "path") from None
+        raise BadFieldError(what, "`ones fetch JOB --list` shows the files", "path") from None
     finally:
         if here >= 0:
             os.close(here)
     if stat.S_ISREG(os.fstat(opened).st_mode):
         return opened
     os.close(opened)
-    raise BadFieldError(f"{path} is no regular file", "fetch files only", "path")
+    raise BadFieldError(f"{path} is not a regular file", "fetch files only", "path")

@@ -1,10 +1,8 @@
-"""Ships worker output to the log relay.
+"""Transfer of worker output to the log relay.
 
-The files are the buffer: nothing is read before the relay gave credit for it, and nothing is
-deleted before the relay has it. So a dead agent, relay or link costs time and no byte, and what
-somebody else deletes is a marked gap.
-
-One output file of a worker, read for as long as anybody still has it.
+The files are the buffer: nothing is read before the relay has given credit, and nothing is deleted
+before the relay has stored it. So an outage of agent, relay or network costs time but no output,
+and output that is deleted by others is marked as a gap.
 """
 
 from __future__ import annotations
@@ -30,44 +28,42 @@ from schemas.wire.worker import Assignment
 
 log = structlog.get_logger("output")
 WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-MOST_BEGUN: Final = 64 << 20  # bytes of a log that was begun anew, that are kept
+MAX_RESTARTED_BYTES: Final = 64 << 20  # bytes that are kept of a log that was restarted
 NUL: Final = b"\0"
-SLACK: Final = 16 << 20  # bytes beyond the bound of a file, with which it is cut
+SLACK: Final = 16 << 20  # bytes beyond the limit at which a file is truncated
 UNBOUNDED: Final = 1 << 62
 
 
 class OutputFile:
-    """A stream of a worker, behind its path or behind a handle that outlives a deletion.
+    """Output stream of a worker, read by path, or by a handle after the file was deleted.
 
-    A file that is deleted is read on from this agent's handle, or from the worker's own. What
-    nobody has any more is a gap: a line in the worker's log says so, and the stream goes on behind
-    it. So followers see what is missing, and no position means two different bytes.
+    A deleted file is read from this agent's handle, or from the worker's own. Output that neither
+    has is a gap: a line in the worker's log says so, and the stream continues after it. So
+    followers see what is missing, and no position ever means two different bytes.
     """
 
     def __init__(self, folder: WorkerFolder, name: str) -> None:
         self._folder = folder
         self._name = name
         self._file: BinaryIO | None = None
-        self._lost = False  # nothing more can come of it
-        self._end: int | None = None  # of what is kept of one that is beyond its bound
+        self._lost = False  # no more output will come
+        self._end: int | None = None  # end of the kept part of a file beyond its limit
 
     def size(self, sent: int, most: int = UNBOUNDED) -> int:
-        """How long the file is, once a gap in it was marked, and what is beyond its bound was cut.
+        """Return the length of the file, after marking gaps and truncating what exceeds the limit.
 
-        Args:
-            sent: bytes of it that are under way, or with the controller.
-            most: bytes of it that are kept.
+        `sent` bytes were sent to the controller, `most` bytes are kept.
 
         Raises:
             OSError: if it cannot be read, or a gap cannot be marked now.
         """
         if self._lost:
             return sent
-        # Looked for before the file: a worker has its log when it marks that it is there.
+        # Check before opening the file: a worker has its log when it writes its mark.
         begun = self._file is None and self._name == LOG and self._folder.mark() is not None
         file = self._file = self._file or self._open()
         if file is None and not sent and not begun:
-            return 0  # nobody wrote to it yet
+            return 0  # no output yet
         size = -1 if file is None else os.fstat(file.fileno()).st_size
         if size >= sent:
             return self.bound(sent, most)
@@ -78,14 +74,9 @@ class OutputFile:
         return sent
 
     def bound(self, sent: int, most: int) -> int:
-        """Cut the file if it is beyond its bound; what a worker writes next lies there again.
+        """Truncate the file if it exceeds its limit, and return how many of the kept bytes exist.
 
-        Args:
-            sent: bytes of it that the controller has, at least; these stay.
-            most: bytes of it that are kept.
-
-        Returns:
-            How many bytes of it there are, of those that are kept.
+        The controller has at least `sent` bytes, which stay. The worker writes at the new end.
 
         Raises:
             OSError: if it cannot be read.
@@ -103,22 +94,22 @@ class OutputFile:
         return min(size, self._end)
 
     def _mark_end(self, file: int, at: int, most: int) -> int:
-        """Where what is kept ends: behind a line that says so, if it is a log."""
+        """Return where the kept part ends: after a line that says so, if it is a log."""
         if self._name != LOG:
-            log.warning("output beyond its bound", worker=self._folder.worker, stream=self._name)
+            log.warning("output exceeds its limit", worker=self._folder.worker, stream=self._name)
             return at
         note = f"\n[ones: output beyond {most} bytes of a worker is not kept]\n".encode()
-        if os.pread(file, len(note), max(0, at - len(note))) == note:  # a former agent wrote it
+        if os.pread(file, len(note), max(0, at - len(note))) == note:  # written by an earlier agent
             return at
         if os.pread(file, len(note), at) != note:
-            log.warning("output beyond its bound", worker=self._folder.worker, stream=self._name)
+            log.warning("output exceeds its limit", worker=self._folder.worker, stream=self._name)
             with self._writable(file) as descriptor:
                 os.pwrite(descriptor, note, at)
         return at + len(note)
 
     @contextlib.contextmanager
     def _writable(self, file: int) -> Iterator[int]:
-        """The same file for writing, also when it has no name any more."""
+        """Open the same file for writing, even if it was deleted."""
         with acting_as(self._folder.owner):
             descriptor = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -127,11 +118,7 @@ class OutputFile:
             os.close(descriptor)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Some of it.
-
-        Args:
-            offset: from its start, bytes.
-            count: bytes, at most.
+        """Return at most `count` bytes from `offset`.
 
         Raises:
             OSError: if it cannot be read.
@@ -139,7 +126,7 @@ class OutputFile:
         return b"" if self._file is None else os.pread(self._file.fileno(), count, offset)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -151,7 +138,6 @@ class OutputFile:
         return self._open_deleted(path)
 
     def _open_deleted(self, path: Path) -> BinaryIO | None:
-        """Through the worker's own handle, while it lives."""
         mark = self._folder.mark()
         if mark is None:
             return None
@@ -163,7 +149,7 @@ class OutputFile:
         return None
 
     def _mark_gap(self, sent: int, what: str) -> None:
-        """Say in the log that bytes of a file are lost; the log itself goes on behind `sent`."""
+        """Write into the log that output is lost; the log itself continues after `sent`."""
         path = self._folder.stream(LOG)
         kind = "output" if self._name == LOG else "sample records"
         log.warning("output lost", worker=self._folder.worker, stream=self._name, offset=sent)
@@ -173,8 +159,10 @@ class OutputFile:
             descriptor = _open_for_writing(path)
             try:
                 if self._name == LOG:
-                    os.pwrite(descriptor, note, sent)  # what the worker writes next lies behind it
-                    note = os.pread(descriptor, min(sent, MOST_BEGUN), 0).rstrip(NUL)  # begun anew
+                    os.pwrite(descriptor, note, sent)  # the worker continues after it
+                    note = os.pread(descriptor, min(sent, MAX_RESTARTED_BYTES), 0).rstrip(
+                        NUL
+                    )  # restarted
                 os.lseek(descriptor, 0, os.SEEK_END)
                 os.write(descriptor, note)
             finally:
@@ -182,7 +170,7 @@ class OutputFile:
 
 
 def _reopen(handle: Path) -> BinaryIO:
-    """What /proc names as an open file: a link of its own kind, which is followed."""
+    """Open a file named by /proc, which is a special link and has to be followed."""
     descriptor = os.open(handle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return os.fdopen(require_regular(descriptor, handle), "rb")
 
@@ -192,11 +180,11 @@ def _open_for_writing(path: Path) -> int:
 
 
 CHUNK: Final = 256 * 1024
-LOOK_S: Final = 0.05  # how often files are looked at
-GROWING_LOOK_S: Final = 0.02  # while some grow
-GROWING_S: Final = 1.0  # as long after the last chunk
-RETRY_S: Final = 2.0  # without an answer, ask again
-FULL_S: Final = 30.0  # while no more of it is kept: whether that is still so
+LOOK_S: Final = 0.05  # between two checks of the files
+GROWING_POLL_S: Final = 0.02  # the same while some grow
+GROWING_S: Final = 1.0  # after the last chunk, files count as growing
+RETRY_S: Final = 2.0  # without a reply, the request is repeated
+FULL_S: Final = 30.0  # between two questions to a full store
 HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
 STREAMS: Final = (LOG, SAMPLES)
 
@@ -206,15 +194,15 @@ class _Stream:
     assignment: Assignment
     name: str
     file: OutputFile
-    sent: int = -1  # -1: the relay has not said yet what it has
+    sent: int = -1  # -1: the relay's position is not known yet
     stored: int = 0
     credit: int = 0
-    full: bool = False  # the relay keeps no more of it
+    full: bool = False  # the relay's store is full
     asked_at: float = -1e9
-    held_at: float = math.inf  # since when half a line waits for its other half
+    held_at: float = math.inf  # since when an incomplete line is held back
     ended: bool = False  # the process has exited, the file is final
-    done: bool = False  # the relay has it all
-    fault: str = ""  # why it cannot be read now
+    done: bool = False  # the relay has all of it
+    fault: str = ""  # error of the last read
 
     @property
     def key(self) -> dict[str, object]:
@@ -223,11 +211,10 @@ class _Stream:
 
 
 class LogShipper:
-    """All output streams of a node.
+    """Output streams of all workers of a node.
 
-    Args:
-        on_stored: called when all output of an ended worker is safe.
-        max_bytes: of a stream of one worker, on this node's disk.
+    `on_stored` is called when all output of an exited worker is stored. A stream takes at most
+    `max_bytes` of this node's disk.
     """
 
     def __init__(
@@ -241,21 +228,13 @@ class LogShipper:
         self._by_key: dict[tuple[str, int, int, str], _Stream] = {}
 
     def use(self, socket: Socket) -> None:
-        """Send over `socket` from now on; what was under way on another is asked for again.
-
-        Args:
-            socket: connected to the log relay; the caller closes it.
-        """
+        """Send over this socket of the log relay from now on, and ask for its positions."""
         self._socket = socket
         for stream in self._by_key.values():
             stream.sent, stream.asked_at = -1, -1e9
 
     def watch(self, worker: WorkerId, assignment: Assignment, folder: WorkerFolder) -> None:
-        """Ship this worker's streams, from where the relay is.
-
-        Args:
-            worker: its name; one that is watched already is left as it is.
-        """
+        """Ship the streams of a worker from the relay's position on; idempotent."""
         if worker in self._streams:
             return
         streams = [_Stream(assignment, name, OutputFile(folder, name)) for name in STREAMS]
@@ -265,32 +244,24 @@ class LogShipper:
             self._by_key[key] = stream
 
     def worker_ended(self, worker: WorkerId) -> None:
-        """The files of this worker will not grow any more.
-
-        Args:
-            worker: its name; one that is not watched is passed over.
-        """
+        """Record that a worker has exited and its files are final."""
         for stream in self._streams.get(worker, []):
             stream.ended = True
 
     def forget(self, worker: WorkerId) -> None:
-        """Stop looking at this worker's files.
-
-        Args:
-            worker: its name; one that is not watched is passed over.
-        """
+        """Stop shipping a worker's files."""
         for stream in self._streams.pop(worker, []):
             a = stream.assignment
             self._by_key.pop((a.job, a.version, a.rank, stream.name), None)
             stream.file.close()
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for stream in self._by_key.values():
             stream.file.close()
 
     async def ship(self) -> None:
-        """Look at the files and send what there is credit for, for ever."""
+        """Send output as far as there is credit, until cancelled."""
         loop = asyncio.get_running_loop()
         grew_at = -GROWING_S
         while True:
@@ -301,15 +272,13 @@ class LogShipper:
             if busy:
                 grew_at = loop.time()
             grows = loop.time() - grew_at < GROWING_S
-            await asyncio.sleep(0 if busy else GROWING_LOOK_S if grows else LOOK_S)
+            await asyncio.sleep(0 if busy else GROWING_POLL_S if grows else LOOK_S)
 
     def receive(self, message: LogStored) -> None:
-        """Take the relay's answer: how far a stream is stored there.
+        """Process the relay's position of a stream.
 
-        Args:
-            message: `size` is what is stored, bytes from the stream's start; `credit` is how many
-                bytes may be sent beyond that, none while it is `full`. One about an unknown stream
-                is passed over.
+        `size` is what is stored, bytes from the stream's start; `credit` is how many bytes may be
+        sent beyond that, none while it is `full`. A message about an unknown stream is ignored.
         """
         stream = self._by_key.get((message.job, message.version, message.rank, message.stream))
         if stream is None:
@@ -328,7 +297,7 @@ class LogShipper:
                 self._on_stored(worker)
 
     def _try_to_push(self, stream: _Stream, now: float) -> bool:
-        """One stream that cannot be read holds up no other."""
+        """Push a stream, and log errors so that other streams are not affected."""
         try:
             pushed = self._push(stream, now)
         except OSError as error:
@@ -340,7 +309,7 @@ class LogShipper:
         return pushed
 
     def _push(self, stream: _Stream, now: float) -> bool:
-        """Send the next chunk of a stream if there is one; True when more may follow at once."""
+        """Send the next chunk of a stream if there is one; True if more may follow at once."""
         socket = self._socket
         if socket is None or stream.sent < 0:
             stream.file.bound(stream.stored, self.max_bytes)

@@ -1,4 +1,4 @@
-"""Files that a job owns, touched with its rights: what it could not open, nothing opens for it."""
+"""Access to files of a job with the job's rights, so that the agent opens nothing for it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_ASK: Final = 2**32 - 1  # is nobody's number: it only answers who it is now
-SMALL: Final = 1 << 16  # bytes of a file that says one thing
+_QUERY_ID: Final = 2**32 - 1  # invalid id: changes nothing, and the current id is returned
+MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Owner(NamedTuple):
-    """Whose files are touched."""
+    """User and group with whose rights files are accessed."""
 
     uid: int
     gid: int
@@ -28,10 +28,11 @@ class Owner(NamedTuple):
 
 @contextlib.contextmanager
 def acting_as(owner: Owner | None) -> Iterator[None]:
-    """Touch files with somebody's rights, in this thread and in there only; never await in there.
+    """Access files with a user's rights, in this thread only; do not await inside.
 
-    The kernel decides: a thread whose file system uid is not root's has none of root's rights to
-    files (capabilities(7)), so no link, race or name leads to what the owner could not have.
+    The kernel enforces it: a thread whose file system uid is not root's has none of root's rights
+    to files (capabilities(7)), so no link, race or name gives access to what the owner could not
+    open.
 
     Raises:
         PermissionError: if this process may not.
@@ -39,33 +40,32 @@ def acting_as(owner: Owner | None) -> Iterator[None]:
     if owner is None:
         yield
         return
-    before = _who()
+    before = _current_owner()
     try:
-        _identify(owner)
-        if _who() != owner:
+        _set_owner(owner)
+        if _current_owner() != owner:
             raise PermissionError(errno.EPERM, f"cannot act as uid {owner.uid}")
         yield
     finally:
-        _identify(before)
-        if _who() != before:
-            os.abort()  # a thread with the rights of somebody else would do everything wrong
+        _set_owner(before)
+        if _current_owner() != before:
+            os.abort()  # a thread that keeps another user's rights must not continue
 
 
-def _identify(owner: Owner) -> None:
+def _set_owner(owner: Owner) -> None:
     _LIBC.setfsgid(ctypes.c_uint32(owner.gid))
     _LIBC.setfsuid(ctypes.c_uint32(owner.uid))
 
 
-def _who() -> Owner:
-    asked = (_LIBC.setfsuid(ctypes.c_uint32(_ASK)), _LIBC.setfsgid(ctypes.c_uint32(_ASK)))
-    return Owner(*(int(one) & _ASK for one in asked))
+def _current_owner() -> Owner:
+    asked = (_LIBC.setfsuid(ctypes.c_uint32(_QUERY_ID)), _LIBC.setfsgid(ctypes.c_uint32(_QUERY_ID)))
+    return Owner(*(int(one) & _QUERY_ID for one in asked))
 
 
 def owner_of(path: Path) -> Owner | None:
-    """Who owns a folder; None: the agent does, or there is none.
+    """Return the owner of a folder; None: it is the agent's, or missing.
 
-    Args:
-        path: within a folder of the agent's, so that nobody else can put another in its place.
+    The folder has to lie in a folder of the agent, so that it cannot be replaced by others.
     """
     try:
         status = os.lstat(path)
@@ -76,22 +76,18 @@ def owner_of(path: Path) -> Owner | None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading, at once; not a link, a FIFO, a folder, a device.
+    """Open a regular file for reading without waiting; the caller closes the descriptor.
 
-    Args:
-        path: of the file; links on the way to it are followed.
-
-    Returns:
-        A descriptor, which the caller closes.
+    The path must not end in a link; links before the last part are followed.
 
     Raises:
-        OSError: if it is not there, or something else.
+        OSError: if it is missing, or not a regular file.
     """
     return require_regular(os.open(path, _READ), path)
 
 
 def require_regular(descriptor: int, path: Path) -> int:
-    """What was opened, if it is a regular file; else it is closed.
+    """Return the descriptor if it is a regular file, else close it.
 
     Raises:
         OSError: if it is something else.
@@ -99,17 +95,14 @@ def require_regular(descriptor: int, path: Path) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "no regular file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_small(path: Path, most: int = SMALL) -> bytes:
-    """The content of a regular file, whoever wrote it.
-
-    Args:
-        most: bytes that it may have.
+def read_small(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
+    """Return the content of a regular file that any process may have written.
 
     Raises:
-        OSError: if it is something else, or larger.
+        OSError: if it is something else, or larger than `most` bytes.
     """
     descriptor = open_regular(path)
     try:
@@ -122,13 +115,10 @@ def read_small(path: Path, most: int = SMALL) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that nobody else reads; it is there whole or not at all.
-
-    Args:
-        path: of the file; one that is there is replaced.
+    """Write a private file atomically, replacing an existing one.
 
     Raises:
-        OSError: if the disk does not take it.
+        OSError: if the disk cannot store it.
     """
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -139,14 +129,12 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path, owner: Owner | None) -> None:
-    """Have a folder that is its owner's, with all that is in it.
+    """Create a folder, or give an existing one with its content to its owner; None: the agent.
 
-    Args:
-        path: within a folder of the agent's.
-        owner: None: the agent.
+    The folder has to lie in a folder of the agent.
 
     Raises:
-        OSError: if it cannot be had.
+        OSError: if it cannot be created or given.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)
@@ -155,8 +143,8 @@ def make_folder(path: Path, owner: Owner | None) -> None:
         return
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.ENOTDIR, "no folder", str(path))
-    if owner is not None and status.st_uid != owner.uid:  # of other settings, or an older release
+        raise OSError(errno.ENOTDIR, "not a folder", str(path))
+    if owner is not None and status.st_uid != owner.uid:  # after a change of settings or release
         words = ["chown", "-R", "-h", "-P", "--", f"{owner.uid}:{owner.gid}", str(path)]
         done = subprocess.run(words, capture_output=True, check=False)  # noqa: S603
         if done.returncode:
@@ -164,23 +152,15 @@ def make_folder(path: Path, owner: Owner | None) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder and what is in it, as far as that can be; no link in it is followed.
-
-    Args:
-        path: within a folder of the agent's; nothing need be there.
-    """
+    """Delete a folder of the agent or in one, as far as possible, without following links."""
     try:
         shutil.rmtree(path, ignore_errors=True)
-    except RecursionError:  # deeper than Python goes
+    except RecursionError:  # deeper than Python's recursion limit
         subprocess.run(["rm", "-rf", "--", str(path)], capture_output=True, check=False)  # noqa: S603, S607
 
 
 def bytes_below(folder: Path) -> int:
-    """Room that files take on the disk, however deep it is; links in it are not followed.
-
-    Args:
-        folder: that somebody else may change meanwhile.
-    """
+    """Return the disk space of the files below a folder, however deep, without following links."""
     total, waiting = 0, [str(folder)]
     while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:

@@ -1,4 +1,4 @@
-"""Which process is which on this host: a pid and its start time name one for ever."""
+"""Identity of processes on this host: a pid together with the start time is never reused."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import signal
 from pathlib import Path
 from typing import Final
 
-ROUNDS: Final = 1000  # of killing what forks faster than it dies
+MAX_ROUNDS: Final = 1000  # of kills, against processes that fork fast
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, which with the pid names a process for ever; None if gone.
-
-    Returns:
-        Start time, clock ticks since the host came up (proc(5), field `starttime`).
-    """
+    """Return a process's start time (clock ticks since boot, see proc(5)); None if it exited."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -25,14 +21,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def session_members(leader: int) -> list[int]:
-    """Processes of the session that `leader` led, if it is gone; what a worker left behind.
-
-    Args:
-        leader: its pid, which is the number of its session too.
-
-    Returns:
-        Their pids; none while the leader is there, or while its pid is another process's.
-    """
+    """Return the processes in the session of a leader that has exited; empty while it exists."""
     if start_ticks(leader) is not None:
         return []
     found = []
@@ -45,14 +34,9 @@ def session_members(leader: int) -> list[int]:
 
 
 def open_process(pid: int, ticks: int) -> int | None:
-    """A handle of exactly this process.
+    """Return a pidfd of exactly this process; None if it has exited. The caller closes it.
 
-    Args:
-        pid: which may be another process's by now.
-        ticks: its start time, clock ticks since the host came up.
-
-    Returns:
-        A pidfd, which the caller closes; None if the process is gone.
+    `ticks` is the start time (clock ticks since boot), since the pid may be reused.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -65,7 +49,7 @@ def open_process(pid: int, ticks: int) -> int | None:
 
 
 def belongs_to(pid: int, uid: int) -> bool | None:
-    """Whether a process has the rights of a user and no others; None: it is gone."""
+    """Return whether a process has the rights of a user and no others; None if it has exited."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -75,11 +59,7 @@ def belongs_to(pid: int, uid: int) -> bool | None:
 
 
 def signal_group(group: int, what: int, uid: int | None = None) -> None:
-    """Signal the processes of a group, as far as they are a user's.
-
-    Args:
-        uid: of the user; None: whoever's they are.
-    """
+    """Send a signal to the processes of a group; `uid` restricts it to those of a user."""
     if uid is None:
         with contextlib.suppress(OSError):
             os.killpg(group, what)
@@ -92,12 +72,8 @@ def signal_group(group: int, what: int, uid: int | None = None) -> None:
 
 
 def end_all_of(uid: int) -> None:
-    """Kill every process of a user, those that are born meanwhile too.
-
-    Args:
-        uid: of a job alone, and of nobody else.
-    """
-    for _ in range(ROUNDS):
+    """Kill every process of a job's own uid, including new ones."""
+    for _ in range(MAX_ROUNDS):
         found = [e for e in Path("/proc").iterdir() if e.name.isdigit() and _runs_as(e, uid)]
         if not found:
             return
@@ -107,7 +83,6 @@ def end_all_of(uid: int) -> None:
 
 
 def _runs_as(entry: Path, uid: int) -> bool:
-    """Whether it is there, and not dead already."""
     try:
         text = (entry / "status").read_text(encoding="utf-8", errors="replace")
     except OSError:

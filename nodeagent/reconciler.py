@@ -1,9 +1,7 @@
-"""Wanted against observed workers: events in, actions out; no clock, no I/O.
+"""Reconciler of desired and observed workers: events in, actions out; no clock, no I/O.
 
-The controller's deltas say what should run; the processes say what does. Every event ends in the
-same place, `_settle`, which compares the two for one job and asks for the difference.
-
-What the agent knows of one worker on its node.
+The controller's deltas state what should run, events of processes state what does. After every
+event the two are compared for one job, and the difference is requested as actions.
 """
 
 from __future__ import annotations
@@ -63,14 +61,14 @@ from schemas.wire.sweeps import SweepDelta, UnitOrder
 
 
 class ProcessPhase(Enum):
-    """Where one process stands."""
+    """Phase of a worker's process on this node."""
 
     WANTED = "wanted"  # waits for its working directory or its slot
-    STARTING = "starting"  # the zygote was asked
+    STARTING = "starting"  # the fork was requested
     ALIVE = "alive"
-    RETIRING = "retiring"  # left its group as agreed; is given time to exit by itself
-    STOPPING = "stopping"  # TERM was sent
-    ENDED = "ended"  # its folder stays until its output is stored
+    RETIRING = "retiring"  # left its group as agreed; has the grace time to exit by itself
+    STOPPING = "stopping"  # TERM or KILL was sent
+    ENDED = "ended"  # exited; its folder stays until its output is stored
 
 
 LIVING = frozenset(
@@ -81,30 +79,26 @@ LISTENING = frozenset({ProcessPhase.ALIVE, ProcessPhase.RETIRING})
 
 @dataclass(slots=True)
 class HeldUnit:
-    """The unit of a sweep that a worker holds, by its attempt; 0: none."""
+    """Unit of a sweep that a worker trains, by its attempt; 0: none."""
 
-    told: int = 0  # the newest that went to it over its present connection
-    held: int = 0  # the newest that it may have heard of
-    over: int = 0  # the newest of which it said what came
+    told: int = 0  # newest one sent over the current connection
+    held: int = 0  # newest one that the worker may have received
+    over: int = 0  # newest one with a reported result
 
     @property
-    def under_way(self) -> bool:
-        """Whether it may be at work."""
+    def training(self) -> bool:
+        """True if the worker may be training a unit."""
         return self.held > self.over
 
-    def tell(self, unit: UnitOrder) -> bool:
-        """Whether the worker should hear of `unit` now; it counts as told."""
+    def mark_sent(self, unit: UnitOrder) -> bool:
+        """Return whether to send a unit to the worker now, and record it as sent."""
         if unit.attempt <= max(self.told, self.over):
             return False
         self.told, self.held = unit.attempt, max(self.held, unit.attempt)
         return True
 
     def reported(self, report: ScriptReport) -> None:
-        """Take in what the worker said.
-
-        Args:
-            report: of any kind; those that are not of units change nothing.
-        """
+        """Update from a worker's report; only those about units matter."""
         match report:
             case UnitBegun(attempt=attempt):
                 self.held = max(self.held, attempt)
@@ -112,18 +106,14 @@ class HeldUnit:
                 self.held, self.over = max(self.held, attempt), max(self.over, attempt)
 
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
-        """Whether the unit under way is not wanted any more.
-
-        Args:
-            attempts: the highest that whoever says so knows of.
-        """
+        """True if the unit in progress is known to the delta (`attempts`) and not wanted."""
         wanted = unit.attempt if unit is not None else 0
-        return self.under_way and self.held <= attempts and self.held != wanted
+        return self.training and self.held <= attempts and self.held != wanted
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """One worker on this node."""
+    """State of a worker on this node."""
 
     worker: WorkerId
     job: JobId
@@ -135,17 +125,17 @@ class WorkerState:
     started_ticks: int | None = None
     code: int | None = None
     signal: int | None = None
-    granted: bool = True  # the slot's device is its own
-    adopted: bool = False  # an earlier life of this agent may have granted it since it began
+    granted: bool = True  # the worker may use the slot's device
+    adopted: bool = False  # an earlier agent process may have granted the device
     leaving: bool = False  # was notified of a group without it
-    newest_order: tuple[Version, int] = (Version(0), 0)  # the newest order that was sent to it
-    stored: bool = False
-    awaited: bool = False  # its exit, with a limit
-    unit: HeldUnit = field(default_factory=HeldUnit)  # if it is a sweep's
+    newest_order: tuple[Version, int] = (Version(0), 0)  # sent to the worker
+    stored: bool = False  # the controller has all of its output
+    awaited: bool = False  # the grace time runs
+    unit: HeldUnit = field(default_factory=HeldUnit)  # sweeps only
 
     @classmethod
     def wanted(cls, identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
-        """A worker that is not there yet."""
+        """Return the state of a worker that does not exist yet."""
         return cls(
             worker=identity,
             job=delta.job,
@@ -156,11 +146,11 @@ class WorkerState:
 
     @property
     def who(self) -> dict[str, Any]:
-        """What events about it begin with."""
+        """Common fields of its events."""
         return {"job": self.job, "version": self.version, "rank": self.rank}
 
     def seen(self) -> WorkerSeen:
-        """As a greeting tells it."""
+        """Return the worker's entry in a hello."""
         return WorkerSeen(
             **self.who,
             slot=self.slot,
@@ -174,19 +164,19 @@ class WorkerState:
 
 @dataclass(slots=True)
 class JobState:
-    """One job on this node."""
+    """State of a job on this node."""
 
     delta: GroupDelta | None = None
-    digest: str = ""  # of the working directory that is laid out
-    fetching: str = ""
-    ordered: Version = Version(0)  # the highest whose workers were made here, each once
-    cleared: Version = Version(0)  # the highest for which it was said that nothing older is left
-    sweep: SweepDelta | None = None  # if it is one
+    digest: str = ""  # of the unpacked working directory
+    fetching: str = ""  # digest of the one being fetched
+    ordered: Version = Version(0)  # highest whose workers were created here, each once
+    cleared: Version = Version(0)  # highest that was reported in `JobCleared`
+    sweep: SweepDelta | None = None  # sweeps only
 
 
 @dataclass(slots=True)
 class Reconciler:
-    """All workers of one node; `handle` is the only way to change it."""
+    """State of all workers of one node; only `handle` changes it."""
 
     node: NodeId
     jobs: dict[JobId, JobState] = field(default_factory=dict)
@@ -194,11 +184,10 @@ class Reconciler:
     forgotten: set[JobId] = field(default_factory=set)  # sweeps that have ended
 
     def handle(self, event: Event) -> list[Action]:
-        """Apply one event and return what to do about it, in order.
+        """Process one event and return the actions, in order.
 
-        Args:
-            event: `Desired` makes a job known here, `Adopted` a worker; another event about one
-                that is not known changes nothing.
+        `Desired` and `SweepDesired` add a job, `Adopted` a worker; other events about unknown jobs
+        and workers are ignored.
         """
         match event:
             case Desired(delta=delta):
@@ -235,14 +224,14 @@ class Reconciler:
                 return [
                     PublishEvent(refused),
                     RemoveWorker(worker.worker),
-                    *self._slot_freed(worker),
+                    *self._grant_waiting(worker),
                 ]
             case Connected():
                 worker.newest_order, worker.unit.told = (Version(0), 0), 0
                 return [GrantSlot(worker.worker)] if worker.granted else []
             case ReportRead(report=report):
                 worker.unit.reported(report)
-                said = replace(report, **worker.who)  # the file is the script's: it names others
+                said = replace(report, **worker.who)  # the file may name others
                 return [PublishEvent(said)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
                 worker.phase, worker.code, worker.signal = (
@@ -257,7 +246,7 @@ class Reconciler:
                     unseen=event.unseen,
                     memory_limit=event.memory_limit,
                 )
-                return [PublishEvent(exited), *self._slot_freed(worker)]
+                return [PublishEvent(exited), *self._grant_waiting(worker)]
             case GraceOver() if worker.phase is ProcessPhase.RETIRING:
                 worker.phase = ProcessPhase.STOPPING
                 return [Terminate(worker.worker)]
@@ -304,7 +293,7 @@ class Reconciler:
     # --- wanted against observed
 
     def _sweep_desired(self, delta: SweepDelta) -> list[Action]:
-        """Of a sweep that is over only states are left to keep."""
+        """Apply the desired state of a sweep; of an ended sweep, only states are kept."""
         if delta.job in self.forgotten:
             return [KeepStates(delta)]
         self._job(delta.job).sweep = delta
@@ -316,7 +305,6 @@ class Reconciler:
         return [*units, *(self._reconcile_group(name, job, job.delta) if job.delta else [])]
 
     def _reconcile_units(self, name: JobId, sweep: SweepDelta) -> list[Action]:
-        """Hand on what is to be trained; who trains what was given up is killed."""
         ordered = {unit.worker: unit for unit in sweep.units}
         actions: list[Action] = []
         for worker in self.workers.values():
@@ -326,7 +314,7 @@ class Reconciler:
             if worker.unit.withdrawn(unit, sweep.attempts):
                 worker.phase = ProcessPhase.STOPPING
                 actions.append(Kill(worker.worker))
-            elif unit is not None and worker.unit.tell(unit):
+            elif unit is not None and worker.unit.mark_sent(unit):
                 actions.append(OrderUnit(worker.worker, unit))
         return actions
 
@@ -355,7 +343,7 @@ class Reconciler:
             case ProcessPhase.WANTED:
                 del self.workers[worker.worker]
                 return []
-            case ProcessPhase.ALIVE if worker.leaving or (delta.group and worker.unit.under_way):
+            case ProcessPhase.ALIVE if worker.leaving or (delta.group and worker.unit.training):
                 worker.phase = ProcessPhase.RETIRING
                 return self._await_exit(worker)
             case ProcessPhase.RETIRING:
@@ -366,13 +354,13 @@ class Reconciler:
             case ProcessPhase.ENDED if worker.stored:
                 del self.workers[worker.worker]
                 return [RemoveWorker(worker.worker)]
-            case _:  # STARTING is stopped when it has a process; STOPPING is on its way
+            case _:  # STARTING: stopped once it has a process; STOPPING: about to exit
                 return []
 
     @staticmethod
     def _await_exit(worker: WorkerState) -> list[Action]:
-        """Give it time to exit, once; a unit that it trains comes first, however long it takes."""
-        if worker.awaited or worker.unit.under_way:
+        """Start the grace period once; it begins after the unit that the worker trains."""
+        if worker.awaited or worker.unit.training:
             return []
         worker.awaited = True
         return [AwaitExit(worker.worker)]
@@ -390,14 +378,12 @@ class Reconciler:
         return [*self._grant(worker), *self._order(worker, delta)]
 
     def _grant(self, worker: WorkerState) -> list[Action]:
-        """Give it the device when the process that had it before was seen gone."""
         if worker.granted or worker.phase is not ProcessPhase.ALIVE or self._slot_taken(worker):
             return []
         worker.granted = True
         return [GrantSlot(worker.worker)]
 
     def _order(self, worker: WorkerState, delta: GroupDelta) -> list[Action]:
-        """Tell it the newest that is wanted of its group, once."""
         order = (delta.version, delta.stage)
         if (
             worker.phase is not ProcessPhase.ALIVE
@@ -417,7 +403,7 @@ class Reconciler:
             if other is not worker
         )
 
-    def _slot_freed(self, worker: WorkerState) -> list[Action]:
+    def _grant_waiting(self, worker: WorkerState) -> list[Action]:
         waiting = {
             other.job
             for other in self.workers.values()
@@ -434,7 +420,7 @@ class Reconciler:
             return []
         actions: list[Action] = []
         through = Version(delta.version + (delta.stage >= SETTLED))
-        if through > 1 and job.cleared < through and not self._on_its_way(mine, wanted, delta):
+        if through > 1 and job.cleared < through and not self._exits_pending(mine, wanted, delta):
             job.cleared = through
             actions.append(PublishEvent(JobCleared(job=delta.job, version=through)))
         if delta.forget and not mine and delta.group is None:
@@ -445,16 +431,16 @@ class Reconciler:
         return actions
 
     @staticmethod
-    def _on_its_way(mine: list[WorkerState], wanted: set[WorkerId], delta: GroupDelta) -> bool:
-        """Whether processes of this very version are about to end, which settle it."""
+    def _exits_pending(mine: list[WorkerState], wanted: set[WorkerId], delta: GroupDelta) -> bool:
+        """True if processes of this version are about to exit, which will settle the version."""
         return delta.stage >= SETTLED and any(
             w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted
         )
 
-    # --- what is there
+    # --- observed state
 
     def seen(self) -> tuple[WorkerSeen, ...]:
-        """Every process that was started, for the hello."""
+        """Return every process that was started, for the hello."""
         started = (w for w in self.workers.values() if w.phase is not ProcessPhase.WANTED)
         return tuple(worker.seen() for worker in started)
 

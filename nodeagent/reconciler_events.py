@@ -1,7 +1,4 @@
-"""Everything that the agent can learn.
-
-Everything that the agent may do.
-"""
+"""Inputs (events) and outputs (actions) of the reconciler."""
 
 from __future__ import annotations
 
@@ -15,21 +12,21 @@ from schemas.wire.worker import Assignment
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The controller wants this of a job."""
+    """The controller's desired state of a job."""
 
     delta: GroupDelta
 
 
 @dataclass(frozen=True, slots=True)
 class SweepDesired:
-    """The controller wants this of a sweep."""
+    """The controller's desired state of a sweep."""
 
     delta: SweepDelta
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceReady:
-    """The job's working directory is laid out."""
+    """The job's working directory is unpacked."""
 
     job: JobId
     digest: str
@@ -37,7 +34,7 @@ class WorkspaceReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceFailed:
-    """It could not be."""
+    """The job's working directory could not be unpacked."""
 
     job: JobId
     digest: str
@@ -47,7 +44,7 @@ class WorkspaceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A worker that an earlier life of this agent started; it may have ended since."""
+    """A worker that an earlier agent process started; it may have exited since."""
 
     worker: WorkerId
     assignment: Assignment
@@ -71,12 +68,12 @@ class StartFailed:
     worker: WorkerId
     error: str
     hint: str = ""
-    node_fault: bool = False  # the job is not to blame
+    node_fault: bool = False  # not caused by the job
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A worker opened its channel to this agent."""
+    """A worker connected to this agent."""
 
     worker: WorkerId
 
@@ -97,19 +94,19 @@ class Ended:
     code: int | None
     signal: int | None
     unseen: bool
-    memory_limit: int | None = None  # bytes, of its job here, if that was exceeded
+    memory_limit: int | None = None  # bytes, of the job here; set if it was exceeded
 
 
 @dataclass(frozen=True, slots=True)
 class GraceOver:
-    """A worker was asked to stop some time ago."""
+    """The grace period of a worker is over."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class LogsStored:
-    """The controller has all output of an ended worker."""
+    """The controller has all output of an exited worker."""
 
     worker: WorkerId
 
@@ -132,11 +129,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class FetchWorkspace:
-    """Lay out a job's working directory."""
+    """Unpack a job's working directory."""
 
     job: JobId
     digest: str
-    user: str = ""  # who submitted it
+    user: str = ""  # owner of the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,33 +143,33 @@ class StartWorker:
     worker: WorkerId
     rank: int
     delta: GroupDelta
-    granted: bool = True  # nobody else is on the slot
+    granted: bool = True  # the slot's device is free
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """TERM to the worker's process group; KILL is asked for when the grace is over."""
+    """Send TERM to the worker's process group, then wait for the grace period."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """KILL to the worker's process group."""
+    """Send KILL to the worker's process group."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitExit:
-    """It leaves by itself; TERM is asked for when the grace is over."""
+    """Wait for the grace period; the worker exits by itself."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class OrderGroup:
-    """Tell the worker what is wanted of its group."""
+    """Send a worker the desired state of its group."""
 
     worker: WorkerId
     delta: GroupDelta
@@ -180,14 +177,14 @@ class OrderGroup:
 
 @dataclass(frozen=True, slots=True)
 class GrantSlot:
-    """Tell the worker that its slot's device is free."""
+    """Tell a worker that its slot's device is free."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class OrderUnit:
-    """Tell the worker which unit of its sweep to train."""
+    """Tell a worker which unit of its sweep to train."""
 
     worker: WorkerId
     unit: UnitOrder
@@ -195,7 +192,7 @@ class OrderUnit:
 
 @dataclass(frozen=True, slots=True)
 class KeepStates:
-    """Fetch the states of a sweep that are wanted on this node, and drop the others."""
+    """Fetch the wanted states of a sweep, and delete the others."""
 
     delta: SweepDelta
 
@@ -216,7 +213,7 @@ class RemoveWorker:
 
 @dataclass(frozen=True, slots=True)
 class ForgetJob:
-    """Nothing of the job is left here, and it will not come back."""
+    """The job has ended, and nothing of it is left on this node."""
 
     job: JobId
 

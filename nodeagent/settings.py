@@ -1,7 +1,4 @@
-"""Agent settings.
-
-Errors of the agent, and what becomes of those that nobody thought of.
-"""
+"""Settings of the agent, and its errors."""
 
 from __future__ import annotations
 
@@ -20,74 +17,71 @@ from schemas.host.archives import ArchiveBounds
 
 DAY_S: Final = 86_400.0
 MAX_FENCE_S: Final = 3600.0
-LEAST_FENCE_S: Final = 3.0  # heartbeats are a second apart, and an answer takes its time
+MIN_FENCE_S: Final = 3.0  # heartbeats are a second apart, and a reply takes time
 Interval = Annotated[float, msgspec.Meta(ge=0)]  # seconds
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Controller(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the controller is; its other ports come with its welcome."""
+    """Address of the controller; its welcome names its other ports."""
 
     host: str = "127.0.0.1"
     agents: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 7701
-    key: str = "keys/server.key"  # its public key
+    key: str = "keys/server.key"  # public key of the controller
 
 
 Limit = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):
-    """As whom the jobs of this node run."""
+    """Accounts and limits of the jobs of this node."""
 
-    run_as: Literal["", "agent", "submitter", "job"] = ""  # default: what is safe here
+    run_as: Literal["", "agent", "submitter", "job"] = ""  # default: what is safe on this host
     users: dict[str, str] = {}
-    uids: tuple[int, int] = (0x7000_0000, 0x1000_0000)  # first and count, of jobs with own ones
+    uids: tuple[int, int] = (0x7000_0000, 0x1000_0000)  # first and count, for run_as = "job"
     trust_each_other: bool = False  # all users of the cluster may read each other's files
-    files: Limit = 0  # that one process may have open; 0: as many as the agent
-    pids: Limit = 0  # processes and threads for each slot that a job has here; 0: as the agent
-    memory_bytes: Bytes = 0  # for each slot that a job has here; 0: as much as there is
-    cgroup: str = ""  # below which jobs have their groups; default: the agent's own
+    files: Limit = 0  # open files of one process; 0: as the agent
+    pids: Limit = 0  # processes and threads for each slot of a job here; 0: as the agent
+    memory_bytes: Bytes = 0  # for each slot of a job here; 0: unlimited
+    cgroup: str = ""  # parent of the jobs' control groups; default: the agent's own group
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's TOML file; paths are relative to it."""
+    """An agent's TOML file; relative paths start at its folder."""
 
     EXAMPLES: ClassVar = {"node": '"node-1"'}
 
     node: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     controller: Controller = Controller()
     key: str = ""  # default: keys/NODE.key_secret
-    address: str = "127.0.0.1"  # where workers on other nodes reach this one's
+    address: str = "127.0.0.1"  # at which workers on other nodes reach workers here
     states_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = (
-        0  # where it serves states of sweeps to them; 0: any
+        0  # serves states of sweeps to other nodes; 0: any
     )
     devices: str = "auto"  # "auto": all GPUs, else CPU slots; "cpu": CPU slots
     slots: int = 4  # CPU slots, where GPUs are not used
-    cores: int = 0  # that they share; 0: as many as the agent may use
+    cores: int = 0  # shared by the slots; 0: as many as the agent may use
     python: str = ""  # interpreter of jobs that name none; default: the agent's own
     run: str = "run"  # sockets and worker folders; must outlive the agent process
     work: str = "work"  # working directories of jobs
     checkpoints: str = "checkpoints"  # shared by all nodes that a job may resume on
     kill_grace_s: Interval = 10.0  # between TERM and KILL
     fence_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_FENCE_S)] = (
-        0.0  # without an answer of the controller workers are ended after so long; 0: never
+        0.0  # time without a reply of the controller after which workers are stopped; 0: never
     )
-    keep_work_s: Interval = 7 * DAY_S  # working directories and states, behind a job's end
-    keep_work_bytes: Bytes = 100 << 30  # of all ended jobs; of their states as much again
-    keep_checkpoints_s: Interval = 30 * DAY_S  # behind a job's end
+    keep_work_s: Interval = 7 * DAY_S  # working directories and states, after a job's end
+    keep_work_bytes: Bytes = 100 << 30  # of all ended jobs; the same again for states
+    keep_checkpoints_s: Interval = 30 * DAY_S  # after a job's end
     keep_checkpoints_bytes: Bytes = 500 << 30  # of all ended jobs
-    workdir: ArchiveBounds = ArchiveBounds()  # of a job's working directory, unpacked
+    workdir: ArchiveBounds = ArchiveBounds()  # limits of an unpacked working directory
     jobs: Jobs = Jobs()
     log_bytes: Bytes = 1 << 30  # of one worker's output on this node's disk; more is dropped
-    disk_reserve_bytes: Bytes = 64 << 20  # a node with less room takes no new workers
+    disk_reserve_bytes: Bytes = 64 << 20  # a node with less free space starts no new workers
     pid_file: str = ""
 
 
 def load(path: Path) -> AgentSettings:
-    """The settings in `path`, overridden by `ONES__KEY` variables.
-
-    Args:
-        path: a TOML file; relative paths in it are left as they stand.
+    """Return the settings in `path`, overridden by `ONES__KEY` variables; paths are not resolved.
 
     Raises:
         SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
@@ -99,10 +93,10 @@ log = structlog.get_logger("agent")
 
 
 class AgentError(OnesError):
-    """Base of what the agent raises on purpose."""
+    """Base of the errors that the agent raises on purpose."""
 
     code = "agent"
-    node_fault = False  # the job is not to blame, and another node may well do it
+    node_fault = False  # True: not caused by the job, another node may succeed
 
 
 class StartError(AgentError):
@@ -110,25 +104,25 @@ class StartError(AgentError):
 
 
 class NodeStartError(StartError):
-    """The same, for the node's fault."""
+    """A `StartError` caused by the node."""
 
     node_fault = True
 
 
 class WorkspaceError(AgentError):
-    """A job's working directory could not be laid out on this node."""
+    """A job's working directory could not be unpacked on this node."""
 
 
 class NodeWorkspaceError(WorkspaceError):
-    """The same, for the node's fault."""
+    """A `WorkspaceError` caused by the node."""
 
     node_fault = True
 
 
 @contextlib.contextmanager
-def passed_over(what: str, **detail: str) -> Iterator[None]:
-    """What fails in there is a line in the log, and holds up nothing behind it."""
+def log_errors(what: str, **detail: str) -> Iterator[None]:
+    """Log an exception of the block instead of raising it."""
     try:
         yield
     except Exception:
-        log.exception("failed, and passed over", what=what, **detail)
+        log.exception("operation failed", what=what, **detail)

@@ -1,4 +1,4 @@
-"""`ones config check` of an agent: everything that its start would trip over, at once."""
+"""`ones config check` of an agent: all problems that would prevent its start, at once."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ from schemas.errors import SettingsError
 from schemas.host.checks import look_through
 from schemas.transport import load_keys, load_public
 
-NAMELESS: Final = "nameless"  # in the place of a name that is missing or wrong
+NAMELESS: Final = "nameless"  # replaces a name that is missing or invalid
 
 
 def check(path: Path) -> list[SettingsError]:
-    """Look at an agent's settings and at this host; nothing is changed.
+    """Return the problems of an agent's settings on this host; nothing is changed.
 
-    Args:
-        path: of the TOML file. A port that is in use by an agent with this very file is free.
-
-    Returns:
-        Each problem with its field and what helps; empty: it can start.
+    A port that is in use by the agent with this very file counts as free.
 
     Raises:
-        SettingsError: if the file cannot be read, or is no TOML.
+        SettingsError: if the file cannot be read, or is not TOML.
     """
     findings, settings = look_through(AgentSettings, path, {"node": NAMELESS})
     home = path.parent
@@ -45,7 +41,7 @@ def check(path: Path) -> list[SettingsError]:
     findings.pid_file(settings.pid_file)
     findings.attempt("fence_s", lambda: fenced_s(settings))
     if settings.python and shutil.which(settings.python) is None:
-        what = f"no program {settings.python!r}"
+        what = f"program {settings.python!r} not found"
         findings.add("python", what, "give an interpreter of this host, or leave it out")
     return findings.found
 
@@ -55,4 +51,4 @@ def _resolve(host: str) -> None:
         socket.getaddrinfo(host, None)
     except socket.gaierror as error:
         what = f"{host} cannot be found: {error.strerror}"
-        raise SettingsError(what, "correct the name, or see to the name service") from None
+        raise SettingsError(what, "correct the name, or check the name service") from None

@@ -1,8 +1,6 @@
-"""States of sweeps on this node's disk: fetched where they are wanted, dropped where they are not.
+"""States of sweeps on this node's disk: fetched if wanted, deleted if not, served to other nodes.
 
-Files are what counts, so an agent that comes back finds everything again.
-
-Which states of a sweep stay on the node's disk, and which are missing; pure.
+The files are the only record, so a restarted agent finds everything again.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ from schemas.wire.sweeps import StateCopied, StateNotCopied, StateRef, SweepDelt
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is wanted beside what is there."""
+    """Difference between the wanted states and the files."""
 
-    doomed: tuple[StateFile, ...]  # of which neither a file nor a part of one is needed
+    doomed: tuple[StateFile, ...]  # to delete, finished or not
     present: tuple[WantedState, ...]
     missing: tuple[WantedState, ...]
 
@@ -47,12 +45,9 @@ class Comparison:
 def compare(
     delta: SweepDelta, files: Iterable[StateFile], digests: Mapping[StateFile, str]
 ) -> Comparison:
-    """Hold the files of a job against what is wanted of them.
+    """Compare the state files of a job, finished or not, with the wanted states.
 
-    What an attempt leaves that is under way, or that the delta cannot know of, stays.
-
-    Args:
-        files: on the node's disk, finished or not.
+    Files of attempts that are in progress, or newer than the delta, are kept.
     """
     wanted = {_key(one.state) for one in delta.wanted}
     attempts = {unit.attempt for unit in delta.units}
@@ -75,7 +70,6 @@ def _key(state: StateRef) -> tuple[int, int, str]:
 
 
 def _is_coming(file: StateFile, delta: SweepDelta) -> bool:
-    """Whether a part of a file is one that is being fetched."""
     return any(
         (one.state.trial, one.state.version) == (file.trial, file.version) for one in delta.wanted
     )
@@ -83,63 +77,58 @@ def _is_coming(file: StateFile, delta: SweepDelta) -> bool:
 
 log = structlog.get_logger("states")
 JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-DATA: Final = "data"  # folder of staged data, among the states
-FETCHES: Final = 2  # at once
-WHY_CHARACTERS: Final = 1000  # of a report
+DATA: Final = "data"  # folder of staged data, beside the states
+FETCHES: Final = 2  # concurrent
+MAX_REASON_CHARACTERS: Final = 1000  # in a report
 
 
 class StateKeeper:
-    """The states of every sweep on this node."""
+    """States of all sweeps on this node; `publish` receives the outcome of each wanted state."""
 
     def __init__(
         self, folders: NodeFolders, publish: Callable[[StateCopied | StateNotCopied], None]
     ) -> None:
-        """Begin with what lies on the disk.
-
-        Args:
-            publish: takes what became of a wanted state, in the loop's thread.
-        """
         self._folders = folders
         self._publish = publish
         self._newest: dict[JobId, SweepDelta] = {}
-        self._sorting: set[JobId] = set()
+        self._reconciling: set[JobId] = set()
         self._fetching: set[tuple[JobId, StateRef]] = set()
         self._slots = asyncio.Semaphore(FETCHES)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def keep(self, delta: SweepDelta) -> None:
-        """Make this so; what an older one asked for and this one does not is given up."""
+        """Apply a delta; fetches of an older delta that are no longer wanted stop."""
         self._newest[delta.job] = delta
-        if delta.job not in self._sorting:
-            self._sorting.add(delta.job)
-            self._spawn(self._sort(delta.job))
+        if delta.job not in self._reconciling:
+            self._reconciling.add(delta.job)
+            self._spawn(self._reconcile(delta.job))
 
     def forget(self, job: JobId) -> None:
-        """The job is over: its staged data go; states that were wanted last stay for a while."""
+        """Delete the staged data of an ended job; its states are kept for a while."""
         self._spawn(asyncio.to_thread(_drop_data, self._folders.states(job)))
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel all work."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
 
-    # --- wanted against there
+    # --- comparison of wanted and present states
 
-    async def _sort(self, job: JobId) -> None:
-        """Until the delta that was compared is the newest."""
+    async def _reconcile(self, job: JobId) -> None:
+        """Compare until the delta that was compared is the newest."""
         folder = self._folders.states(job)
         compared: SweepDelta | None = None
         try:
             while compared is not (delta := self._newest[job]):
                 compared = delta
-                found = await asyncio.to_thread(_sort_out, folder, delta)
+                found = await asyncio.to_thread(_compare_as_owner, folder, delta)
                 self._settle(delta, found)
         except OSError as error:
-            log.warning("states cannot be sorted", job=job, error=str(error))
+            log.warning("states could not be compared", job=job, error=str(error))
         finally:
-            self._sorting.discard(job)
+            self._reconciling.discard(job)
 
     def _settle(self, delta: SweepDelta, found: Comparison) -> None:
         for wanted in found.present:
@@ -148,7 +137,7 @@ class StateKeeper:
         for wanted in found.missing:
             key = (delta.job, wanted.state)
             if not wanted.sources:
-                why = "it is not on this node's disk any more"
+                why = "the state is not on this node's disk any more"
                 self._publish(_not_copied(delta.job, wanted.state, why))
             elif key not in self._fetching:
                 self._fetching.add(key)
@@ -164,10 +153,12 @@ class StateKeeper:
         try:
             async with self._slots:
                 if not stopped():
-                    await asyncio.to_thread(_bring, self._folders.states(job), job, wanted, stopped)
+                    await asyncio.to_thread(
+                        _fetch_as_owner, self._folders.states(job), job, wanted, stopped
+                    )
         except (OnesError, OSError) as error:
             if not stopped():
-                log.warning("no copy of a state", job=job, trial=state.trial, why=str(error))
+                log.warning("state could not be copied", job=job, trial=state.trial, why=str(error))
                 self._publish(_not_copied(job, state, str(error)))
         else:
             if not stopped():
@@ -181,10 +172,10 @@ class StateKeeper:
         task.add_done_callback(self._tasks.discard)
 
 
-# --- in a thread
+# --- functions that run in a thread
 
 
-def _sort_out(folder: Path, delta: SweepDelta) -> Comparison:
+def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
     with acting_as(owner_of(folder)):
         return _compare_and_drop(folder, delta)
 
@@ -199,8 +190,10 @@ def _compare_and_drop(folder: Path, delta: SweepDelta) -> Comparison:
     return comparison
 
 
-def _bring(folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]) -> None:
-    """Fetch a state; the file is there whole and durable, or not at all."""
+def _fetch_as_owner(
+    folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]
+) -> None:
+    """Fetch a state; the file appears complete and durable, or not at all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with acting_as(owner_of(folder)):
         _fetch_into(folder, job, wanted, stopped)
@@ -239,16 +232,11 @@ def _drop_data(folder: Path) -> None:
     remove_tree(folder / DATA)
 
 
-# --- others ask
+# --- server for other nodes
 
 
 def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer | None:
-    """Hand out the states on this node's disk; None: nobody can reach it, which the log says.
-
-    Args:
-        address: where other nodes reach this one.
-        port: to listen on; 0: any.
-    """
+    """Serve the states on this node's disk; None, with a log line, if that is impossible."""
 
     def find(asked: AskState) -> Stored | None:
         if not JOB.fullmatch(asked.job):
@@ -271,5 +259,5 @@ def _copied(job: JobId, state: StateRef) -> StateCopied:
 
 def _not_copied(job: JobId, state: StateRef, why: str) -> StateNotCopied:
     return StateNotCopied(
-        job=job, trial=state.trial, version=state.version, why=why[:WHY_CHARACTERS]
+        job=job, trial=state.trial, version=state.version, why=why[:MAX_REASON_CHARACTERS]
     )

@@ -1,4 +1,4 @@
-"""The socket that this node's workers connect to: hints and telemetry in, orders out."""
+"""Socket of this node's workers: hints and telemetry in, orders out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nodeagent.settings import passed_over
+from nodeagent.settings import log_errors
 from schemas.codec import FROM_WORKER, encode
 from schemas.errors import OnesError
 from schemas.host.logging import Audit
@@ -20,22 +20,17 @@ from schemas.wire import Message
 from schemas.wire.agent import GroupDelta
 from schemas.wire.worker import FromWorker, GroupOrder, WorkerHello
 
-LONGEST_NAME: Final = 200  # characters, in a log line
-QUEUED: Final = 1000  # messages that wait for a worker that does not read
-MAX_SAID: Final = 16 << 10  # bytes of a message of a worker: hints and telemetry
+MAX_LOGGED_NAME: Final = 200  # characters, in a log line
+MAX_QUEUED: Final = 1000  # messages queued for a worker that does not read
+MAX_WORKER_MESSAGE_BYTES: Final = 16 << 10  # bytes of a message from a worker: hints and telemetry
 
 
 class WorkerChannel:
-    """Knows the way to each worker that greeted, and which worker speaks over a connection.
+    """Connections of the workers, each identified by its worker's token.
 
-    A connection is a worker's once it has shown that worker's token. What it says from then on is
-    said of that worker, whatever the messages say of job, version and rank.
-
-    Args:
-        address: ipc://PATH; its folder is there.
-        token_of: what a worker has to show; empty: an older library shows nothing; None: no such
-            worker is here.
-        open_to_all: whether workers run as other users than the agent.
+    A connection belongs to a worker once it has sent that worker's token. All further messages are
+    attributed to that worker, whatever they state about job, version and rank. `token_of` returns
+    an empty token for an older library, which sends none, and None for an unknown worker.
     """
 
     def __init__(
@@ -52,73 +47,71 @@ class WorkerChannel:
         self._token_of = token_of
         self._audit = Audit()
         self._link = Link()
-        self.socket = self._link.bind("ROUTER", address, queued=QUEUED, largest=MAX_SAID)
+        self.socket = self._link.bind(
+            "ROUTER", address, queued=MAX_QUEUED, largest=MAX_WORKER_MESSAGE_BYTES
+        )
         self._routes: dict[WorkerId, bytes] = {}
         self._speakers: dict[bytes, tuple[WorkerId, WorkerHello]] = {}
-        self._admit()
+        self._open_to_workers()
 
-    def _admit(self) -> None:
+    def _open_to_workers(self) -> None:
         if self._open_to_all:
             Path(self._address.removeprefix("ipc://")).chmod(0o666)
 
     def listen(self) -> None:
-        """Bind once more, as when somebody deleted the socket; those who are connected stay.
+        """Bind again, for example after the socket was deleted; connections stay.
 
         Raises:
-            SettingsError: if it cannot be had.
+            SettingsError: if the address cannot be bound.
         """
         self.socket.listen(self._address)
-        self._admit()
+        self._open_to_workers()
 
     async def receive(self) -> None:
-        """Take what workers say, for ever."""
+        """Process messages of workers until cancelled."""
         async for incoming in self.socket:
             try:
                 message = FROM_WORKER.decode(incoming.frames[-1])
             except OnesError as error:
                 self._audit.refused("message of a worker", str(error))
                 continue
-            with passed_over("message of a worker"):
-                self._take(incoming, message)
+            with log_errors("message of a worker"):
+                self._handle(incoming, message)
 
     async def watch(self) -> None:
-        """Cut off who sends more than is taken of it, for ever."""
+        """Disconnect workers that send more than is read, until cancelled."""
         await self._link.watch_connections(partial(self._audit.refused, "connection of a worker"))
 
-    def _take(self, incoming: Incoming, message: FromWorker) -> None:
+    def _handle(self, incoming: Incoming, message: FromWorker) -> None:
         if isinstance(message, WorkerHello):
-            self._greeted(incoming.route, message)
+            self._accept_greeting(incoming.route, message)
         if (speaker := self._speakers.get(incoming.route)) is None:
             if not isinstance(message, WorkerHello):
-                self._audit.refused("message of a worker", "it did not greet")
+                self._audit.refused("message of a worker", "no greeting before")
             return
         worker, hello = speaker
         who = {"job": hello.job, "version": hello.version, "rank": hello.rank}
         self._heard(worker, replace(message, **who))
 
-    def _greeted(self, route: bytes, hello: WorkerHello) -> None:
-        """Believe a greeting that shows the worker's token; else its connection is nobody's."""
-        self._hang_up(self._speakers.get(route, ("", None))[0])
+    def _accept_greeting(self, route: bytes, hello: WorkerHello) -> None:
+        """Accept a greeting with the worker's token; otherwise the connection has no worker."""
+        self._disconnect(self._speakers.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
         if token is None or not hmac.compare_digest(token.encode(), hello.token.encode()):
-            why = "no such worker is here" if token is None else "it does not show its token"
-            self._audit.refused("greeting of a worker", why, worker=worker[:LONGEST_NAME])
+            why = "unknown worker" if token is None else "wrong token"
+            self._audit.refused("greeting of a worker", why, worker=worker[:MAX_LOGGED_NAME])
             return
-        self._hang_up(worker)
+        self._disconnect(worker)
         self._routes[worker] = route
         self._speakers[route] = worker, hello
 
-    def _hang_up(self, worker: str) -> None:
+    def _disconnect(self, worker: str) -> None:
         if (route := self._routes.pop(WorkerId(worker), None)) is not None:
             self._speakers.pop(route, None)
 
     def order(self, worker: WorkerId, delta: GroupDelta) -> None:
-        """Tell a worker what is wanted of its group.
-
-        Args:
-            delta: without a group it is nothing that a worker could follow.
-        """
+        """Send a worker the desired group; a delta without a group is ignored."""
         if delta.group is not None:
             order = GroupOrder(
                 version=delta.version,
@@ -132,14 +125,14 @@ class WorkerChannel:
             self.send(worker, order)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """To a worker that greeted; the others hear of everything when they do."""
+        """Send to a connected worker; others receive everything when they connect."""
         if (route := self._routes.get(worker)) is not None:
             self.socket.send(route, encode(message))
 
     def forget(self, worker: WorkerId) -> None:
-        """It has ended."""
-        self._hang_up(worker)
+        """Forget a worker that has exited."""
+        self._disconnect(worker)
 
     def close(self) -> None:
-        """Give up the socket; workers go on without."""
+        """Close the socket; workers continue without it."""
         self._link.close()

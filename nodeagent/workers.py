@@ -1,4 +1,4 @@
-"""Worker processes: does what the reconciler asks, and reports what became of it as events."""
+"""Manager of worker processes: carries out the reconciler's actions and returns events."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from schemas.nodes import Group, SlotSpec
 from schemas.wire.worker import Assignment, ExitStatus, Forked, ProcessMark
 
 log = structlog.get_logger("worker_manager")
-EXIT_FILE_LIMIT_S: Final = 2.0  # from a process's end until its zygote wrote how
-EXIT_FILE_LOOK_S: Final = 0.01
-REFUSAL_S: Final = 5.0  # a job that waits for an account would be started again at once
-NOT_ITS_OWN: Final = "its zygote names a process that is somebody else's"
-MOST_LAST_REPORTS: Final = 64 << 20  # bytes of reports that are read of a worker that has ended
+EXIT_FILE_TIMEOUT_S: Final = 2.0  # from the exit of a process to its zygote's exit file
+EXIT_FILE_POLL_S: Final = 0.01
+REFUSAL_DELAY_S: Final = 5.0  # delay of a refusal, since the controller retries at once
+FOREIGN_PROCESS: Final = "its zygote named a process of another user"
+MAX_LAST_REPORTS_BYTES: Final = 64 << 20  # bytes of reports read after a worker has exited
 
 
 @dataclass(slots=True)
@@ -71,8 +71,8 @@ class _Watched:
     pid: int = 0
     pidfd: int | None = None
     position: int = 0  # in the report file
-    fenced: bool = False  # is ended, for want of a controller
-    uid: int | None = None  # who it runs as; None: as the agent does
+    fenced: bool = False  # stopped because the controller did not reply
+    uid: int | None = None  # user of the worker; None: the agent's
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,10 @@ class _Fault:
 
 
 class WorkerManager:
-    """One process on one slot, from its assignment to its exit code.
+    """Worker processes of a node, each on one slot, from the assignment to the exit code.
 
-    Args:
-        address: where workers on other nodes reach those of this one.
-        python: interpreter of jobs that name none.
-        grace_s: between TERM and KILL, seconds.
-        fetcher: brings archives of working directories here.
-        check_node: looks whether the node can start workers, and tells if it cannot.
-        may_read: whether reports may be read now; False while the controller has to catch up.
-        accounts: say as whom jobs run; None: as the agent does.
-        groups: of jobs; None: there are none.
+    `check_node` checks whether the node can start workers, and reports if it cannot. `may_read` is
+    False while the controller has to catch up with reports.
     """
 
     def __init__(
@@ -136,20 +129,19 @@ class WorkerManager:
         self._may_read = may_read
         self._check_node = check_node
         self._watched: dict[WorkerId, _Watched] = {}
-        self.tokens: dict[WorkerId, str] = {}  # that workers show when they greet
+        self.tokens: dict[WorkerId, str] = {}  # that workers send when they greet
         self._laying: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # --- what the reconciler asks
+    # --- actions of the reconciler
 
     def perform(
         self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
     ) -> None:
-        """Begin to do it; the outcome comes as an event.
+        """Start an action; its outcome is an event.
 
-        Args:
-            action: a signal to a process that is gone is passed over, and so is a `StartWorker`
-                without group and spec in its delta.
+        A signal to a process that has exited is ignored, and so is a `StartWorker` without group
+        and spec in its delta.
         """
         match action:
             case FetchWorkspace():
@@ -167,7 +159,7 @@ class WorkerManager:
                 self._remove(worker)
 
     def adopt(self) -> None:
-        """Find the workers that an earlier life of this agent left, dead or alive.
+        """Find the workers that an earlier agent process left, running or exited.
 
         Raises:
             SettingsError: if limits of jobs cannot be set.
@@ -182,23 +174,18 @@ class WorkerManager:
             self.tokens[folder.worker] = assignment.token
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
-            watched = self._watched[folder.worker] = self._held(folder)
+            watched = self._watched[folder.worker] = self._watch_folder(folder)
             there = pid if _is_there(pid, ticks) else None
             self._groups.adopt(folder.worker, assignment.job, there)
             if pid is not None and ticks is not None:
                 self._watch_process(folder.worker, watched, pid, ticks)
             else:
-                self._spawn(self._ended(folder.worker, watched))
+                self._spawn(self._on_exit(folder.worker, watched))
             log.info("worker adopted", worker=folder.worker, pid=pid)
         self._spawn(self._end_unused())
 
     def read_reports(self, worker: WorkerId) -> None:
-        """Read what is new in a worker's report file, and hand it on as events.
-
-        Args:
-            worker: its name; one that is not watched is passed over. Nothing is read while
-                `may_read` says no.
-        """
+        """Emit the new reports of a worker as events; does nothing while `may_read` is False."""
         watched = self._watched.get(worker)
         if watched is None or not self._may_read():
             return
@@ -207,58 +194,58 @@ class WorkerManager:
             self._on_event(ReportRead(worker, report))
 
     def read_all_reports(self) -> None:
-        """The same for all, in case a worker's hint was lost."""
+        """Read the reports of all workers, in case a hint was lost."""
         for worker in list(self._watched):
             self.read_reports(worker)
 
-    def end_unheard(self) -> None:
-        """Kill workers whose folders somebody deleted: their reports cannot be heard any more."""
+    def kill_unreportable(self) -> None:
+        """Kill workers whose folders were deleted: their reports cannot be read."""
         for worker, watched in self._watched.items():
             if watched.pidfd is not None and not watched.folder.written:
-                log.error("the folder of a worker is gone, and so it is ended", worker=worker)
+                log.error("worker folder was deleted, killing the worker", worker=worker)
                 self._signal(worker, signal.SIGKILL)
 
     def fence(self) -> None:
-        """End every worker: the controller may have given up this node."""
+        """Stop every worker: the controller may consider this node lost."""
         for worker, watched in self._watched.items():
             if watched.pidfd is None or watched.fenced:
                 continue
             watched.fenced = True
-            log.error("the controller does not answer, and so a worker is ended", worker=worker)
-            with contextlib.suppress(OSError):  # a full disk: its own exit code counts
+            log.error("controller does not reply, stopping the worker", worker=worker)
+            with contextlib.suppress(OSError):  # a full disk: then its own exit code is reported
                 watched.folder.mark_stopped()
             self._signal(worker, signal.SIGTERM)
             self._spawn(self._kill_after_grace(worker))
 
     def close(self) -> None:
-        """Let go of everything and end nothing."""
+        """Release all resources without stopping workers."""
         for task in self._tasks:
             task.cancel()
         self._shipper.close()
         self._zygotes.close()
         self._groups.close()
 
-    # --- how it is done
+    # --- implementation
 
     async def _end_unused(self) -> None:
         await asyncio.to_thread(self._groups.end_left)
         await self._uids.end_unused(self._folders.sockets)
         await asyncio.to_thread(self._groups.tidy)
 
-    def _held(self, folder: WorkerFolder) -> _Watched:
+    def _watch_folder(self, folder: WorkerFolder) -> _Watched:
         owner = folder.owner
         if owner is not None:
             self._uids.hold(folder.worker, owner.uid)
         return _Watched(folder, uid=owner.uid if owner else None)
 
     async def _prepare(self, job: JobId, user: str) -> Account | None:
-        """Who runs a job; what a node has no account for is not asked for again at once."""
+        """Return the account of a job; delay the error if there is none, to slow down retries."""
         if self._accounts is None:
             return None
         try:
             return await self._accounts.prepare(job, user)
         except NodeStartError:
-            await asyncio.sleep(REFUSAL_S)
+            await asyncio.sleep(REFUSAL_DELAY_S)
             raise
 
     async def _fetch_workspace(self, asked: FetchWorkspace) -> None:
@@ -266,7 +253,7 @@ class WorkerManager:
         try:
             account = await self._prepare(job, asked.user)
             await self._lay_out(job, digest, account)
-        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
+        except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
             fault = await self._fault(error)
             self._on_event(WorkspaceFailed(job, digest, fault.said, fault.node_fault))
         else:
@@ -296,7 +283,7 @@ class WorkerManager:
             if account is not None:
                 await self._uids.take(worker, account)
             await asyncio.to_thread(self._groups.hold, worker, delta.job)
-            if not self._folders.job(delta.job).is_dir():  # it was there when the job came
+            if not self._folders.job(delta.job).is_dir():  # deleted since the job arrived
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or self.python
             known = await self._zygotes.knows_tokens(python, account)
@@ -307,23 +294,23 @@ class WorkerManager:
             self._shipper.watch(worker, assignment, folder)
             enter = partial(self._enter, worker, account) if self._groups.there else None
             forked = await self._zygotes.fork(python, folder.own, account, enter)
-            _note(folder, forked, account)
-        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
-            _end_unheard_of(folder)
+            _record_process(folder, forked, account)
+        except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
+            _kill_unannounced(folder)
             self.tokens.pop(worker, None)
             self._spawn(self._release(worker))
             fault = await self._fault(error)
             self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
-        watched = self._watched[worker] = self._held(folder)
+        watched = self._watched[worker] = self._watch_folder(folder)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
-        # Whoever hears of it may ask to stop it at once: it is watched before.
+        # Watch the process before reporting it: the handler may stop it at once.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
 
     def _enter(self, worker: WorkerId, account: Account | None, pid: int) -> None:
-        """A zygote may name any process: only its job's go where they will be killed."""
+        """Move a process into its group, unless the zygote names a process of another user."""
         if account is not None and belongs_to(pid, account.owner.uid) is False:
-            raise StartError(NOT_ITS_OWN)
+            raise StartError(FOREIGN_PROCESS)
         self._groups.enter(worker, pid)
 
     async def _release(self, worker: WorkerId) -> None:
@@ -332,14 +319,14 @@ class WorkerManager:
         await asyncio.to_thread(self._groups.tidy)
 
     async def _fault(self, error: Exception) -> _Fault:
-        """What went wrong; a node's fault is told of before, so that nothing new is placed here."""
+        """Describe an error; report a node's fault first, so that nothing new is placed here."""
         match error:
             case AgentError():
                 fault = _Fault(error.message, error.hint, node_fault=error.node_fault)
             case OSError():
                 fault = _Fault(f"cannot write {error.filename}: {error.strerror}", node_fault=True)
             case _:
-                log.error("a worker could not be started", exc_info=error)
+                log.error("worker could not be started", exc_info=error)
                 fault = _Fault(f"the agent failed: {error!r}", node_fault=True)
         if fault.node_fault:
             await self._check_node()
@@ -352,7 +339,7 @@ class WorkerManager:
         index = int(member.slot.rpartition("/")[2])
         slot = self._slots.get(index)
         if slot is None:
-            hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
+            hint = "check devices and CUDA_VISIBLE_DEVICES of its agent"
             raise StartError(f"slot {member.slot} is not offered any more", hint)
         threads = max(1, usable_cores() // len(self._slots))
         own = {name: value for name, value in spec.env.items() if not is_reserved(name)}
@@ -380,21 +367,21 @@ class WorkerManager:
         watched.pid = pid
         watched.pidfd = open_process(pid, ticks)
         if watched.pidfd is None:
-            self._spawn(self._ended(worker, watched))
+            self._spawn(self._on_exit(worker, watched))
             return
         pidfd = watched.pidfd
         loop = asyncio.get_running_loop()
 
         def gone() -> None:
             loop.remove_reader(pidfd)
-            self._spawn(self._ended(worker, watched))
+            self._spawn(self._on_exit(worker, watched))
 
         loop.add_reader(pidfd, gone)
 
-    async def _ended(self, worker: WorkerId, watched: _Watched) -> None:
+    async def _on_exit(self, worker: WorkerId, watched: _Watched) -> None:
         status = await self._exit_status(watched.folder)
         if watched.pid and watched.pidfd is not None:
-            signal_group(watched.pid, signal.SIGKILL, watched.uid)  # what it forked and left behind
+            signal_group(watched.pid, signal.SIGKILL, watched.uid)  # its remaining children
             os.close(watched.pidfd)
             watched.pidfd = None
         elif watched.pid:
@@ -407,26 +394,26 @@ class WorkerManager:
         code = status.code if status else None
         by = status.signal if status else None
         if watched.folder.stopped and code != 0:
-            code, by = None, int(signal.SIGTERM)  # the operator's doing, not the script's
+            code, by = None, int(signal.SIGTERM)  # stopped by the node, not a fault of the script
             exceeded = None
         self._shipper.worker_ended(worker)
         memory = exceeded if code != 0 else None
         self._on_event(Ended(worker, code, by, unseen=status is None, memory_limit=memory))
 
     async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
-        """All that it wrote, within reason: it may have left a file without end."""
-        before, most = -1, watched.position + MOST_LAST_REPORTS
+        """Read all remaining reports, up to a limit: the file may be endless."""
+        before, most = -1, watched.position + MAX_LAST_REPORTS_BYTES
         while before < watched.position <= most:
             while not self._may_read():
-                await asyncio.sleep(EXIT_FILE_LIMIT_S)
+                await asyncio.sleep(EXIT_FILE_TIMEOUT_S)
             before = watched.position
             self.read_reports(worker)
             await asyncio.sleep(0)
 
     async def _exit_status(self, folder: WorkerFolder) -> ExitStatus | None:
-        deadline = time.monotonic() + EXIT_FILE_LIMIT_S
+        deadline = time.monotonic() + EXIT_FILE_TIMEOUT_S
         while (status := folder.exit()) is None and time.monotonic() < deadline:
-            await asyncio.sleep(EXIT_FILE_LOOK_S)
+            await asyncio.sleep(EXIT_FILE_POLL_S)
         return status
 
     def _signal(self, worker: WorkerId, what: signal.Signals) -> None:
@@ -447,23 +434,22 @@ class WorkerManager:
         self.tokens.pop(worker, None)
         self._shipper.forget(worker)
         path = self._folders.worker(worker).path
-        if self._accounts is None or not self._accounts.strangers:
+        if self._accounts is None or not self._accounts.separate_users:
             remove_tree(path)
         else:
             self._spawn(self._remove_later(worker, path))
 
     async def _remove_later(self, worker: WorkerId, path: Path) -> None:
-        """What somebody else filled may take long to go; its processes go first."""
         await self._release(worker)
         await asyncio.to_thread(remove_tree, path)
 
     @staticmethod
     def _discard(folder: WorkerFolder) -> None:
-        """Remove a folder that never became a process; a fork that is under way finds nothing."""
+        """Remove a folder without a process; a fork in progress then finds nothing."""
         doomed = WorkerFolder(folder.path.with_name(f".{folder.path.name}"))
         remove_tree(doomed.path)
         folder.path.rename(doomed.path)
-        if (mark := doomed.mark()) is not None:  # it just became one
+        if (mark := doomed.mark()) is not None:  # the process started just now
             owner = doomed.owner
             signal_group(mark.pid, signal.SIGKILL, owner.uid if owner else None)
         remove_tree(doomed.path)
@@ -476,15 +462,15 @@ class WorkerManager:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the manager failed", error=repr(error))
+            log.error("task of the worker manager failed", error=repr(error))
 
 
 def _is_there(pid: int | None, ticks: int | None) -> bool:
     return pid is not None and ticks is not None and start_ticks(pid) == ticks
 
 
-def _end_unheard_of(folder: WorkerFolder) -> None:
-    """A process that became the worker after its zygote was given up must not begin to train."""
+def _kill_unannounced(folder: WorkerFolder) -> None:
+    """Kill a worker that started after the agent gave up its zygote's reply."""
     if (mark := folder.mark()) is None:
         return
     if (pidfd := open_process(mark.pid, mark.started_ticks)) is not None:
@@ -493,10 +479,10 @@ def _end_unheard_of(folder: WorkerFolder) -> None:
         os.close(pidfd)
 
 
-def _note(folder: WorkerFolder, forked: Forked, account: Account | None) -> None:
-    """Believe a zygote that runs an interpreter of its job's only of that job's processes."""
+def _record_process(folder: WorkerFolder, forked: Forked, account: Account | None) -> None:
+    """Record the process of a worker, unless the zygote names a process of another user."""
     if account is None:
         return
     if belongs_to(forked.pid, account.owner.uid) is False:
-        raise StartError(NOT_ITS_OWN)
+        raise StartError(FOREIGN_PROCESS)
     folder.write_mark(ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks))

@@ -1,4 +1,4 @@
-"""One zygote's process: how it is started, found again, and what it said if it could not begin."""
+"""Process of a zygote: its start, its recognition in /proc, and its error output."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from nodeagent.process_identity import belongs_to, start_ticks
 from nodeagent.settings import Jobs, NodeStartError, StartError
 from schemas.wire.worker import ZYGOTE_TITLE
 
-FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # by the node, not its own end
+NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # sent by the node
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MODULE: Final = "elastic.worker.zygote"
-WHEN_TOLD: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
-LAST_WORDS: Final = 1 << 16  # bytes of what it said
-NOT_PASSED_ON: Final = (
+WAITING_SHELL: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
+MAX_OUTPUT_BYTES: Final = 1 << 16  # bytes at the end of the output
+REMOVED_VARIABLES: Final = (
     "CREDENTIALS_DIRECTORY",
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
     "WATCHDOG_PID",
     "RANK",
     "WORLD_SIZE",
-    "TORCH_DISTRIBUTED_DEBUG",  # DETAIL has torch end the process when another one of a group dies
+    "TORCH_DISTRIBUTED_DEBUG",  # DETAIL aborts the process when a peer is lost
 )
-AGENTS_OWN: Final = (  # of the agent's account, where a zygote has another
+AGENT_VARIABLES: Final = (  # of the agent's account; removed for other accounts
     "INVOCATION_ID",
     "JOURNAL_STREAM",
     "LOGS_DIRECTORY",
@@ -50,17 +50,11 @@ AGENTS_OWN: Final = (  # of the agent's account, where a zygote has another
 )
 
 
-def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
-    """Zygotes for this socket that do not answer yet.
+def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
+    """Return pid, start time and age (seconds) of zygotes for this socket that do not reply yet.
 
-    A worker that begins has its zygote's command line, but a mark; and what a worker forked leads
-    no session.
-
-    Args:
-        uid: whose zygotes count: anybody can have such a command line.
-
-    Returns:
-        Pid, start time and age in seconds of each.
+    A worker that starts has its zygote's command line, but also a mark; and processes forked by a
+    worker lead no session. Only processes of `uid` count, since any user can fake a command line.
     """
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     found = []
@@ -77,12 +71,9 @@ def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int
 
 
 def is_zygote(process: psutil.Process, where: str) -> bool:
-    """Return whether a process is a zygote whose socket's path begins with `where`.
+    """True if a process is a zygote with a socket path that begins with `where`.
 
-    Once it serves, its title is in the place of its command line.
-
-    Args:
-        process: with its `cmdline` in `info`.
+    A serving zygote has its title instead of its command line. `process` has `cmdline` in `info`.
     """
     arguments = process.info["cmdline"] or [""]
     begins = MODULE in arguments and any(one.startswith(where) for one in arguments)
@@ -98,33 +89,30 @@ def spawn(
     limits: Jobs | None = None,
     enter: Callable[[int], None] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Begin a zygote.
+    """Start a zygote as an account (None: the agent's), with limits for it and its workers.
 
-    Args:
-        output: what it says; not in a folder of who it runs as.
-        account: who it runs as, from its first instruction on; None: as the agent does.
-        limits: on it, and on each of its workers.
-        enter: puts its process into its control group before its interpreter begins.
+    `output` must not be in a folder of that account. `enter` moves the process into its control
+    group before its interpreter starts.
 
     Raises:
-        StartError: if it cannot be begun.
-        OSError: if `enter` cannot.
+        StartError: if it cannot be started.
+        OSError: if `enter` fails.
     """
     environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
-    for name in NOT_PASSED_ON:
+    for name in REMOVED_VARIABLES:
         environ.pop(name, None)
-    environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not survive the fork
-    # torch's store asks the name service for every peer; a lost answer should not cost 5 s.
+    environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive the fork
+    # torch's store resolves the name of every peer; a lost reply should not cost 5 s.
     environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
-    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # lost peers are ours to tell of
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the library itself reports lost peers
     if account is not None:
-        for name in AGENTS_OWN:
+        for name in AGENT_VARIABLES:
             environ.pop(name, None)
         environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
     zygote = [python, "-P", "-m", MODULE, "--socket", str(path)]
     command = [*_limited(limits), *_restricted(account), *zygote]
     if enter is not None:
-        command = [*WHEN_TOLD, *command]
+        command = [*WAITING_SHELL, *command]
     try:
         sink = output.open("wb")
     except OSError as error:
@@ -144,12 +132,12 @@ def spawn(
         hint = "give an interpreter that exists on every node and has torch and ONES"
         raise StartError(f"python {python!r}: {error.strerror}", hint) from None
     if enter is not None:
-        _let_begin(process, enter)
+        _release_shell(process, enter)
     return process
 
 
-def _let_begin(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
-    """A shell that is told nothing ends."""
+def _release_shell(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
+    """Release the waiting shell; without this input it exits."""
     if (told := process.stdin) is None:
         return
     with told:
@@ -160,7 +148,6 @@ def _let_begin(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -
 
 
 def _limited(limits: Jobs | None) -> list[str]:
-    """Words before a command, which is executed with these limits, hard ones."""
     if limits is None:
         return []
     words = [f"--nofile={limits.files}:{limits.files}"] if limits.files else []
@@ -169,7 +156,7 @@ def _limited(limits: Jobs | None) -> list[str]:
 
 
 def _restricted(account: Account | None) -> list[str]:
-    """Words before the command of a stranger, whom no file may give another user's rights."""
+    """Return the command prefix that keeps jobs from gaining rights by setuid files."""
     return [SETPRIV, "--no-new-privs", "--"] if account is not None else []
 
 
@@ -182,15 +169,15 @@ def _identity(account: Account | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cannot(python: str, output: Path) -> StartError:
-    """Why an interpreter's zygote ended as it began."""
+def start_error(python: str, output: Path) -> StartError:
+    """Return the error of a zygote that exited during its start."""
     descriptor = open_regular(output)
     try:
-        start = max(0, os.fstat(descriptor).st_size - LAST_WORDS)
-        said = os.pread(descriptor, LAST_WORDS, start).decode(errors="replace")
+        start = max(0, os.fstat(descriptor).st_size - MAX_OUTPUT_BYTES)
+        said = os.pread(descriptor, MAX_OUTPUT_BYTES, start).decode(errors="replace")
     finally:
         os.close(descriptor)
     lines = said.strip().splitlines()
-    said = lines[-1] if lines else "it said nothing"
+    said = lines[-1] if lines else "no output"
     hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
     return StartError(f"python {python!r} cannot run workers: {said}", hint)

@@ -1,7 +1,4 @@
-"""Conversations with the zygotes of this node, one for each interpreter.
-
-Which uids the workers of this node hold; a job's own is emptied when its last worker is gone.
-"""
+"""Zygotes of this node, one for each interpreter and user, and the uids that workers use."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder
 from nodeagent.process_identity import end_all_of, start_ticks
 from nodeagent.settings import AgentError, Jobs, NodeStartError, StartError
-from nodeagent.zygote_process import FROM_OUTSIDE, cannot, former, spawn
+from nodeagent.zygote_process import NODE_SIGNALS, spawn, start_error, starting_zygotes
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId
@@ -36,20 +33,16 @@ from schemas.wire import Message
 from schemas.wire.worker import Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
 
 log = structlog.get_logger("zygotes")
-START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
-FOUND_AGAIN_S: Final = 5.0  # one that runs looks for its socket's file every second
-FORK_LIMIT_S: Final = 60.0
+START_TIMEOUT_S: Final = 180.0  # a cold import of torch on a busy host
+RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
+FORK_TIMEOUT_S: Final = 60.0
 PROBE_S: Final = 0.05
-LONGEST: Final = 1 << 16  # bytes of what it says at once
-PEER: Final = struct.Struct("iII")  # pid, uid, gid of who is at the other end: unix(7)
+MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
+PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
 
 
 class ZygoteConnection:
-    """One connection to one zygote.
-
-    Args:
-        writer: of the same; closed by `close`.
-    """
+    """Connection to one zygote; `close` closes the writer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -62,22 +55,17 @@ class ZygoteConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be asked."""
+        """True while the connection can be used."""
         return not self._task.done()
 
     async def fork(self, folder: Path, enter: Callable[[int], None] | None = None) -> Forked:
-        """Have it start the worker of `folder`.
+        """Have the zygote start the worker of a folder that contains an assignment.
 
-        Args:
-            folder: of the worker, with its assignment in it.
-            enter: puts its process into its control group before it begins; one of an older zygote
-                has begun by then.
-
-        Returns:
-            Its pid and start time.
+        `enter` moves the process into its control group before the worker starts; with an older
+        zygote, afterwards.
 
         Raises:
-            StartError: if it did not.
+            StartError: if the worker did not start.
         """
         answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         name = str(folder)
@@ -87,10 +75,10 @@ class ZygoteConnection:
             self._enter[name] = enter
         try:
             if not self.alive:
-                raise ConnectionError("it has ended")
+                raise ConnectionError("it has exited")
             self._send(Fork(folder=name, held=held))
             await self._writer.drain()
-            forked = await asyncio.wait_for(answer, FORK_LIMIT_S)
+            forked = await asyncio.wait_for(answer, FORK_TIMEOUT_S)
             if enter is not None and not held:
                 await asyncio.to_thread(enter, forked.pid)
         except (OSError, TimeoutError) as error:
@@ -106,8 +94,8 @@ class ZygoteConnection:
 
     async def _let_go(self, held: Held) -> None:
         enter = self._enter.pop(held.folder, None)
-        if enter is None:  # nobody asked, or it is asked no more
-            self._send(LetGo(folder=held.folder, error="it was given up"))
+        if enter is None:  # not requested, or not any more
+            self._send(LetGo(folder=held.folder, error="the start was cancelled"))
             return
         try:
             await asyncio.to_thread(enter, held.pid)
@@ -120,16 +108,16 @@ class ZygoteConnection:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError, OnesError):
             while True:
                 (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-                if length > LONGEST:
-                    break  # its interpreter is its job's: it may say anything
+                if length > MAX_ZYGOTE_MESSAGE_BYTES:
+                    break  # the job chose the interpreter, so its output is not trusted
                 self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
-        gone = NodeStartError("the zygote is gone", "it is started again for the next worker")
+        gone = NodeStartError("the zygote has exited", "it is restarted for the next worker")
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(gone)
         if not self.ready.done():
             self.ready.set_exception(gone)
-            self.ready.exception()  # seen, even if nobody waits for it
+            self.ready.exception()  # marks the exception as retrieved
 
     def _take(self, message: Message) -> None:
         match message:
@@ -148,19 +136,13 @@ class ZygoteConnection:
                     waiting.set_exception(NodeStartError(error))
 
     def close(self) -> None:
-        """Hang up; the zygote lives on."""
+        """Close the connection; the zygote continues."""
         self._task.cancel()
         self._writer.close()
 
 
 class ZygotePool:
-    """Finds running zygotes again and starts missing ones; never ends one.
-
-    Args:
-        folders: of the node; sockets and output of zygotes lie in its `sockets`.
-        limits: on each zygote and its workers.
-        groups: for zygotes that run as others than the agent; None: none.
-    """
+    """Connections to zygotes: finds running zygotes and starts missing ones; never ends one."""
 
     def __init__(
         self, folders: NodeFolders, limits: Jobs | None = None, groups: JobGroups | None = None
@@ -179,19 +161,12 @@ class ZygotePool:
         account: Account | None = None,
         enter: Callable[[int], None] | None = None,
     ) -> Forked:
-        """Start a worker; a zygote that died meanwhile is replaced once.
+        """Start a worker; a zygote that exits meanwhile is replaced once.
 
-        Args:
-            python: path or name of the job's interpreter.
-            folder: of the worker, with its assignment in it.
-            account: who it runs as; None: as the agent does.
-            enter: puts its process into its control group before it begins.
-
-        Returns:
-            Its pid and start time.
+        `enter` moves the process into its control group before the worker starts.
 
         Raises:
-            StartError: naming the interpreter and what it said.
+            StartError: naming the interpreter, with its output.
         """
         zygote = await self.get(python, account)
         try:
@@ -201,31 +176,25 @@ class ZygotePool:
                 raise
         if (
             mark := WorkerFolder(folder).mark()
-        ) is not None:  # it forked, and died before it said so
+        ) is not None:  # the zygote forked, and exited before its reply
             return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
         return await (await self.get(python, account)).fork(folder, enter)
 
     async def knows_tokens(self, python: str, account: Account | None = None) -> bool:
-        """Whether workers of an interpreter's zygote show tokens; one that runs may be older.
-
-        Args:
-            python: path or name of the interpreter.
-            account: who it runs as; None: as the agent does.
+        """Return whether an interpreter's workers send tokens; a running zygote may be older.
 
         Raises:
-            StartError: naming the interpreter and what it said.
+            StartError: naming the interpreter, with its output.
         """
         return (await (await self.get(python, account)).ready).tokens
 
     async def get(self, python: str, account: Account | None = None) -> ZygoteConnection:
-        """The zygote of an interpreter, running: one that is found, or a new one.
+        """Return the zygote of an interpreter and account, found or newly started.
 
-        Args:
-            python: path or name of the interpreter; each spelling has a zygote of its own.
-            account: who it runs as, and so has one, too; None: as the agent does.
+        Each spelling of `python` has a zygote of its own.
 
         Raises:
-            StartError: naming the interpreter and what it said.
+            StartError: naming the interpreter, with its output.
         """
         uid = account.owner.uid if account else os.geteuid()
         key = python, uid
@@ -239,23 +208,19 @@ class ZygotePool:
             return zygote
 
     def forget(self, uid: int) -> None:
-        """Hang up on the zygotes of a user, who are ended."""
+        """Close the connections to a user's zygotes, which are being killed."""
         for key in [key for key in self._known if key[1] == uid]:
             self._known.pop(key).close()
             self._locks.pop(key, None)
 
     async def warm_up(self, python: str) -> None:
-        """Have an interpreter's zygote ready before the first job needs it.
-
-        Args:
-            python: the default one; nothing happens where it is this one, and has no torch.
-        """
+        """Start a zygote before the first job, unless the agent's interpreter has no torch."""
         if python == sys.executable and importlib.util.find_spec("torch") is None:
             return
         try:
             await self.get(python)
         except StartError as error:
-            log.warning("no zygote yet", error=str(error))
+            log.warning("zygote could not be started", error=str(error))
 
     def _socket(self, python: str, account: Account | None = None) -> Path:
         name = hashlib.sha256(python.encode()).hexdigest()
@@ -268,12 +233,12 @@ class ZygotePool:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError:
             return None
-        if _uid_at(writer.get_extra_info("socket")) != uid:  # a link, or another one's socket
+        if _uid_at(writer.get_extra_info("socket")) != uid:  # a link, or another user's socket
             writer.close()
             return None
         zygote = ZygoteConnection(reader, writer)
         try:
-            await asyncio.wait_for(asyncio.shield(zygote.ready), START_LIMIT_S)
+            await asyncio.wait_for(asyncio.shield(zygote.ready), START_TIMEOUT_S)
         except (StartError, TimeoutError):
             zygote.close()
             return None
@@ -286,36 +251,35 @@ class ZygotePool:
             return found
         output = self._clear(path, account)
         process = spawn(
-            python, path, output, account, limits=self._rlimits(), enter=self._door(account)
+            python, path, output, account, limits=self._rlimits(), enter=self._group_entry(account)
         )
-        deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+        deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:
             zygote = await self._connect(path, uid)
             if zygote is not None:
                 log.info("zygote ready", python=python, pid=process.pid, uid=uid)
                 return zygote
             if (code := process.poll()) is not None:
-                if -code in FROM_OUTSIDE:
-                    what = f"python {python!r} was ended by signal {-code} as it began"
+                if -code in NODE_SIGNALS:
+                    what = f"python {python!r} was killed by signal {-code} during its start"
                     raise NodeStartError(what)
-                raise cannot(python, output)
+                raise start_error(python, output)
             await asyncio.sleep(PROBE_S)
         process.kill()
-        raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
+        raise StartError(f"python {python} was not ready after {START_TIMEOUT_S:.0f} s")
 
     def _rlimits(self) -> Jobs | None:
-        """What groups bound is no limit of a uid as well: those are each process's, for good."""
+        """Return the limits that groups do not enforce; those of processes are permanent."""
         if self.limits is not None and self._groups.bounds(PIDS):
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits
 
-    def _door(self, account: Account | None) -> Callable[[int], None] | None:
+    def _group_entry(self, account: Account | None) -> Callable[[int], None] | None:
         if account is None or not self._groups.there:
             return None
         return partial(self._groups.enter_zygote, account.cgroup)
 
     def _clear(self, path: Path, account: Account | None) -> Path:
-        """Make way for a zygote's socket; gives the file of what it says."""
         path.unlink(missing_ok=True)
         if account is None:
             return path.with_suffix(".log")
@@ -324,14 +288,11 @@ class ZygotePool:
         return self._folders.zygotes / f"{account.owner.uid}-{path.stem}.log"
 
     async def _await_former(self, path: Path, uid: int) -> ZygoteConnection | None:
-        """One that a former life of this agent started.
-
-        It imports torch at this moment, or looks for its socket's file, which somebody deleted.
-        """
+        """Wait for a zygote of an earlier agent that imports torch or misses its socket."""
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
-        for pid, ticks, age_s in await asyncio.to_thread(former, path, workers, uid):
-            deadline = loop.time() + max(START_LIMIT_S - age_s, FOUND_AGAIN_S)
+        for pid, ticks, age_s in await asyncio.to_thread(starting_zygotes, path, workers, uid):
+            deadline = loop.time() + max(START_TIMEOUT_S - age_s, RECONNECT_TIMEOUT_S)
             while start_ticks(pid) == ticks and loop.time() < deadline:
                 if (zygote := await self._connect(path, uid)) is not None:
                     return zygote
@@ -339,7 +300,7 @@ class ZygotePool:
         return None
 
     def close(self) -> None:
-        """Hang up on all of them."""
+        """Close all connections."""
         for zygote in self._known.values():
             zygote.close()
 
@@ -350,11 +311,7 @@ def _uid_at(connection: socket.socket) -> int:
 
 
 class JobUids:
-    """Ends what a job with a uid of its own leaves running: its zygotes, and whatever it started.
-
-    Args:
-        accounts: say which uids are a job's alone; None: none.
-    """
+    """Uids of running workers; kills all processes of a job's own uid after its last worker."""
 
     def __init__(self, accounts: JobAccounts | None, zygotes: ZygotePool) -> None:
         self._accounts = accounts
@@ -363,31 +320,23 @@ class JobUids:
         self._ending: dict[int, asyncio.Task[None]] = {}
 
     def hold(self, worker: WorkerId, uid: int) -> None:
-        """A worker runs, or is about to."""
+        """Record that a worker uses a uid."""
         self._held[worker] = uid
 
     async def take(self, worker: WorkerId, account: Account) -> None:
-        """Hold an account for a worker that begins, once those before it are all gone."""
+        """Hold an account for a new worker, after its remaining processes were killed."""
         uid = account.owner.uid
         self.hold(worker, uid)
         if (ending := self._ending.get(uid)) is not None:
             await ending
 
     async def release(self, worker: WorkerId) -> None:
-        """A worker is gone, or did not begin.
-
-        Args:
-            worker: its name; one that holds nothing is passed over.
-        """
+        """Release the uid of a worker that exited or did not start."""
         if (uid := self._held.pop(worker, None)) is not None:
             await self._empty(uid)
 
     async def end_unused(self, sockets: Path) -> None:
-        """End the zygotes of jobs that have no worker here, of a former life of the agent.
-
-        Args:
-            sockets: folder of the node that has a folder for each uid.
-        """
+        """End the zygotes of jobs without workers here, left by an earlier agent process."""
         found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
         for uid in (int(name) for name in found if name.isdigit()):
             await self._empty(uid)

@@ -1,4 +1,4 @@
-"""Bytes to typed message and back, one codec per direction of a conversation."""
+"""Codecs: bytes to typed messages and back, one codec for each direction of a conversation."""
 
 from __future__ import annotations
 
@@ -18,55 +18,44 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """The MessagePack bytes of `message`: a map with its tag under the key `type`.
-
-    Args:
-        message: any message of `schemas.wire`.
-
-    Returns:
-        At most some hundred bytes, or what the message's texts and blobs take.
-    """
+    """Return the MessagePack bytes of a message: a map with its tag under the key `type`."""
     return _encoder.encode(message)
 
 
 class Codec(Generic[M]):
-    """Decodes the messages of one direction of a conversation, and nothing else."""
+    """Decoder of the messages of one direction of a conversation; it refuses all others.
+
+    Args:
+        kinds: one message class, or a union of them.
+    """
 
     def __init__(self, conversation: str, kinds: Any) -> None:
-        """Decode the messages in `kinds`.
-
-        Args:
-            kinds: one message class, or a union of them.
-        """
         self.conversation = conversation
         self.kinds: tuple[type[Message], ...] = get_args(kinds) or (kinds,)
         self._union = kinds
 
     @cached_property
     def _decoder(self) -> msgspec.msgpack.Decoder[M]:
-        """Made when it is needed: that of all takes a tenth of what a short command does."""
+        """Built on first use: building all of them takes a tenth of a short command's time."""
         return msgspec.msgpack.Decoder(self._union)
 
     def decode(self, data: bytes | memoryview) -> M:
-        """The message in `data`.
-
-        Args:
-            data: one frame as it came off a socket, or the content of a file.
+        """Return the message in `data`: a frame from a socket, or the content of a file.
 
         Raises:
             TooLargeError: if `data` is longer than `MAX_BYTES`.
-            MalformedMessageError: if it is no message of this conversation; `field` is the
-                path of the field that is wrong, where one is.
+            MalformedMessageError: if it is not a message of this conversation; `field` is the
+                path of the invalid field, if there is one.
         """
         if len(data) > MAX_BYTES:
-            what = f"a message of {len(data)} bytes, the bound is {MAX_BYTES}"
+            what = f"message of {len(data)} bytes exceeds {MAX_BYTES} bytes"
             raise TooLargeError(what, "send large data in pieces")
         try:
             decoded: M = self._decoder.decode(data)
         except msgspec.ValidationError as error:
             raise self._malformed(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._malformed(f"no MessagePack: {error}") from None
+            raise self._malformed(f"not MessagePack: {error}") from None
         except RecursionError:
             raise self._malformed("arrays or maps nested too deep") from None
         return decoded
@@ -84,16 +73,12 @@ class Codec(Generic[M]):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that this codec understands."""
+        """Tags that this codec accepts."""
         return tuple(tag_of(kind) for kind in self.kinds)
 
 
 def tag_of(kind: type[Message]) -> str:
-    """The tag under which `kind` travels.
-
-    Returns:
-        What stands under the key `type`, such as `worker.ready.2`.
-    """
+    """Return the tag of a message class, such as `worker.ready.2`."""
     return str(kind.__struct_config__.tag)
 
 

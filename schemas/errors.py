@@ -1,4 +1,4 @@
-"""Errors that cross a wire, with stable codes, and the base of every error raised on purpose."""
+"""Errors that cross a wire, with stable codes, and the base of all errors raised on purpose."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
-FEW_FILES: Final = "Too many open files"  # in the system's words, and ZeroMQ's
-MORE_FILES: Final = (
-    "close files that are done with, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
+TOO_MANY_FILES: Final = "Too many open files"  # in the system's words, and ZeroMQ's
+MORE_FILES_HINT: Final = (
+    "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
 )
-COMPARED: Final = 1000  # names, at 60 us each
-WRAPPED: Final = "Original Traceback (most recent call last):"  # torch, of a loader's process
+MAX_COMPARED: Final = 1000  # names, at 60 us each
+WORKER_TRACEBACK: Final = (
+    "Original Traceback (most recent call last):"  # torch, of a loader's process
+)
 
 
 class OnesError(Exception):
@@ -19,21 +21,14 @@ class OnesError(Exception):
 
     Attributes:
         code: stable and machine-readable; the same on every side of a wire.
-        message: what happened, in one line.
-        hint: what the reader can do about it; may be empty.
-        field: the field that is wrong, where there is one.
+        message: what happened: one line, without a full stop.
+        hint: the remedy; may be empty.
+        field: path of the invalid field; may be empty.
     """
 
     code: ClassVar[str] = "internal"
 
     def __init__(self, message: str, hint: str = "", field: str = "") -> None:
-        """Say what happened.
-
-        Args:
-            message: what happened, one line, without a full stop.
-            hint: what the reader can do; may be empty.
-            field: the path of the field that is wrong, where there is one.
-        """
         super().__init__(f"{message}; {hint}" if hint else message)
         self.message = message
         self.hint = hint
@@ -41,14 +36,14 @@ class OnesError(Exception):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the first exception that is in a group of exceptions, or `error` if it is none."""
+    """Return the first exception of a (nested) exception group, or `error` itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the kind and text of what `error` comes from, and the remedy where it is known."""
+    """Return the class and text of the root cause of `error`, and the remedy if one is known."""
     error = root_cause(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
@@ -56,65 +51,60 @@ def in_one_line(error: BaseException) -> str:
         line = lines[0] if lines else name
     elif isinstance(error, OnesError):
         line = f"{name}: {error.message}{f'; {error.hint}' if error.hint else ''}"
-    elif WRAPPED in lines:
+    elif WORKER_TRACEBACK in lines:
         line = f"{lines[-1]} ({lines[0].removesuffix('.')})"
     else:
         line = f"{name}: {lines[0]}" if lines else name
-    if FEW_FILES in line and "ulimit" not in line:
-        line = f"{line}; {MORE_FILES}"
+    if TOO_MANY_FILES in line and "ulimit" not in line:
+        line = f"{line}; {MORE_FILES_HINT}"
     return "".join(c if c.isprintable() else " " for c in line)
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint for a name that is not known: the one that is most like it, if any is.
+    """Return a hint for an unknown name, which proposes the most similar known name.
 
     Args:
-        known: names that there are, oldest first; `digits` means the last `digits-N` of them. Only
-            the last 1000 are compared otherwise, which takes less than 0.1 s.
-        otherwise: a hint of where to look; always the last part.
+        known: existing names, oldest first; `digits` matches the last `digits-N` among them.
+            Otherwise only the last 1000 are compared, which takes less than 0.1 s.
+        otherwise: general hint, always the last part.
     """
     names = list(known)
     numbered = [one for one in names if one.rpartition("-")[0] == name]
-    near = numbered[-1:] or difflib.get_close_matches(name, names[-COMPARED:], n=1, cutoff=0.7)
+    near = numbered[-1:] or difflib.get_close_matches(name, names[-MAX_COMPARED:], n=1, cutoff=0.7)
     return f"did you mean {near[0]}? {otherwise}" if near else otherwise
 
 
 class MalformedMessageError(OnesError):
-    """Bytes that are no message of this conversation."""
+    """Bytes that are not a message of this conversation."""
 
     code = "malformed"
 
 
 class TooLargeError(OnesError):
-    """A message or file beyond a documented bound."""
+    """A message or file exceeds a documented bound."""
 
     code = "too_large"
 
 
 class BadFieldError(OnesError):
-    """A value that cannot be accepted; `field` says which."""
+    """A value that cannot be accepted; `field` names it."""
 
     code = "bad_field"
 
 
 class UnknownJobError(OnesError):
-    """No job of that name was ever accepted here."""
+    """The cluster has never accepted a job of that name; `known` are names to propose from."""
 
     code = "unknown_job"
 
     def __init__(self, job: str, known: Iterable[str] = ()) -> None:
-        """Say which.
-
-        Args:
-            known: names of jobs, of which one may have been meant.
-        """
         hint = suggestion(job, known, "`ones ps --all` lists every job")
         super().__init__(f"no job {job!r}", hint, "job")
         self.job = job
 
 
 class UnknownNodeError(OnesError):
-    """No agent of that name ever joined."""
+    """An agent of that name has never joined."""
 
     code = "unknown_node"
 
@@ -126,19 +116,19 @@ class DeniedError(OnesError):
 
 
 class UnavailableError(OnesError):
-    """The controller cannot make anything durable now; nothing was accepted."""
+    """The controller cannot make anything durable at the moment; nothing was accepted."""
 
     code = "unavailable"
 
 
 class UnreachableError(OnesError):
-    """No controller answers."""
+    """The controller does not reply."""
 
     code = "unreachable"
 
 
 class TimedOutError(OnesError):
-    """The wait ended before what was waited for came true."""
+    """The wait ended before its condition was met."""
 
     code = "timeout"
 
@@ -166,28 +156,15 @@ BY_CODE: dict[str, type[OnesError]] = {
 
 
 class RemoteError(OnesError):
-    """An error with a code that this side does not know by name."""
+    """An error with a code that this release does not know."""
 
     def __init__(self, code: str, message: str, hint: str = "", field: str = "") -> None:
-        """Keep the other side's words.
-
-        Args:
-            code: stable and machine-readable, as the other side gave it.
-            field: the path of the field that is wrong.
-        """
         super().__init__(message, hint, field)
         self.remote_code = code
 
 
 def raised(code: str, message: str, hint: str, field: str) -> OnesError:
-    """The error that the other side raised, as the same class here.
-
-    Args:
-        field: the path of the field that is wrong.
-
-    Returns:
-        An error of the class with that code; a `RemoteError` where this side knows none.
-    """
+    """Return the error that the other side raised: the class of its code, else a `RemoteError`."""
     if code == UnknownJobError.code:
         return UnknownJobError(message.removeprefix("no job ").strip("'\""))
     leaf = BY_CODE.get(code)

@@ -1,4 +1,4 @@
-"""What a user asks for: a job, its bounds and when it is done."""
+"""A job as its user describes it: program, batch, slots, stop rule; and checks of job files."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ STATES: Final = (
 )
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
 MAX_BATCH: Final = 2**40  # samples
-MAX_SAMPLES: Final = 2**53  # beyond, neighbours are one number
+MAX_SAMPLES: Final = 2**53  # larger integers are not exact in a float
 MAX_SLOTS: Final = 65_536
 if TYPE_CHECKING:
     Slots = tuple[int, int]
 else:
-    Slots = tuple[int, int] | int  # what is accepted; `JobSpec` keeps (least, most)
-SWEEP_SCRIPT: Final = "sweep"  # of a job that is one
-KEEP: Final = "keep"  # of `max_batch_size`: the batch of the job file
-AUTO: Final = "auto"  # the same: the cluster chooses
+    Slots = tuple[int, int] | int  # accepted; `JobSpec` stores (least, most)
+SWEEP_SCRIPT: Final = "sweep"  # `script` of a job that is a sweep
+KEEP: Final = "keep"  # `max_batch_size`: keep the batch of the job file
+AUTO: Final = "auto"  # `max_batch_size`: the cluster chooses
 MAX_ARGS: Final = 4096
 MAX_VARIABLES: Final = 4096
 MAX_PATH: Final = 4096
 MAX_TEXT: Final = 32_768
-MAX_SPEC_BYTES: Final = 1 << 20  # as it travels, with every order and reply about the job
+MAX_SPEC_BYTES: Final = 1 << 20  # encoded; sent with every order and reply about the job
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
@@ -47,9 +47,9 @@ MAX_EXPONENT: Final = 500.0
 MAX_UTILITY: Final = 1e9
 MAX_DEADLINE_S: Final = 1e10  # three hundred years
 MAX_DECAY: Final = 1e6  # per second
-LEAST_RATE: Final = 1e-30  # of learning
-MOST_RATE: Final = 1e30
-MOST_OF_STOP: Final = {
+MIN_RATE: Final = 1e-30  # learning rate
+MAX_RATE: Final = 1e30
+MAX_STOP: Final = {
     "epochs": MAX_EPOCHS,
     "samples": MAX_SAMPLES,
     "plateau": MAX_EPOCHS,
@@ -81,12 +81,12 @@ CLUSTER_PREFIX: Final = "ONES_"
 
 
 def is_reserved(name: str) -> bool:
-    """Whether no job may set a variable: the cluster does."""
+    """True if the cluster sets this environment variable, so that jobs must not."""
     return name.startswith(CLUSTER_PREFIX) or name in CLUSTER_VARIABLES
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a job is done; exactly one form, `epochs` may also bound a metric form."""
+    """End of a job's training; exactly one form, `epochs` may also bound a metric form."""
 
     EXAMPLES: ClassVar = {
         "epochs": "30",
@@ -104,23 +104,19 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a job's end is worth to its user (OASiS: Bao et al., INFOCOM '18, section III).
+    """Value of a job's completion for its user (OASiS: Bao et al., INFOCOM '18, section III).
 
     A job that completes t seconds after its submission is worth
     value / (1 + exp(decay (t - deadline_s))).
     """
 
     EXAMPLES: ClassVar = {"value": "80", "deadline_s": "3600", "decay": "0.01"}
-    value: float  # theta_1, beside that of other jobs
-    deadline_s: float = math.inf  # theta_3, seconds since its submission; left out: none
-    decay: float = 0.0  # theta_2, per second: how steeply its value falls there
+    value: float  # theta_1, relative to other jobs
+    deadline_s: float = math.inf  # theta_3, seconds after the submission; default: none
+    decay: float = 0.0  # theta_2, per second: steepness of the fall at the deadline
 
     def at(self, seconds: float) -> float:
-        """What it is worth when it completes then.
-
-        Args:
-            seconds: since its submission.
-        """
+        """Return the value of a completion `seconds` after the submission."""
         if self.decay == 0.0 or self.deadline_s == math.inf:
             return self.value
         late = self.decay * (seconds - self.deadline_s)
@@ -130,7 +126,7 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job as its user describes it; the fields of a job file."""
 
-    EXAMPLES: ClassVar = {  # of values in a job file, for errors
+    EXAMPLES: ClassVar = {  # values in a job file, quoted in errors
         "name": '"digits"',
         "script": '"train.py"',
         "batch_size": "64",
@@ -152,7 +148,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     }
     name: str
     script: str  # run as python -P -m elastic.launch SCRIPT ARGS in a snapshot of `workdir`
-    batch_size: int  # samples per step over all slots, to begin with
+    batch_size: int  # initial global batch, samples per step
     args: tuple[str, ...] = ()
     workdir: str = "."
     max_batch_size: int | Literal["keep", "auto"] | None = None  # keep: batch_size; default: auto
@@ -160,30 +156,30 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lr: float | None = None  # at `batch_size`; default: the script's own
     slots: Slots = (1, 1)  # least, most; one number is both
     family: str | None = None  # jobs of one script and model; default: name, script and args
-    slots_wanted: int | None = None  # for policies of fixed size; default: least
+    slots_wanted: int | None = None  # for policies that give a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
     record_samples: bool = False
     stop: StopRule | None = None  # default: the script's own number of epochs
-    priority: float = 1.0  # weight of its time beside that of other jobs
-    retries: int = 0  # failures of the script that are tried again from the last epoch
+    priority: float = 1.0  # weight of the job's time relative to other jobs
+    retries: int = 0  # script failures after which the job restarts from its last epoch
     on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
-    seed: int | msgspec.UnsetType = msgspec.UNSET  # left out: the script's own
-    utility: Utility | msgspec.UnsetType = msgspec.UNSET  # of its end; for policies that admit jobs
+    seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
+    utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that admit jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # it trains many models, and no group
-    trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # one of a sweep's, that graduated
+    sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # the job is this sweep
+    trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # the job is a graduated trial
 
     def __post_init__(self) -> None:
-        """Make one number of slots a range."""
+        """Turn a single number of slots into a range."""
         if isinstance(self.slots, int):
             msgspec.structs.force_setattr(self, "slots", (self.slots, self.slots))
 
     @property
     def batch_limit(self) -> int:
-        """The largest global batch that the user allows, in samples.
+        """Largest global batch that the user allows, in samples.
 
-        Where that is left to the cluster: what fits the most slots, one pass each. Policies keep to
-        less, see `controlplane.core.model.job`.
+        If the cluster chooses the limit: what fits the largest number of slots, one pass each.
+        Policies use a smaller limit, see `controlplane.core.model.job`.
         """
         if isinstance(self.max_batch_size, int):
             return self.max_batch_size
@@ -193,56 +189,56 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def batch_limit_is_left_open(self) -> bool:
-        """Whether the cluster chooses the largest batch, by data set and noise scale."""
+        """True if the cluster chooses the largest batch, by data set and noise scale."""
         return self.max_batch_size in {None, AUTO}
 
     @property
     def pass_limit(self) -> int:
-        """The largest batch that fits one slot at once, in samples."""
+        """Largest batch of one pass of one slot, in samples."""
         return self.batch_size if self.max_local_batch is None else self.max_local_batch
 
     @property
     def local_limit(self) -> int:
-        """The largest share of a step that a policy may give one slot, in samples.
+        """Largest share of a step that a policy may give to one slot, in samples.
 
-        A job may start on one slot, so this is at least `batch_size`; a worker takes what is above
-        `pass_limit` in passes.
+        At least `batch_size`, because a job may start on one slot; a worker splits what exceeds
+        `pass_limit` into several passes.
         """
         return max(self.batch_size, self.pass_limit)
 
     @property
     def wanted(self) -> int:
-        """How many slots a policy of fixed size should give."""
+        """Number of slots for policies that give a fixed number."""
         return self.slots[0] if self.slots_wanted is None else self.slots_wanted
 
     @property
     def fails_when_lost(self) -> bool:
-        """Whether it ends, and does not start again, when nobody is left who has its state."""
+        """True if the job fails, instead of restarting, when no worker has its state any more."""
         return self.on_loss == "fail"
 
     @property
     def stated_seed(self) -> int | None:
-        """The seed, if the user gave one; else the script decides."""
+        """Seed given by the user; None: the script decides."""
         return None if self.seed is msgspec.UNSET else self.seed
 
     @property
     def stated_sweep(self) -> SweepSpec | None:
-        """The sweep that it is; None: an ordinary job."""
+        """Description of the sweep; None: an ordinary job."""
         return None if self.sweep is msgspec.UNSET else self.sweep
 
     @property
     def stated_trial(self) -> TrialSpec | None:
-        """The trial that it goes on with; None: it is no sweep's."""
+        """Graduated trial that this job continues; None: not part of a sweep."""
         return None if self.trial is msgspec.UNSET else self.trial
 
     @property
     def stated_utility(self) -> Utility | None:
-        """What its end is worth, if the user said so."""
+        """Utility given by the user, or None."""
         return None if self.utility is msgspec.UNSET else self.utility
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a job, and what to do about it."""
+    """Problem of a job file, with its remedy."""
 
     field: str
     what: str
@@ -250,15 +246,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def problems(spec: JobSpec) -> tuple[Problem, ...]:
-    """Everything that is wrong with `spec`; empty when it can be accepted.
+    """Return everything that is wrong with a decoded job, in the order of the fields.
 
-    Types were checked when the job was decoded; this checks what types cannot say.
-
-    Args:
-        spec: a decoded job.
-
-    Returns:
-        In the order of the fields; each names a field, what is wrong and the remedy.
+    Decoding checked the types; this checks what types cannot express.
     """
     shape = (*_text(spec), *_paths(spec), *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
@@ -269,7 +259,7 @@ def _size(spec: JobSpec) -> list[Problem]:
     try:
         size = len(msgspec.msgpack.encode(spec))
     except (OverflowError, UnicodeEncodeError):
-        return []  # a number or a text that was named above
+        return []  # reported by another check
     if size <= MAX_SPEC_BYTES:
         return []
     remedy = "put large values into a file of the working directory"
@@ -279,13 +269,13 @@ def _size(spec: JobSpec) -> list[Problem]:
 def _text(spec: JobSpec) -> list[Problem]:
     found = []
     if not NAME.fullmatch(spec.name):
-        remedy = "use 1 to 48 letters, digits, - or _, beginning with a letter or digit"
-        found.append(Problem("name", f"{spec.name[:60]!r} is no job name", remedy))
+        remedy = "use 1 to 48 letters, digits, - or _, starting with a letter or digit"
+        found.append(Problem("name", f"{spec.name[:60]!r} is not a job name", remedy))
     if spec.family is not None and not 1 <= len(spec.family) <= MAX_FAMILY:
         remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
         found.append(Problem("family", f"it has {len(spec.family)} characters", remedy))
     elif spec.family is not None and not is_text(spec.family):
-        found.append(Problem("family", "it is no text in Unicode", "write it in UTF-8"))
+        found.append(Problem("family", "it is not valid Unicode", "write it in UTF-8"))
     parts = spec.script.removeprefix("./").split("/")
     if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"
@@ -301,7 +291,7 @@ def _text(spec: JobSpec) -> list[Problem]:
     for name, value in spec.env.items():
         if not ENV_NAME.fullmatch(name) or not _is_word(value):
             remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
-            found.append(Problem(f"env.{name[:60]}", "no usable variable", remedy))
+            found.append(Problem(f"env.{name[:60]}", "invalid variable", remedy))
         if name.startswith(CLUSTER_PREFIX):
             remedy = "choose a name without the prefix ONES_"
             found.append(Problem(f"env.{name}", "is reserved for the cluster", remedy))
@@ -312,11 +302,7 @@ def _text(spec: JobSpec) -> list[Problem]:
 
 
 def is_text(text: str) -> bool:
-    """Whether `text` can be written down: JSON and TOML can make some that cannot.
-
-    Args:
-        text: anybody's.
-    """
+    """True if a text can be encoded in UTF-8; JSON and TOML can contain texts that cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -325,7 +311,7 @@ def is_text(text: str) -> bool:
 
 
 def _is_word(text: str) -> bool:
-    """Whether a process can be given it."""
+    """True if a process can receive the text as an argument or variable."""
     return len(text) <= MAX_TEXT and "\0" not in text and is_text(text)
 
 
@@ -337,24 +323,19 @@ def _paths(spec: JobSpec) -> list[Problem]:
             what = f"a path of {len(path)} characters, at most {MAX_PATH}"
             found.append(Problem(field, what, "give a shorter one"))
         elif not is_text(path) or ("\0" in path and field != "script"):
-            found.append(Problem(field, "it is no path", "give one without NUL bytes, in UTF-8"))
+            found.append(Problem(field, "it is not a path", "give one without NUL bytes, in UTF-8"))
     return found
 
 
 def not_python(script: str, first: bytes = b"") -> tuple[str, str] | None:
-    """Why `script` is no Python script, and the remedy; None where it may be one.
-
-    Args:
-        script: path of the file.
-        first: its first bytes, if they are at hand.
-    """
+    """Return why a script, perhaps with known first bytes, is not Python, and the remedy."""
     name = script.rpartition("/")[2]
     suffix = name[name.rfind(".") :].lower() if "." in name[1:] else ""
     shebang = first.partition(b"\n")[0] if not suffix and first.startswith(b"#!") else b""
     if suffix == ".ipynb":
         remedy = f"write it out with `jupyter nbconvert --to script {name}`"
     elif suffix in SHELLS or (shebang and b"python" not in shebang):
-        remedy = "give the Python file that it runs; words behind it go into args, exports into env"
+        remedy = "give the Python file that it runs; its arguments go into args, exports into env"
     elif suffix not in {"", ".py"} or b"\0" in first:
         remedy = "give the Python file that trains, such as train.py"
     else:
@@ -366,16 +347,16 @@ def _batches(spec: JobSpec) -> list[Problem]:
     found = []
     if not 1 <= spec.batch_size <= MAX_BATCH or spec.batch_limit > MAX_BATCH:
         what = f"{spec.batch_size} is not 1 to {MAX_BATCH}"
-        found.append(Problem("batch_size", what, "choose one of these"))
+        found.append(Problem("batch_size", what, "choose a value in this range"))
     if spec.batch_limit < spec.batch_size:
         what = f"max_batch_size {spec.batch_limit} is below batch_size {spec.batch_size}"
         found.append(Problem("max_batch_size", what, "raise the first or lower the second"))
     if spec.max_local_batch is not None and not 1 <= spec.max_local_batch <= MAX_BATCH:
         what = f"{spec.max_local_batch} is not 1 to {MAX_BATCH}"
-        found.append(Problem("max_local_batch", what, "choose one of these"))
-    if spec.lr is not None and not LEAST_RATE <= spec.lr <= MOST_RATE:
+        found.append(Problem("max_local_batch", what, "choose a value in this range"))
+    if spec.lr is not None and not MIN_RATE <= spec.lr <= MAX_RATE:
         remedy = "give a positive finite number, or leave it out to keep the script's"
-        found.append(Problem("lr", f"{spec.lr} is no learning rate", remedy))
+        found.append(Problem("lr", f"{spec.lr} is not a learning rate", remedy))
     return found
 
 
@@ -384,19 +365,19 @@ def _priority(spec: JobSpec) -> list[Problem]:
     if least <= spec.priority <= most:
         return []
     what = f"{spec.priority} is not {least:g} to {most:g}"
-    return [Problem("priority", what, "give a weight in this range; 1 is as important as others")]
+    return [Problem("priority", what, "give a weight in this range; 1 is the default")]
 
 
 def _slots(spec: JobSpec) -> list[Problem]:
     least, most = spec.slots
     if least < 1 or most < least:
-        what = f"slots [{least}, {most}] is no range"
+        what = f"slots [{least}, {most}] is not a range"
         return [Problem("slots", what, "give [least, most] with 1 <= least <= most")]
     if most > MAX_SLOTS:
-        what = f"slots: the most, {most}, is above {MAX_SLOTS}"
-        return [Problem("slots", what, "give as many as could ever help")]
+        what = f"slots: the maximum {most} exceeds {MAX_SLOTS}"
+        return [Problem("slots", what, "lower the maximum")]
     if least > spec.batch_size >= 1:
-        what = f"slots: the least, {least}, is above batch_size {spec.batch_size}"
+        what = f"slots: the minimum {least} exceeds batch_size {spec.batch_size}"
         return [Problem("slots", what, "lower the first or raise the second")]
     if not least <= spec.wanted <= most:
         what = f"slots_wanted {spec.wanted} is outside slots [{least}, {most}]"
@@ -405,7 +386,7 @@ def _slots(spec: JobSpec) -> list[Problem]:
 
 
 def _sweep(spec: JobSpec) -> list[Problem]:
-    """A sweep is a job whose workers train models of their own: no group, no batch, no script."""
+    """Check a sweep: its workers train independent models, so it has no group, batch or script."""
     if spec.stated_trial is not None:
         return [Problem("trial", "is written by the cluster", "give sweep.graduate_batch instead")]
     sweep = spec.stated_sweep
@@ -417,20 +398,24 @@ def _sweep(spec: JobSpec) -> list[Problem]:
         found.append(Problem("script", "a sweep has no script", remedy))
     most = spec.slots[1]
     if spec.batch_size != most or spec.batch_limit != most or spec.batch_limit_is_left_open:
-        what = f"a sweep has no batch of its own: it counts as its most slots, {most}"
+        what = f"a sweep has no batch: its batch size is its maximum of slots, {most}"
         remedy = f"give batch_size = {most} and max_batch_size = {KEEP!r}"
         found.append(Problem("batch_size", what, remedy))
     for field, given, remedy in (
         ("args", bool(spec.args), "give what varies in sweep.search.space, the rest in env"),
         ("lr", spec.lr is not None, "make it a value of sweep.search.space"),
-        ("record_samples", spec.record_samples, "`ones sweep manifest` has what each model saw"),
+        (
+            "record_samples",
+            spec.record_samples,
+            "`ones sweep manifest` lists the samples of each model",
+        ),
         ("stop", spec.stop is not None, "give sweep.search.epochs"),
         ("on_loss", spec.on_loss is not msgspec.UNSET, "lost units are trained again"),
         ("seed", spec.stated_seed is not None, "give sweep.search.seed"),
         ("utility", spec.stated_utility is not None, "give priority"),
     ):
         if given:
-            found.append(Problem(field, "means nothing to a sweep", f"{remedy}, and leave it out"))
+            found.append(Problem(field, "does not apply to a sweep", f"{remedy}, and leave it out"))
     try:
         check_sweep(sweep)
     except SettingsError as error:
@@ -442,7 +427,9 @@ def _sweep(spec: JobSpec) -> list[Problem]:
 def _run(spec: JobSpec) -> list[Problem]:
     found = []
     if not 0 <= spec.retries <= 100:  # noqa: PLR2004 - a bound against typing errors
-        found.append(Problem("retries", f"{spec.retries} is not 0 to 100", "choose one of these"))
+        found.append(
+            Problem("retries", f"{spec.retries} is not 0 to 100", "choose a value in this range")
+        )
     if spec.stated_seed is not None and not 0 <= spec.stated_seed < 2**63:
         remedy = "give 0 to 2**63 - 1, or leave it out to keep the script's"
         found.append(Problem("seed", f"{spec.seed} is out of range", remedy))
@@ -454,7 +441,7 @@ def _utility(utility: Utility | None) -> list[Problem]:
         return []
     found = []
     if not 0.0 <= utility.value <= MAX_UTILITY:
-        remedy = f"give 0 to {MAX_UTILITY:.0e}: its worth beside that of other jobs"
+        remedy = f"give 0 to {MAX_UTILITY:.0e}: its value relative to other jobs"
         found.append(Problem("utility.value", f"{utility.value} is out of range", remedy))
     deadline_s = utility.deadline_s
     if not 0.0 < deadline_s <= MAX_DEADLINE_S and deadline_s != math.inf:
@@ -479,7 +466,7 @@ def _stop(stop: StopRule | None) -> list[Problem]:
             found.append(Problem("stop", "not exactly one of epochs and samples", forms))
     elif stop.samples is not None or (stop.at_least is None) == (stop.plateau is None):
         found.append(Problem("stop", "a metric needs either at_least or plateau", forms))
-    for name, most in MOST_OF_STOP.items():
+    for name, most in MAX_STOP.items():
         value = getattr(stop, name)
         if value is not None and value < 1:
             found.append(Problem(f"stop.{name}", f"{value} is below 1", "raise it"))
@@ -487,7 +474,7 @@ def _stop(stop: StopRule | None) -> list[Problem]:
             what = f"{value} is above {most}"
             found.append(Problem(f"stop.{name}", what, f"give 1 to {most}"))
     if stop.metric is not None and not is_metric(stop.metric):
-        what = f"{stop.metric[:60]!r} is no name of a metric"
+        what = f"{stop.metric[:60]!r} is not a metric name"
         found.append(Problem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters"))
     if stop.at_least is not None and not math.isfinite(stop.at_least):
         found.append(Problem("stop.at_least", f"{stop.at_least} is not finite", "give a number"))

@@ -1,7 +1,4 @@
-"""What a node offers.
-
-One version of a job's group of workers.
-"""
+"""Nodes with their slots, and one version of a job's group of workers."""
 
 from __future__ import annotations
 
@@ -11,33 +8,33 @@ from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId
 
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, or one declared CPU slot where there is none."""
+    """GPU, or a declared CPU slot on a host without GPUs."""
 
     index: int
     kind: str  # "gpu" or "cpu"
-    model: str = ""  # as the driver names it
+    model: str = ""  # name given by the driver
     memory_bytes: int = 0
-    uuid: str = ""  # of the GPU; empty for a CPU slot
+    uuid: str = ""  # GPU UUID; empty for a CPU slot
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A host with an agent on it."""
+    """A host that runs an agent."""
 
     node: NodeId
     host: str
-    address: str  # where other nodes reach its workers
+    address: str  # at which other nodes reach its workers
     slots: tuple[SlotSpec, ...]
     cores: int
     memory_bytes: int
-    release: str  # of the agent's software
-    fenced_s: float = 0.0  # unanswered for so long, its workers have been ended; 0: they never are
-    states_port: int = 0  # where it serves states of sweeps; 0: an older agent serves none
+    release: str  # of the agent
+    fenced_s: float = 0.0  # without a reply for so long, the agent has killed its workers; 0: never
+    states_port: int = 0  # serves states of sweeps; 0: an older agent serves none
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint that a group starts from: written after `epoch` by `version`.
 
-    At the epoch's end, or somewhere in the next epoch by a group that was paused.
+    At the end of the epoch, or within the next one if the group was paused there.
     """
 
     epoch: int  # 1-based, finished
@@ -45,21 +42,21 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker of a group."""
+    """Worker of a group."""
 
     rank: Rank
     slot: SlotId
     local_batch: int  # b_j^i of ONES eq. 1, samples per step
-    worker: WorkerId  # the process: named after the version and rank it was born with
+    worker: WorkerId  # named after the version and rank with which it started
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Who trains a job at one version, in rank order, and with which batch."""
+    """The workers that train a job at one version, in rank order, and their batches."""
 
     version: Version
     members: tuple[Member, ...]
     lr: float | None  # at `base_batch`; None: the script's own
-    base_batch: int = 0  # global batch that `lr` belongs to
+    base_batch: int = 0  # global batch for which `lr` is given
     resume: ResumePoint | None = None
 
     @property
@@ -68,9 +65,5 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         return sum(member.local_batch for member in self.members)
 
     def member(self, worker: WorkerId) -> Member | None:
-        """The place of `worker` in this group, if it has one.
-
-        Returns:
-            Its place in this group; None if it has none.
-        """
+        """Return the entry of a worker in this group; None if it is not a member."""
         return next((member for member in self.members if member.worker == worker), None)

@@ -1,8 +1,6 @@
-"""What a user asks for: a sweep over configurations of one training.
+"""A sweep over configurations of one training as its user describes it, and its checks.
 
-The brackets of Hyperband: how many configurations, and how long they train at first.
-
-Metrics of an epoch within the bounds that scripts are told of, whoever wrote them down.
+Also Hyperband's brackets, and the bounds of the metrics that scripts report for an epoch.
 """
 
 from __future__ import annotations
@@ -19,13 +17,10 @@ from schemas.ids import JobId
 
 
 def brackets(most: int, eta: int) -> list[tuple[int, int]]:
-    """Hyperband's brackets: how many trials, and their first rung in epochs.
+    """Return Hyperband's brackets: number of trials, and length of the first rung in epochs.
 
-    Li et al., JMLR '18, algorithm 1, with R = `most`: s from floor(log_eta R) down to 0,
-    n = ceil((s_max + 1) eta^s / (s + 1)), r = R eta^-s.
-
-    Args:
-        most: epochs of a trial that is never stopped.
+    Li et al., JMLR '18, algorithm 1, with R = `most`, the epochs of a trial that is never stopped:
+    s from floor(log_eta R) down to 0, n = ceil((s_max + 1) eta^s / (s + 1)), r = R eta^-s.
     """
     top = 0
     while eta ** (top + 1) <= most:
@@ -40,59 +35,59 @@ VisitOrder = Literal["greedy", "rollouts", "random", "fixed"]
 
 MAX_CONFIGURATIONS: Final = 10_000
 MAX_EPOCHS: Final = 1_000_000
-MAX_EPOCH_METRICS: Final = 500  # of an epoch, by name
-MAX_METRIC: Final = 100  # characters of its name
+MAX_EPOCH_METRICS: Final = 500  # names for each epoch
+MAX_METRIC: Final = 100  # characters of a name
 MAX_SEED: Final = 2**63 - 1
 MAX_PARTITIONS: Final = 4096
 MAX_CHOICES: Final = 1000
 MAX_PARAMETERS: Final = 256
-MAX_SPACE_BYTES: Final = 128 << 10  # as it travels: with every reply about the sweep
-MAX_WHOLE: Final = 2**53  # beyond, neighbours are one number
-MAX_VALUES: Final = 100_000  # of all configurations together: drawing them holds up the cluster
+MAX_SPACE_BYTES: Final = 128 << 10  # encoded; sent with every reply about the sweep
+MAX_WHOLE: Final = 2**53  # larger integers are not exact in a float
+MAX_VALUES: Final = 100_000  # over all configurations: drawing them blocks the controller
 PARAMETER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 FORMS: Final = ("choice", "uniform", "log_uniform", "integer", "log_integer")
 
 
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one value of a configuration is drawn from; exactly one of its forms."""
+    """Distribution of one value of a configuration; exactly one of its forms is set."""
 
     choice: tuple[Value, ...] | None = None
     uniform: tuple[float, float] | None = None  # least, most
-    log_uniform: tuple[float, float] | None = None  # its logarithm is uniform; above 0
+    log_uniform: tuple[float, float] | None = None  # the logarithm is uniform; above 0
     integer: tuple[int, int] | None = None  # least, most, both included
-    log_integer: tuple[int, int] | None = None  # the same, small ones as often as large ones
-    when: Mapping[str, tuple[Value, ...]] = {}  # only where these have one of these values
+    log_integer: tuple[int, int] | None = None  # the same, uniform in the logarithm
+    when: Mapping[str, tuple[Value, ...]] = {}  # only if these parameters have these values
 
     @property
     def form(self) -> str:
-        """The form that it has; empty if none."""
+        """Name of the form that is set; empty if none."""
         return next((form for form in FORMS if getattr(self, form) is not None), "")
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Least and most; of a choice, of the places in it."""
+        """Least and greatest value; for a choice, the first and last index."""
         if self.choice is not None:
             return 0, len(self.choice) - 1
         return self.uniform or self.log_uniform or self.integer or self.log_integer or (0, 0)
 
 
 def choice(*values: Value) -> Parameter:
-    """One of `values`, each as likely."""
+    """Return a parameter that takes one of `values` with equal probability."""
     return Parameter(choice=values)
 
 
 def uniform(least: float, most: float) -> Parameter:
-    """A number between these."""
+    """Return a parameter with numbers between the bounds."""
     return Parameter(uniform=(least, most))
 
 
 def log_uniform(least: float, most: float) -> Parameter:
-    """A number between these, each order of magnitude as likely; `least` is above 0."""
+    """Return a parameter with each order of magnitude equally likely; `least` is above 0."""
     return Parameter(log_uniform=(least, most))
 
 
 def integer(least: int, most: int) -> Parameter:
-    """A whole number, both ends included."""
+    """Return a parameter with whole numbers, both bounds included."""
     return Parameter(integer=(least, most))
 
 
@@ -100,18 +95,18 @@ Space = Mapping[str, Parameter]
 
 
 class Grid(msgspec.Struct, frozen=True, tag="grid", tag_field="type", forbid_unknown_fields=True):
-    """Every combination of choices and whole numbers, to the last epoch."""
+    """Grid of all combinations of choices and whole numbers, each trained to the last epoch."""
 
 
 class RandomSearch(
     msgspec.Struct, frozen=True, tag="random", tag_field="type", forbid_unknown_fields=True
 ):
-    """Configurations drawn by chance, each to the last epoch."""
+    """Random configurations, each trained to the last epoch."""
 
     configurations: int
 
 
-# In which order ASHA looks at scores: in one that follows from them, or (paper) as they arrive
+# Order in which ASHA uses scores: independent of timing, or (paper) as they arrive.
 Promotes = Literal["in_order", "on_arrival"]
 
 
@@ -122,7 +117,7 @@ class SuccessiveHalving(
     tag_field="type",
     forbid_unknown_fields=True,
 ):
-    """Rungs that wait for all (Jamieson and Talwalkar, AISTATS '16): the best 1 / eta go on."""
+    """Synchronous rungs (Jamieson and Talwalkar, AISTATS '16): the best 1 / eta continue."""
 
     configurations: int
     min_epochs: int = 1
@@ -138,7 +133,7 @@ class Hyperband(
 
 
 class Asha(msgspec.Struct, frozen=True, tag="asha", tag_field="type", forbid_unknown_fields=True):
-    """Rungs that do not wait for all (Li et al., MLSys '20): promoted once among the best."""
+    """Asynchronous rungs (Li et al., MLSys '20): a trial is promoted once it is among the best."""
 
     configurations: int
     min_epochs: int = 1
@@ -149,21 +144,21 @@ class Asha(msgspec.Struct, frozen=True, tag="asha", tag_field="type", forbid_unk
 class MedianStopping(
     msgspec.Struct, frozen=True, tag="median", tag_field="type", forbid_unknown_fields=True
 ):
-    """Who is worse than the median of the others stops (Golovin et al., KDD '17)."""
+    """Stops trials that are worse than the median of the others (Golovin et al., KDD '17)."""
 
     configurations: int
     grace_epochs: int = 1
-    min_others: int = 3  # that have come as far
+    min_others: int = 3  # trials that have trained as long
 
 
 class PopulationBased(
     msgspec.Struct, frozen=True, tag="pbt", tag_field="type", forbid_unknown_fields=True
 ):
-    """The worst quarter goes on as changed copies of the best (Jaderberg et al., 2017)."""
+    """Replaces the worst quarter by changed copies of the best (Jaderberg et al., 2017)."""
 
     population: int
     interval_epochs: int = 1
-    resample: float = 0.25  # how often a value is drawn anew instead of perturbed
+    resample: float = 0.25  # probability that a value is redrawn instead of perturbed
 
 
 Searcher = (
@@ -172,45 +167,45 @@ Searcher = (
 
 
 class SearchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is searched, how, and what is best."""
+    """Search space, search algorithm and objective."""
 
     space: Mapping[str, Parameter]
     searcher: Searcher
-    epochs: int  # that a configuration gets at most
+    epochs: int  # upper limit for each configuration
     metric: str
     mode: Literal["max", "min"] = "max"
     seed: int = 0
 
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sweep, as a part of its job: what is searched, and what trains.
+    """The sweep of a job: what is searched, and the functions that train.
 
     Functions are named by module path, `module:function` in the job's working directory.
     """
 
     search: SearchSpec
     input_fn: str  # the data of one partition
-    model_fn: str  # what is trained, from the values of a configuration
+    model_fn: str  # the model, from the values of a configuration
     train_fn: str  # one pass over a partition
     eval_fn: str | None = None  # metrics of a model, at the end of each epoch
-    partitions: int  # of the data
-    replicas: int = 1  # nodes that hold each partition; more: every node
-    keep: int = 1  # best configurations whose states stay when the sweep is over
-    revoke_s: float = 120.0  # a worker whose slot is wanted may take so long to end its unit
-    # Who visits what next: the most loaded; that, chosen by 20 plays; by chance (Cerebro).
+    partitions: int  # number of data partitions
+    replicas: int = 1  # nodes that hold each partition; above the number of nodes: all
+    keep: int = 1  # best configurations whose states are kept after the sweep
+    revoke_s: float = 120.0  # time for a worker to end its unit when its slot is withdrawn
+    # Choice of the next visit: most loaded first; best of 20 rollouts; random (Cerebro).
     order: VisitOrder = "fixed"
     # Global batch of the last trials as elastic jobs, once they are fewer than half the slots.
-    graduate_batch: int | None = None  # None: they train on here, and stay exact
+    graduate_batch: int | None = None  # None: they stay in the sweep, bit-exact
 
     @property
     def functions(self) -> dict[str, str]:
-        """Those that it names, by field."""
+        """Paths of the functions that are given, by field."""
         given = {name: getattr(self, name) for name in FUNCTIONS}
         return {name: path for name, path in given.items() if path is not None}
 
 
 class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial of a sweep that goes on as an elastic job; the controller writes it."""
+    """A trial of a sweep that continues as an elastic job; written by the controller."""
 
     sweep: JobId
     trial: int
@@ -218,11 +213,11 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
     functions: dict[str, str]  # paths by field
     partitions: int
     seed: int  # of the sweep
-    epochs: int  # to train to
+    epochs: int  # limit
     epochs_done: int
-    version: int  # of the state that it goes on from
-    digest: str  # of that
-    sources: tuple[str, ...]  # HOST:PORT of who has it
+    version: int  # of the state to continue from
+    digest: str  # of that state
+    sources: tuple[str, ...]  # HOST:PORT of processes that serve the state
 
 
 FUNCTION_PATH: Final = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}")
@@ -233,16 +228,16 @@ FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
 
 
 def check_sweep(spec: SweepSpec) -> None:
-    """Refuse what no sweep can do.
+    """Check a sweep.
 
     Raises:
-        SettingsError: names the field and the remedy.
+        SettingsError: names the invalid field and the remedy.
     """
     check_search(spec.search)
     for field in FUNCTIONS:
         path = getattr(spec, field)
         if path is not None and not FUNCTION_PATH.fullmatch(path):
-            what = f"{field} = {path[:120]!r} is no module:function"
+            what = f"{field} = {path[:120]!r} is not module:function"
             raise SettingsError(what, "such as 'data:load'", field)
     for field, least, most in (
         ("partitions", 1, MAX_PARTITIONS),
@@ -254,22 +249,18 @@ def check_sweep(spec: SweepSpec) -> None:
         value = getattr(spec, field)
         if value is not None and not least <= value <= most:
             what = f"{field} = {value} is outside {least} to {most}"
-            raise SettingsError(what, "choose one inside", field)
+            raise SettingsError(what, "choose a value in this range", field)
 
 
 def check_values(space: Space, values: Values) -> None:
-    """Refuse a configuration that is none of this space; numbers may be beyond its bounds.
-
-    Args:
-        space: checked.
-        values: that a user chose.
+    """Check a user's configuration against a checked space; numbers may exceed the space's bounds.
 
     Raises:
-        SettingsError: names the field and the remedy.
+        SettingsError: names the invalid field and the remedy.
     """
     for name in values:
         if name not in space:
-            what = f"values.{name[:64]} is no value of this sweep"
+            what = f"values.{name[:64]} is not a value of this sweep"
             raise SettingsError(what, f"give {', '.join(space)}", f"values.{name[:64]}")
     for name, parameter in space.items():
         field = f"values.{name}"
@@ -278,7 +269,7 @@ def check_values(space: Space, values: Values) -> None:
             raise SettingsError(f"{field} is missing", "give it a value", field)
         if name in values and not applies:
             goes = " and ".join(f"{key} in {list(some)}" for key, some in parameter.when.items())
-            raise SettingsError(f"{field} goes only with {goes}", "leave it out", field)
+            raise SettingsError(f"{field} applies only with {goes}", "leave it out", field)
         if name in values:
             _check_value(field, parameter, values[name])
 
@@ -287,30 +278,26 @@ def _check_value(field: str, parameter: Parameter, value: Value) -> None:
     if parameter.choice is not None:
         if not any(type(value) is type(one) and value == one for one in parameter.choice):
             known = ", ".join(map(repr, parameter.choice[:20]))
-            raise SettingsError(f"{field} = {value!r} is none of its choices", known, field)
+            raise SettingsError(f"{field} = {value!r} is not one of its choices", known, field)
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SettingsError(f"{field} = {value!r} is no number", "give a finite one", field)
+        raise SettingsError(f"{field} = {value!r} is not a number", "give a finite number", field)
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
-        raise SettingsError(f"{field} is beyond 2**53", "give a smaller one", field)
+        raise SettingsError(f"{field} is beyond 2**53", "give a smaller number", field)
     if parameter.form.endswith("integer") and not isinstance(value, int):
-        raise SettingsError(f"{field} = {value} is no whole number", "give one", field)
+        raise SettingsError(f"{field} = {value} is not an integer", "give an integer", field)
 
 
 def is_metric(name: str) -> bool:
-    """Whether `name` can be one of a metric: short, and printable.
-
-    Args:
-        name: that a user wrote.
-    """
+    """True if `name` can name a metric: short and printable."""
     return 1 <= len(name) <= MAX_METRIC and name.isprintable()
 
 
 def check_search(spec: SearchSpec) -> None:
-    """Refuse what no sweep can do.
+    """Check a search.
 
     Raises:
-        SettingsError: names the field and the remedy.
+        SettingsError: names the invalid field and the remedy.
     """
     if not spec.space:
         raise SettingsError("space is empty", "give at least one value to choose", "space")
@@ -323,18 +310,20 @@ def check_search(spec: SearchSpec) -> None:
     try:
         size = len(msgspec.msgpack.encode(spec.space))
     except UnicodeEncodeError:
-        raise SettingsError("space has a text that is none", "write it in UTF-8", "space") from None
+        raise SettingsError("space contains invalid text", "write it in UTF-8", "space") from None
     if size > MAX_SPACE_BYTES:
         what = f"space takes {size} bytes, more than {MAX_SPACE_BYTES}"
         raise SettingsError(what, "name long choices, and look them up in model_fn", "space")
     if not 1 <= spec.epochs <= MAX_EPOCHS:
         raise SettingsError(
-            f"epochs = {spec.epochs} is outside 1 to {MAX_EPOCHS}", "choose one inside", "epochs"
+            f"epochs = {spec.epochs} is outside 1 to {MAX_EPOCHS}",
+            "choose a value in this range",
+            "epochs",
         )
     if not spec.metric:
-        raise SettingsError("metric is empty", "name what eval_fn returns", "metric")
+        raise SettingsError("metric is empty", "name a metric that eval_fn returns", "metric")
     if not is_metric(spec.metric):
-        what = f"metric = {spec.metric[:60]!r} is no name of a metric"
+        what = f"metric = {spec.metric[:60]!r} is not a metric name"
         raise SettingsError(what, f"give 1 to {MAX_METRIC} printable characters", "metric")
     if abs(spec.seed) > MAX_SEED:
         raise SettingsError("seed does not fit 64 bits", "give a smaller number", "seed")
@@ -344,7 +333,7 @@ def check_search(spec: SearchSpec) -> None:
 def _check_parameter(name: str, parameter: Parameter, space: Space) -> None:
     field = f"space.{name[:64]}"
     if not PARAMETER_NAME.fullmatch(name):
-        what = f"{field}: {name[:64]!r} is no name of an argument"
+        what = f"{field}: {name[:64]!r} is not an argument name"
         raise SettingsError(what, "letters, digits and _, at most 64", field)
     given = [form for form in FORMS if getattr(parameter, form) is not None]
     if len(given) != 1:
@@ -370,7 +359,7 @@ def _check_choice(field: str, values: tuple[Value, ...]) -> None:
         what = f"{field}.choice has {len(values)} values"
         raise SettingsError(what, f"give 1 to {MAX_CHOICES}", field)
     if len({(type(value), value) for value in values}) < len(values):
-        raise SettingsError(f"{field}.choice repeats a value", "give each once", field)
+        raise SettingsError(f"{field}.choice repeats a value", "give each value once", field)
     _check_numbers(f"{field}.choice", values)
 
 
@@ -387,28 +376,28 @@ def _check_numbers(field: str, values: tuple[Value, ...]) -> None:
 def _check_range(field: str, form: str, bounds: tuple[float, float]) -> None:
     least, most = bounds
     if not (math.isfinite(least) and math.isfinite(most) and least < most):
-        what = f"{field}.{form} = [{least}, {most}] is no range"
+        what = f"{field}.{form} = [{least}, {most}] is not a range"
         raise SettingsError(what, "give two finite numbers, the smaller first", field)
     if not math.isfinite(most - least):
-        what = f"{field}.{form} = [{least}, {most}] is wider than numbers go"
+        what = f"{field}.{form} = [{least}, {most}] exceeds the range of numbers"
         raise SettingsError(what, "give bounds that are closer", field)
     if form.endswith("integer") and max(abs(least), abs(most)) > MAX_WHOLE:
         what = f"{field}.{form} goes beyond 2**53"
         raise SettingsError(what, "give smaller bounds", field)
     if form.startswith("log") and least <= 0:
-        what = f"{field}.{form} begins at {least}"
+        what = f"{field}.{form} starts at {least}"
         raise SettingsError(what, "logarithms need numbers above 0", field)
 
 
 def _check_conditions(space: Space) -> None:
-    """No value may depend on itself."""
+    """Refuse values that depend on themselves."""
     for name in space:
         seen, ahead = {name}, list(space[name].when)
         while ahead:
             other = ahead.pop()
             if other == name:
                 what = f"space.{name}.when depends on itself"
-                raise SettingsError(what, "take one `when` of the circle out", f"space.{name}")
+                raise SettingsError(what, "remove one `when` of the cycle", f"space.{name}")
             if other not in seen:
                 seen.add(other)
                 ahead += space[other].when
@@ -419,7 +408,7 @@ def _check_searcher(spec: SearchSpec) -> None:
     if isinstance(searcher, Grid):
         for name, parameter in spec.space.items():
             if parameter.form not in {"choice", "integer"}:
-                what = f"searcher grid cannot list space.{name}.{parameter.form}"
+                what = f"searcher grid cannot enumerate space.{name}.{parameter.form}"
                 raise SettingsError(
                     what, "use choice or integer, or another searcher", f"space.{name}"
                 )
@@ -441,12 +430,12 @@ def _check_searcher(spec: SearchSpec) -> None:
         value = getattr(searcher, field, least)
         if not least <= value <= most:
             what = f"searcher.{field} = {value} is outside {least} to {most}"
-            raise SettingsError(what, "choose one inside", f"searcher.{field}")
+            raise SettingsError(what, "choose a value in this range", f"searcher.{field}")
     _check_many(spec)
 
 
 def _check_many(spec: SearchSpec) -> None:
-    """All first configurations are drawn at once, within an input of the controller."""
+    """Bound the initial configurations; the controller draws them all in one step."""
     searcher = spec.searcher
     if isinstance(searcher, Hyperband):
         many = sum(size for size, _ in brackets(spec.epochs, searcher.eta))
@@ -466,14 +455,14 @@ def _bounds_of(space: Space) -> list[tuple[float, float]]:
 
 
 def bounded_metrics(given: Mapping[str, float]) -> dict[str, float]:
-    """The first that may be, the finite ones of them, under names that may be."""
+    """Return the first `MAX_EPOCH_METRICS` finite metrics, with short printable names."""
     finite = {name: value for name, value in given.items() if math.isfinite(value)}
     kept = list(finite.items())[:MAX_EPOCH_METRICS]
     return {printable(name[:MAX_METRIC]): value for name, value in kept}
 
 
 def are_bounded(given: Mapping[str, float]) -> bool:
-    """Whether there is nothing to leave out."""
+    """True if `bounded_metrics` would change nothing."""
     return len(given) <= MAX_EPOCH_METRICS and all(
         len(name) <= MAX_METRIC and name.isprintable() and math.isfinite(value)
         for name, value in given.items()
@@ -481,5 +470,5 @@ def are_bounded(given: Mapping[str, float]) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text in one line, without what would steer a terminal."""
+    """Return the text in one line; characters that could control a terminal become spaces."""
     return "".join(c if c.isprintable() else " " for c in text)

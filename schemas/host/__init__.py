@@ -1,1 +1,1 @@
-"""What every process of a host needs: settings, logging, files and archives."""
+"""Services that every process of a host needs: settings, logging, files and archives."""

@@ -1,4 +1,4 @@
-"""Archives of working directories: what may come out of one, wherever it is read."""
+"""Bounded reading of the archives of working directories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 
 from schemas.errors import TooLargeError
 
-UNREADABLE: Final = (  # what the tar, gzip and zlib modules raise of strange archives
+UNREADABLE: Final = (  # errors of the tar, gzip and zlib modules for invalid archives
     OSError,
     EOFError,
     ValueError,
@@ -25,62 +25,62 @@ UNREADABLE: Final = (  # what the tar, gzip and zlib modules raise of strange ar
     zlib.error,
 )
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
-OTHERS: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
-OVERHEAD: Final = 4096  # bytes of headers, for each file
-MAX_HEADERS: Final = 64 << 10  # bytes of all that stand before one file
-DIGITS: Final = re.compile(rb"\d{101}")  # for each of a row tarfile looks at all that follow
-BLOCK: Final = 512  # bytes; a header that is no longer takes no time
+UNSUPPORTED_MAGIC: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
+HEADER_BYTES_PER_FILE: Final = 4096  # bytes of headers for each file
+MAX_HEADERS: Final = 64 << 10  # bytes of all headers before one file
+DIGITS: Final = re.compile(rb"\d{101}")  # long numbers take tarfile quadratic time
+FAST_HEADER_BYTES: Final = 512  # bytes; headers up to this size are parsed quickly
 MAX_RECORDS: Final = 64 << 20  # bytes of the extended headers of all files, which stay in memory
-RECORD: Final = 100  # bytes that one of them takes beside its text
-COPIED: Final = 16 << 10  # bytes of a file that are unpacked at once
-LEAVE_OUT: Final = "leave out of it what is data (.onesignore), and read that from its own place"
+RECORD_OVERHEAD_BYTES: Final = 100  # bytes of memory of an extended header in addition to its text
+COPY_BUFFER_BYTES: Final = 16 << 10  # bytes of a file that are unpacked at once
+EXCLUDE_DATA_HINT: Final = "exclude data from it (.onesignore), and read data from its own location"
 
 
 class ArchiveBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What one archive may come to when it is unpacked."""
+    """Limits of one unpacked archive."""
 
     size: Positive = 2 << 30  # bytes of all files
-    files: Positive = 100_000  # and folders, and links
-    depth: Positive = 64  # folders within folders
+    files: Positive = 100_000  # including folders and links
+    depth: Positive = 64  # of nested folders
 
 
 USUAL: Final = ArchiveBounds()
 
 
 class ArchiveTooLargeError(TooLargeError):
-    """An archive that comes to more than its bounds."""
+    """An archive exceeds its bounds."""
 
 
 @contextmanager
 def opened(archive: IO[bytes], bounds: ArchiveBounds) -> Iterator[tarfile.TarFile]:
-    """The tar file in `archive`, packed with gzip or not, of which no more is read than is allowed.
+    """Open the tar file in `archive`, packed with gzip or not packed; reading is bounded.
 
     Raises:
-        ArchiveTooLargeError: while it is read, as soon as a bound is exceeded.
-        OSError: or another of `UNREADABLE`, if it is none.
+        ArchiveTooLargeError: while reading, as soon as a bound is exceeded.
+        OSError: or another of `UNREADABLE`, if it is not a tar file.
     """
     magic = archive.read(6)
     archive.seek(0)
     plain = cast("IO[bytes]", _decompressed(archive, magic))
-    most = bounds.size + bounds.files * OVERHEAD
+    most = bounds.size + bounds.files * HEADER_BYTES_PER_FILE
     limited = _Limited(plain, most, bounds)
-    with tarfile.open(fileobj=limited, mode="r:", copybufsize=COPIED) as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=limited, mode="r:", copybufsize=COPY_BUFFER_BYTES) as tar:  # type: ignore[call-overload]
         yield tar
 
 
 def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.TarInfo]:
-    """What is in the archive, one by one, before anything of it is unpacked.
+    """Yield the entries of the archive one by one, each before it is unpacked.
 
     Raises:
-        ArchiveTooLargeError: at the member that is too much.
-        OSError: or another of `UNREADABLE`, at one that is damaged or sparse.
+        ArchiveTooLargeError: at the entry that exceeds a bound.
+        OSError: or another of `UNREADABLE`, at a damaged or sparse entry.
     """
     limited = cast("_Limited", tar.fileobj)
     size = many = records = 0
     for member in tar:
         limited.headers = None
         size, many = size + member.size, many + 1
-        records += sum(RECORD + len(one) for one in member.pax_headers.values())
+        records += sum(RECORD_OVERHEAD_BYTES + len(one) for one in member.pax_headers.values())
         name = member.name[:200]
         if records > MAX_RECORDS:
             raise _too_large(f"more than {MAX_RECORDS} bytes of extended headers, at {name!r}")
@@ -90,8 +90,8 @@ def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.Tar
             raise _too_large(f"more than {bounds.files} files, at {name!r}")
         if len([part for part in member.name.split("/") if part]) > bounds.depth + 1:
             raise _too_large(f"folders more than {bounds.depth} deep, at {name!r}")
-        if member.issparse():  # the list of its parts takes more memory than its archive
-            raise tarfile.ReadError(f"{name!r} is sparse: pack it whole")
+        if member.issparse():  # the list of its parts can take more memory than the archive
+            raise tarfile.ReadError(f"{name!r} is a sparse file: pack it without holes")
         yield member
         limited.headers = MAX_HEADERS
 
@@ -100,9 +100,9 @@ def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
     """Refuse an archive that no node would unpack, without unpacking it.
 
     Raises:
-        ArchiveTooLargeError: if it exceeds one.
-        OSError: or another of `UNREADABLE`, if it is none, or a link or device that leaves its
-            folder is in it.
+        ArchiveTooLargeError: if a bound is exceeded.
+        OSError: or another of `UNREADABLE`, if it is not a tar file, or contains a link or
+            device that leads out of its folder.
     """
     with opened(archive, bounds) as tar:
         for member in members(tar, bounds):
@@ -110,27 +110,26 @@ def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
 
 
 def _decompressed(archive: IO[bytes], magic: bytes) -> object:
-    if magic.startswith(OTHERS):  # what they ask for in memory while they are read has no bound
-        raise tarfile.ReadError("pack it with gzip, or not at all")
+    if magic.startswith(UNSUPPORTED_MAGIC):  # their decompressors need unbounded memory
+        raise tarfile.ReadError("unsupported compression: use gzip or none")
     return gzip.GzipFile(fileobj=archive) if magic.startswith(b"\x1f\x8b") else archive
 
 
 def _too_large(what: str) -> ArchiveTooLargeError:
-    return ArchiveTooLargeError(f"the working directory unpacks to {what}", LEAVE_OUT, "workdir")
+    return ArchiveTooLargeError(
+        f"the working directory unpacks to {what}", EXCLUDE_DATA_HINT, "workdir"
+    )
 
 
 class _Limited:
-    """A file of which no more than so many bytes exist, whatever a header says of them.
-
-    Files are skipped by `seek`, so whatever is read between two of them are headers.
-    """
+    """File of at most `most` bytes; since tarfile seeks over content, what is read are headers."""
 
     def __init__(self, file: IO[bytes], most: int, bounds: ArchiveBounds) -> None:
         self._file = file
         self._most = most
-        self._told = bounds.size
-        self._all_headers = bounds.files * OVERHEAD  # bytes that may still come
-        self.headers: int | None = MAX_HEADERS  # the same before the next file; None: it is read
+        self._shown_limit = bounds.size
+        self._all_headers = bounds.files * HEADER_BYTES_PER_FILE  # bytes that may still follow
+        self.headers: int | None = MAX_HEADERS  # the same before the next file; None: within a file
 
     def read(self, size: int = -1) -> bytes:
         left = self._most - self._file.tell()
@@ -147,7 +146,7 @@ class _Limited:
         if self._all_headers < 0:
             self._refuse()
         data = self._file.read(size)
-        if size > BLOCK and DIGITS.search(data):
+        if size > FAST_HEADER_BYTES and DIGITS.search(data):
             raise tarfile.ReadError("a header with a number of more than 100 digits")
         return data
 
@@ -160,4 +159,4 @@ class _Limited:
         return self._file.tell()
 
     def _refuse(self) -> None:
-        raise _too_large(f"more than {self._told} bytes, with its headers")
+        raise _too_large(f"more than {self._shown_limit} bytes, including headers")

@@ -1,4 +1,4 @@
-"""Whether this host has what a settings file names: folders, ports, keys; nothing is changed."""
+"""Read-only checks of a settings file against this host: folders, ports and keys."""
 
 from __future__ import annotations
 
@@ -20,26 +20,18 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Findings:
-    """Every problem that was found, in the order in which it was looked for."""
+    """Problems of a settings file, in the order of the checks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.found: list[SettingsError] = []
 
     def add(self, field: str, what: str, remedy: str) -> None:
-        """One more.
-
-        Args:
-            field: of the file, such as `listen.events`.
-        """
+        """Record a problem of a field such as `listen.events`."""
         self.found.append(SettingsError(f"{field}: {what}", remedy, field))
 
     def attempt(self, field: str, work: Callable[[], object]) -> None:
-        """Do what the daemon would do, and take what it would raise.
-
-        Args:
-            work: reads or checks, and changes nothing.
-        """
+        """Run a check of the daemon that changes nothing, and record the error that it raises."""
         try:
             work()
         except SettingsError as error:
@@ -47,91 +39,68 @@ class Findings:
             self.add(field, error.message.removeprefix(f"{field}: "), error.hint)
 
     def finite(self, settings: msgspec.Struct, prefix: str = "") -> None:
-        """All numbers are ones that a clock can wait for."""
+        """Check that all numbers are finite."""
         for name in settings.__struct_fields__:
             value = getattr(settings, name)
             if isinstance(value, msgspec.Struct):
                 self.finite(value, f"{prefix}{name}.")
             elif isinstance(value, float) and not math.isfinite(value):
-                self.add(f"{prefix}{name}", f"{value} is no time", "give seconds")
+                self.add(f"{prefix}{name}", f"{value} is not finite", "give a number of seconds")
 
     def folder(self, field: str, path: Path) -> None:
-        """A folder can be written to, or made.
-
-        Args:
-            path: of the folder, which need not exist.
-        """
+        """Check that a folder is writable, or can be created."""
         there = next(one for one in (path, *path.parents) if one.exists())
         if not there.is_dir():
-            self.add(field, f"{there} is no folder", "choose another one")
+            self.add(field, f"{there} is not a folder", "choose another folder")
         elif os.statvfs(there).f_flag & os.ST_RDONLY:
             self.add(field, f"{there} is mounted read-only", "mount it writable")
         elif not os.access(there, os.W_OK | os.X_OK):
             who = f"user {os.getuid()}"
             self.add(field, f"{who} cannot write to {there}", f"give it to {who}")
         elif not os.statvfs(there).f_bavail:
-            self.add(field, f"no room is left in {there}", "free space there")
+            self.add(field, f"no space is left in {there}", "free space there")
 
     def pid_file(self, name: str) -> None:
-        """The folder of a pid file can be written to.
-
-        Args:
-            name: relative to the settings file's folder; empty: there is to be none.
-        """
+        """Check that a pid file, relative to the settings file, can be written; empty: none."""
         if name:
             self.folder("pid_file", (self.path.parent / name).parent)
 
     def address(self, field: str, host: str) -> bool:
-        """This host can be reached under an address.
-
-        Args:
-            host: name or address to listen on.
-
-        Returns:
-            Whether it can.
-        """
+        """Check that this host has an address, and return whether it does."""
         try:
             _bind(host, 0)
         except socket.gaierror as error:
             self.add(field, f"{host} cannot be found: {error.strerror}", "correct the address")
         except OSError as error:
-            what = f"{host} is no address of this host ({error.strerror})"
-            self.add(field, what, "give one of its own")
+            what = f"{host} is not an address of this host ({error.strerror})"
+            self.add(field, what, "give an address of this host")
         else:
             return True
         return False
 
     def port(self, field: str, host: str, port: int) -> None:
-        """Nobody else listens on a port.
-
-        Args:
-            host: name or address to listen on, which is one of this host.
-            port: TCP; 0 stands for none, or any.
-        """
+        """Check that no other process listens on a TCP port of this host; 0 means none, or any."""
         try:
             _bind(host, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                self.add(field, f"port {port}: {error.strerror}", "choose another one")
+                self.add(field, f"port {port}: {error.strerror}", "choose another port")
             elif not _is_ours(_listener(port), self.path):
                 who = _name(_listener(port))
-                remedy = "choose another one, or stop what listens there"
+                remedy = "choose another port, or stop that process"
                 self.add(field, f"port {port} is in use{who}", remedy)
 
 
 def look_through(
     kind: type[S], path: Path, without: Mapping[str, Any] | None = None
 ) -> tuple[Findings, S]:
-    """What is wrong with a settings file by itself, and what can be looked at further.
+    """Return the problems of a settings file, and the usable settings for further checks.
 
-    Args:
-        without: stands for fields that have to be given and are missing or wrong.
-
-    Returns:
-        The problems so far, and the settings with defaults in the place of what is wrong.
+    Invalid settings are replaced by defaults, and required fields that are missing or invalid by
+    the values in `without`.
 
     Raises:
-        SettingsError: if the file cannot be read, or is no TOML.
+        SettingsError: if the file cannot be read, or is not TOML.
     """
     table = read_table(path, os.environ)
     findings = Findings(path)
@@ -151,7 +120,7 @@ def _bind(host: str, port: int) -> None:
 
 
 def _listener(port: int) -> psutil.Process | None:
-    """Who listens on a port, if this user may know."""
+    """Return the process that listens on a port, if this user may see it."""
     try:
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN
@@ -163,7 +132,7 @@ def _listener(port: int) -> psutil.Process | None:
 
 
 def _is_ours(process: psutil.Process | None, path: Path) -> bool:
-    """Whether it is the very daemon that has this settings file."""
+    """True if the process is the daemon that runs with this settings file."""
     try:
         return process is not None and str(path) in " ".join(process.cmdline())
     except psutil.Error:

@@ -1,7 +1,4 @@
-"""One process at a time: a file that is locked as long as its owner lives, however it ends.
-
-What is kept of the past goes by age and size, the oldest first.
-"""
+"""Exclusive files for one process at a time, and the retention of old files by age and size."""
 
 from __future__ import annotations
 
@@ -18,16 +15,15 @@ _LOCK: Final = struct.Struct("@hhqqi")  # struct flock of Linux: type, whence, s
 
 
 def try_lock(path: Path) -> int | None:
-    """Be the one process that holds a file.
+    """Lock a file for this process; create the file and its folder if they do not exist.
 
-    Args:
-        path: made with its folder if it is not there.
+    The lock ends with the process, however it ends.
 
     Returns:
-        A file descriptor: closing it gives the lock up. None: another process holds it.
+        A file descriptor: closing it releases the lock. None: another process holds the lock.
 
     Raises:
-        OSError: if the file cannot be opened, or its file system knows no locks.
+        OSError: if the file cannot be opened, or its file system does not support locks.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -43,30 +39,27 @@ def try_lock(path: Path) -> int | None:
 
 
 def take_pid_file(path: Path) -> None:
-    """Lock a pid file and write the id of this process into it.
+    """Lock a pid file until this process ends, and write the process id into the file.
 
-    The lock is a POSIX record lock: others may ask who has it without taking it, and children do
-    not inherit it. It is lost when this process closes any descriptor of the file, so nothing else
-    in this process may open it. The file is private, because a read lock of another user would keep
-    its owner from starting.
-
-    Args:
-        path: made with its folder if it is not there; the lock is held until this process ends.
+    The lock is a POSIX record lock: other processes can query its owner without taking it, and
+    children do not inherit it. It is lost when this process closes any descriptor of the file, so
+    nothing else in this process may open the file. The file is private, because a read lock of
+    another user would keep the daemon from starting.
 
     Raises:
-        SettingsError: if another process holds it.
-        OSError: if it cannot be opened, is a symbolic link or is another user's.
+        SettingsError: if another process holds the lock.
+        OSError: if it cannot be opened, is a symbolic link or belongs to another user.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.fchmod(file, 0o600)  # earlier releases made it readable to everyone
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # either, says POSIX
+    except (BlockingIOError, PermissionError):  # POSIX allows either
         os.close(file)
         pid = pid_of(path)
         what = f"pid_file: {path} is held by {f'process {pid}' if pid else 'an unknown process'}"
-        remedy = "stop that one, or give each daemon a pid file of its own"
+        remedy = "stop that process, or give each daemon a pid file of its own"
         raise SettingsError(what, remedy, "pid_file") from None
     os.ftruncate(file, 0)
     os.write(file, f"{os.getpid()}\n".encode())
@@ -75,11 +68,11 @@ def take_pid_file(path: Path) -> None:
 def pid_of(path: Path) -> int | None:
     """Return the other process that holds a pid file; None if there is none.
 
-    0 means that a process holds it that cannot be named: it is in another PID namespace, or its
-    lock belongs to an open file (OFD) instead of a process.
+    0 means that the process cannot be named: it is in another PID namespace, or its lock belongs
+    to an open file (OFD) instead of a process.
 
     Raises:
-        PermissionError: if the file is another user's.
+        PermissionError: if the file belongs to another user.
     """
     try:
         with path.open("rb") as file:
@@ -97,22 +90,13 @@ class FileSeen(NamedTuple):
 
     name: str
     size: int  # bytes
-    at: float  # when it was changed last, or its job ended, seconds since the epoch
+    at: float  # last change, or the end of its job, seconds since the epoch
 
 
 def outdated(
     files: Iterable[FileSeen], keep_s: float, keep_bytes: int, now: float
 ) -> list[FileSeen]:
-    """Which files go: those that are too old, and the oldest while all are too large together.
-
-    Args:
-        files: that may go.
-        keep_s: seconds.
-        now: seconds since the epoch.
-
-    Returns:
-        The oldest first.
-    """
+    """Return the files older than `keep_s`, and the oldest while all exceed `keep_bytes`."""
     ordered = sorted(files, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
     found = []

@@ -1,7 +1,4 @@
-"""What controller and agent owe their host: log lines, readiness, and a watchdog that means it.
-
-Where log lines go: a file descriptor that may be full, gone or slow, and never raises.
-"""
+"""Log lines, readiness notification, watchdog and audit of the daemons."""
 
 from __future__ import annotations
 
@@ -20,30 +17,21 @@ import structlog
 
 
 class LogLines:
-    """Writes each line at once, and counts those that nobody takes.
+    """Writer of log lines to a file descriptor that may be full, closed or slow; never raises.
 
-    A disk that is full, a terminal that is gone and a pipe that nobody reads lose lines; they end
-    no process. As soon as lines are taken again, how many were lost is said first.
+    A full disk, a closed terminal or an unread pipe lose lines, but do not end the process. The
+    next line that can be written is preceded by `lost` of their number.
     """
 
     def __init__(self, fd: int, lost: Callable[[int], str]) -> None:
-        """Begin with nothing lost.
-
-        Args:
-            lost: the line that says how many are missing, without its end.
-        """
         self._fd = fd
         self._lost = lost
-        self._torn = False  # the last line is there in part
+        self._incomplete = False  # the last line was written in part
         self._lock = threading.Lock()
-        self.missing = 0  # lines, since the last one that was taken
+        self.missing = 0  # lines since the last one that was written
 
     def msg(self, line: str) -> None:
-        """Write `line`, or count it.
-
-        Args:
-            line: without its end; what UTF-8 cannot say is escaped.
-        """
+        """Write a line, or count it as missing; characters that UTF-8 cannot encode are escaped."""
         with self._lock:
             if self.missing and not self._written(self._lost(self.missing)):
                 self.missing += 1
@@ -55,38 +43,33 @@ class LogLines:
     debug = info = warning = warn = error = exception = critical = fatal = log = failure = msg
 
     def _written(self, line: str) -> bool:
-        text = f"\n{line}\n" if self._torn else f"{line}\n"
+        text = f"\n{line}\n" if self._incomplete else f"{line}\n"
         left = memoryview(text.encode(errors="backslashreplace"))
         try:
             while left:
                 left = left[os.write(self._fd, left) :]
-                self._torn = bool(left)
+                self._incomplete = bool(left)
         except OSError:
             return False
         return True
 
 
 class LogLinesFactory:
-    """What structlog asks for a logger: all loggers of a process share one `LogLines`."""
+    """Logger factory of structlog: all loggers of a process share one `LogLines`."""
 
     def __init__(self, lines: LogLines) -> None:
-        """Hand out `lines`."""
         self._lines = lines
 
     def __call__(self, *_names: Any) -> LogLines:
-        """The logger, whatever its name."""
+        """Return the shared logger."""
         return self._lines
 
 
-LAG_LIMIT_S: Final = 2.0  # a loop that is later than this is not healthy
+LAG_LIMIT_S: Final = 2.0  # an event loop with a longer delay is unhealthy
 
 
 def configure_logging(fd: int = 2) -> None:
-    """Log lines as JSON under systemd or into a file, as coloured text on a terminal.
-
-    No line can end the process: those that cannot be written are counted, and the count is the
-    next line that can.
-    """
+    """Log as JSON under systemd or into a file, as coloured text on a terminal."""
     readable = os.isatty(fd) and "JOURNAL_STREAM" not in os.environ
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     render: list[structlog.typing.Processor] = (
@@ -107,13 +90,7 @@ def _lost(lines: int) -> str:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, as sd_notify(3) describes; nothing happens without it.
-
-    Args:
-        state: newline-separated assignments, such as `READY=1`.
-
-    A socket that does not take it is a line in the log.
-    """
+    """Send a state such as `READY=1` to systemd if it runs (sd_notify(3)); log a failure."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -124,13 +101,15 @@ def notify(state: str) -> None:
             channel.connect(name)
             channel.sendall(state.encode())
     except OSError as error:
-        structlog.get_logger("systemd").warning("systemd was not told", state=state, why=str(error))
+        structlog.get_logger("systemd").warning(
+            "systemd could not be notified", state=state, why=str(error)
+        )
 
 
 async def watchdog() -> None:
-    """Feed systemd's watchdog while the loop is prompt, four times in systemd's interval.
+    """Notify systemd's watchdog four times per interval, while the event loop is responsive.
 
-    Nothing else is asked: a full disk, say, is not mended by a restart.
+    Nothing else is checked: a restart does not repair, for example, a full disk.
     """
     interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 / 4
     if not interval_s:
@@ -144,10 +123,15 @@ async def watchdog() -> None:
 
 
 class Audit:
-    """Log lines about what was refused, bounded for each peer and in all; and of what was done.
+    """Audit log of refused and privileged actions; refusals are limited per peer and in total.
 
-    No line is lost for a flood of another peer, and no flood fills the disk: how many lines were
-    left out is a line of its own.
+    A flood of one peer neither hides the lines of another peer nor fills the disk: the number of
+    suppressed lines is logged.
+
+    Args:
+        limit_per_s: refusals that are logged per second at most.
+        clock: monotonic seconds.
+        of_one_per_s: the same for one peer.
     """
 
     def __init__(
@@ -157,13 +141,6 @@ class Audit:
         *,
         of_one_per_s: int = 5,
     ) -> None:
-        """Begin to count.
-
-        Args:
-            limit_per_s: lines that are written in one second at most; the others are counted.
-            clock: seconds that only grow; one for all who refuse, or seconds would begin anew.
-            of_one_per_s: lines about one peer among them.
-        """
         self._clock = clock
         self._log = structlog.get_logger("audit")
         self._limit, self._of_one = limit_per_s, of_one_per_s
@@ -172,12 +149,12 @@ class Audit:
         self._dropped = 0
 
     def refused(self, what: str, why: str, *, peer: str = "", **detail: str) -> None:
-        """One thing that was dropped or denied.
+        """Log an action that was dropped or denied.
 
         Args:
-            what: what was refused, a word for machines.
+            what: what was refused, a word for programs.
             why: for people; cut to 500 characters.
-            peer: who did it: the owner of a key, or a stranger's address.
+            peer: the owner of the key, or the address of an unknown peer.
         """
         self._begin_second()
         if self._said.total() >= self._limit or (peer and self._said[peer] >= self._of_one):
@@ -188,11 +165,11 @@ class Audit:
         self._log.warning("audit", what=what, why=why[:500], **said)
 
     def done(self, what: str, by: str, **detail: str) -> None:
-        """Somebody used a right that is not everybody's; such a line is never left out."""
+        """Log the use of a privileged right; never suppressed."""
         self._log.info("audit", what=what, by=by, **{f"of_{k}": v for k, v in detail.items()})
 
     async def tell_what_was_left_out(self) -> None:
-        """Say so also when nothing more is refused, for ever."""
+        """Log the number of suppressed lines each second, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
             self._begin_second()

@@ -1,6 +1,6 @@
-"""TOML file to a frozen struct; errors name file, key and remedy.
+"""Settings: a TOML file as a frozen struct, with errors that name file, key and remedy.
 
-SIGHUP: a settings file is read again, and what may change while a daemon runs is taken over.
+On SIGHUP a daemon reads its file again and applies the changes that are possible while it runs.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from schemas.host.logging import notify
 
 S = TypeVar("S", bound=msgspec.Struct)
 PREFIX = "ONES__"
-PLAIN: Final = {bool: "true", int: "1", float: "0.5"}  # example values; anything else is a text
+EXAMPLE_VALUES: Final = {
+    bool: "true",
+    int: "1",
+    float: "0.5",
+}  # example values; other types: a text
 
 
 def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) -> S:
-    """The settings in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
+    """Return the settings in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
 
-    Relative paths inside the settings are left as they stand.
-
-    Args:
-        kind: the struct that the file fills.
-        environ: variables; those that do not begin with `ONES__` are passed over.
+    Relative paths in the settings are not resolved.
 
     Raises:
         SettingsError: if the file cannot be read or parsed, a key is unknown, missing or of the
@@ -46,10 +46,7 @@ def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) ->
 
 
 def read_table(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The table in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
-
-    Args:
-        environ: variables; those that do not begin with `ONES__` are passed over.
+    """Return the table in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
 
     Raises:
         SettingsError: if the file cannot be read or parsed, or a variable names no section.
@@ -62,13 +59,10 @@ def read_table(path: Path, environ: Mapping[str, str] | None = None) -> dict[str
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in `path`.
-
-    Args:
-        path: a TOML file, UTF-8; a byte order mark is passed over.
+    """Return the table in a TOML file.
 
     Raises:
-        SettingsError: if it cannot be read or is no TOML; the message names the file.
+        SettingsError: if it cannot be read or is not TOML; the message names the file.
     """
     return parse_toml(read_file(path), path)
 
@@ -86,14 +80,10 @@ def read_file(path: Path) -> bytes:
 
 
 def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the table in the bytes of a TOML file.
-
-    Args:
-        data: UTF-8; a byte order mark is skipped.
-        path: of the file, for error messages.
+    """Return the table in the bytes of a TOML file, UTF-8 with or without a byte order mark.
 
     Raises:
-        SettingsError: if it is no TOML.
+        SettingsError: if it is not TOML.
     """
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
@@ -109,12 +99,11 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "") -> S:
-    """`table` as a `kind`, with every unknown key refused.
+    """Return `table` as a struct.
 
     Args:
-        kind: the struct that `table` fills.
-        path: where it came from, for error messages.
-        prefix: of its keys in the file, such as `sweep.searcher.`; empty: it is the whole file.
+        path: source of the table, for error messages.
+        prefix: of the table's keys in the file, such as `sweep.searcher.`; empty: whole file.
 
     Raises:
         SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.
@@ -130,15 +119,10 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "
 def every_problem(
     kind: Any, table: Mapping[str, Any], path: Path, prefix: str = ""
 ) -> list[SettingsError]:
-    """All that `convert` would refuse one by one.
+    """Return all errors that `convert` would raise one after the other.
 
-    Args:
-        kind: the struct that `table` should fill.
-        path: where it came from, for error messages.
-        prefix: of its keys in the file, with its dot; their unknown ones were told with the file's.
-
-    Returns:
-        Unknown keys first, then missing and wrong ones in the order of the struct.
+    Unknown keys come first, then missing and invalid ones in the order of the struct. With a
+    `prefix`, unknown keys are omitted: the call for the whole file has reported them.
     """
     found = [] if prefix else list(_unknown(kind, table, path, prefix))
     for field in msgspec.structs.fields(kind):
@@ -160,11 +144,7 @@ def every_problem(
 
 
 def sound_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> dict[str, Any]:
-    """What is left of `table` without the keys that are wrong, so that the rest can be looked at.
-
-    Args:
-        wrong: what `every_problem` says of it.
-    """
+    """Return `table` without the keys that `every_problem` reported."""
     fields = {problem.field for problem in wrong}
 
     def sound(inner: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -179,19 +159,15 @@ def sound_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> di
 
 @dataclass(frozen=True, slots=True)
 class Reloaded(Generic[S]):
-    """What becomes of settings whose file was read again while they are in use."""
+    """Result of reading the settings file of a running process again."""
 
-    settings: S  # the present ones, with every change that may be made now
+    settings: S  # the current ones, with all changes that are possible at run time
     changed: tuple[str, ...]  # fields of these changes
-    refused: tuple[str, ...]  # fields that are different and stay as they are until a restart
+    refused: tuple[str, ...]  # fields that differ but need a restart
 
 
 def reloaded(current: S, fresh: S, safe: Collection[str]) -> Reloaded[S]:
-    """Take over from `fresh` what may change while a process runs.
-
-    Args:
-        safe: fields that may change, such as `silence.lost_s`.
-    """
+    """Merge into `current` the changed fields that are in `safe`, such as `silence.lost_s`."""
     changed: list[str] = []
     refused: list[str] = []
 
@@ -214,10 +190,7 @@ def wrong_value(
 ) -> SettingsError:
     """Return the error of a key that is missing or has a value of the wrong type.
 
-    Args:
-        kind: the struct that could not be filled.
-        prefix: of the struct's keys in the file, with its dot.
-        key: of `kind`, whose value alone was converted; empty: the whole table was.
+    `prefix` is that of the struct's keys in the file; `key` is set if only its value was converted.
     """
     text, _, where = str(error).partition(" - at `")
     field = f"{key}{where.rstrip('`').removeprefix('$')}".removeprefix(".")
@@ -233,9 +206,7 @@ def written(kind: Any, field: str) -> str:
     """Return how a key is written in TOML, with an example.
 
     The example comes from the struct's `EXAMPLES`, else from the key's default or type.
-
-    Args:
-        field: of the struct, such as `limits.range[1]`.
+    `field` is a path such as `limits.range[1]`.
     """
     key = field
     for key in re.sub(r"\[[^]]*\]", "", field).split("."):
@@ -251,7 +222,7 @@ def written(kind: Any, field: str) -> str:
 
 
 def _example(annotation: Any, default: Any = None, *, inner: bool = False) -> str:
-    """Return a value of a type in TOML, or its choices unless it is inside of another value."""
+    """Return a TOML value of a type; all choices of a `Literal`, or one of them if `inner`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         choices = [one for one in args if one][:1] if inner else args
@@ -266,7 +237,7 @@ def _example(annotation: Any, default: Any = None, *, inner: bool = False) -> st
         return f"[{', '.join(_example(arg, inner=True) for arg in args if arg is not ...)}]"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"{{ NAME = {_example(args[1], inner=True)} }}"
-    return _example(args[0], inner=inner) if args else PLAIN.get(annotation, '"text"')
+    return _example(args[0], inner=inner) if args else EXAMPLE_VALUES.get(annotation, '"text"')
 
 
 def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
@@ -278,7 +249,7 @@ def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             name = PREFIX + "__".join(keys).upper()
-            raise SettingsError(f"{name}: {key} is no section", "correct the variable", name)
+            raise SettingsError(f"{name}: {key} is not a section", "correct the variable", name)
     table[keys[-1]] = parsed
 
 
@@ -299,7 +270,7 @@ def _unknown(
 
 
 def _inner_keys(kind: Any, key: str) -> list[str]:
-    """Paths of keys of this name in the tables of a struct."""
+    """Return the paths of keys of this name in the tables of a struct."""
     return [
         f"{field.name}.{key}"
         for field in msgspec.structs.fields(kind)
@@ -318,12 +289,10 @@ log = structlog.get_logger("settings")
 
 
 class SettingsReload(Generic[S]):
-    """The settings of a running daemon.
+    """Settings of a running daemon.
 
-    Args:
-        load: reads the file again; raises a `SettingsError` if it is wrong.
-        safe: fields that may change, each with what makes it so; given the new settings.
-        always: done at each reload, as for files that the settings name.
+    `load` reads the file again. `safe` has the fields that may change, each with the function that
+    applies the new settings; `always` is called at each reload, for files that the settings name.
     """
 
     def __init__(
@@ -339,11 +308,11 @@ class SettingsReload(Generic[S]):
         self._always = always
 
     def listen(self) -> None:
-        """Reload whenever SIGHUP comes; for the running loop."""
+        """Reload on each SIGHUP; needs a running event loop."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
     def reload(self) -> None:
-        """Once. What is refused, or wrong, is a line in the log, and stays as it was."""
+        """Reload once. Changes that are invalid or need a restart are logged and not applied."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
         try:
@@ -358,12 +327,12 @@ class SettingsReload(Generic[S]):
         done = reloaded(self.current, fresh, self._safe)
         self.current = done.settings
         for field in done.refused:
-            log.warning("setting not changed: it needs a restart", field=field)
+            log.warning("setting not changed: needs a restart", field=field)
         for field in done.changed:
             self._safe[field](done.settings)
         for work in self._always:
             try:
                 work(done.settings)
             except OnesError as error:
-                log.error("not reloaded", field=error.field, why=str(error))  # noqa: TRY400
+                log.error("file not reloaded", field=error.field, why=str(error))  # noqa: TRY400
         log.info("settings reloaded", changed=list(done.changed), refused=list(done.refused))

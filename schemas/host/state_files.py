@@ -1,7 +1,7 @@
-"""Files of states: what a model is after a unit, as raw frames behind a header that checks them.
+"""State files: a model after a unit of a sweep, as raw frames behind a header with their digest.
 
-A file is there whole or not at all: it is written beside its place, made durable, and renamed. Who
-reads one checks it against the digest in its header, so a damaged file is no state.
+A file appears complete or not at all: it is written under another name, made durable, and renamed.
+Readers check it against the digest in its header, so that a damaged file is not used.
 """
 
 from __future__ import annotations
@@ -24,63 +24,55 @@ from schemas.errors import OnesError
 Buffer = bytes | bytearray | memoryview
 Frames = Sequence[Buffer]
 
-HEADER: Final = struct.Struct(">8s32sI")  # magic, SHA-256 of all frames, how many there are
-SIZE: Final = struct.Struct(">Q")  # of each of them, bytes
+HEADER: Final = struct.Struct(">8s32sI")  # magic, SHA-256 of all frames, number of frames
+SIZE: Final = struct.Struct(">Q")  # bytes of a frame
 MAGIC: Final = b"ONESst\x00\x01"
 MAX_FRAMES: Final = 1 << 20
-CHUNK: Final = 1 << 20  # bytes that are looked at at once
+CHUNK: Final = 1 << 20  # bytes that are hashed at once
 UNFINISHED: Final = ".new"
 _NAME: Final = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,12})\.state")
 
 
 class DamagedStateError(OnesError):
-    """Bytes that are no state, or not the one that they should be."""
+    """Bytes that are not a state, or not the expected one."""
 
     code = "damaged_state"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateFile:
-    """Whose state a file has: of a trial after so many visits, as an attempt left it."""
+    """Identity of a state file: trial, number of visits, and the attempt that wrote it."""
 
     trial: int
     version: int
-    attempt: int  # at the unit; 0: a copy of another node's
+    attempt: int  # that wrote the file; 0: a copy from another node
 
     @property
     def name(self) -> str:
-        """Of the file, in the folder of its job."""
+        """Name of the file in the folder of its job."""
         return f"{self.trial}-{self.version}-{self.attempt}.state"
 
     @classmethod
     def of(cls, name: str) -> StateFile | None:
-        """What a file's name says; None: it is no state's.
-
-        Args:
-            name: as `name` gave it, maybe of a file that is not finished.
-        """
+        """Parse a file name, finished or not; None if it is not the name of a state file."""
         found = _NAME.fullmatch(name.removesuffix(UNFINISHED))
         return cls(*map(int, found.groups())) if found else None
 
 
 def header_of(frames: Frames, digest: str) -> bytes:
-    """What stands before the frames in a file and on the way.
-
-    Args:
-        digest: SHA-256 of them, hexadecimal.
-    """
+    """Return the header that precedes the frames, with their SHA-256 in hexadecimal."""
     sizes = b"".join(SIZE.pack(len(frame)) for frame in frames)
     return HEADER.pack(MAGIC, bytes.fromhex(digest), len(frames)) + sizes
 
 
 def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
-    """The frames of a file's content, without copies; each byte is checked.
+    """Return the frames of a file's content without copying, after checking each byte.
 
     Args:
-        digest: that they should have, hexadecimal; empty: the one in the header.
+        digest: expected digest; empty: the one in the header.
 
     Raises:
-        DamagedStateError: if they have another, or it is no state.
+        DamagedStateError: if the digest differs, or the content is not a state.
     """
     own, frames = split_frames(content)
     whole = hashlib.sha256()
@@ -91,16 +83,16 @@ def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
 
 
 def split_frames(content: Buffer) -> tuple[str, list[memoryview]]:
-    """The digest that a file's header names, and its frames, which are not looked at.
+    """Return the digest in a file's header, and the frames, which are not checked.
 
     Raises:
-        DamagedStateError: if it is no state, or cut.
+        DamagedStateError: if the content is not a state, or truncated.
     """
     view = memoryview(content)
     own, sizes = _parse_header(view[: HEADER.size], view[HEADER.size :])
     start = HEADER.size + SIZE.size * len(sizes)
     if len(view) != start + sum(sizes):
-        raise DamagedStateError("a state that is cut", "it is fetched or trained again")
+        raise DamagedStateError("truncated state", "it will be fetched or trained again")
     frames = []
     for size in sizes:
         frames.append(view[start : start + size])
@@ -109,46 +101,35 @@ def split_frames(content: Buffer) -> tuple[str, list[memoryview]]:
 
 
 def header_size(start: Buffer) -> int | None:
-    """Bytes before the first frame; None: too little of the file is there to say."""
+    """Return the number of bytes before the first frame; None if `start` is too short to tell."""
     if len(start) < HEADER.size:
         return None
     return int(HEADER.size + SIZE.size * HEADER.unpack_from(start)[2])
 
 
 def require_digest(found: str, wanted: str) -> None:
-    """Refuse frames with another digest.
-
-    Args:
-        found: SHA-256, hexadecimal.
-
-    Raises:
-        DamagedStateError: if they differ.
-    """
+    """Raise DamagedStateError if the digests differ."""
     if found != wanted:
-        what = f"a state whose digest is {found[:12]}, not {wanted[:12]}"
-        raise DamagedStateError(what, "it is fetched or trained again")
+        what = f"the digest of the state is {found[:12]}, not {wanted[:12]}"
+        raise DamagedStateError(what, "it will be fetched or trained again")
 
 
 def _parse_header(fixed: Buffer, rest: Buffer) -> tuple[str, list[int]]:
-    """Digest and sizes."""
     if len(fixed) == HEADER.size:
         magic, digest, count = HEADER.unpack(fixed)
         if magic == MAGIC and count <= MAX_FRAMES and len(rest) >= count * SIZE.size:
             sizes = [size for (size,) in SIZE.iter_unpack(rest[: count * SIZE.size])]
             return digest.hex(), sizes
-    raise DamagedStateError("no file of a state", "it is fetched or trained again")
+    raise DamagedStateError("not a state file", "it will be fetched or trained again")
 
 
 def write_state(folder: Path, file: StateFile, frames: Frames, digest: str) -> int:
-    """Make a state durable in `folder`; returns the bytes of its frames.
+    """Write a state durably into `folder`, and return the bytes of its frames.
 
-    Args:
-        folder: of the job; made if it is not there.
-        file: whose it is; one that is there is replaced.
-        digest: SHA-256 of them, hexadecimal.
+    The folder is created if it is missing; an existing file of that name is replaced.
 
     Raises:
-        OSError: if the disk does not take it; nothing is left of it then.
+        OSError: if the file cannot be written; nothing of it is left then.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = folder / (file.name + UNFINISHED)
@@ -169,13 +150,10 @@ def write_state(folder: Path, file: StateFile, frames: Frames, digest: str) -> i
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable.
-
-    Args:
-        folder: in which a file was made or renamed.
+    """Make files that were created or renamed in `folder` durable.
 
     Raises:
-        OSError: if the disk does not take it.
+        OSError: if fsync fails.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -185,7 +163,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def states_in(folder: Path) -> Iterator[tuple[StateFile, Path]]:
-    """The files of states in `folder`, finished or not; a folder that is not there has none."""
+    """Yield the state files in `folder`, finished or not; none if the folder does not exist."""
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.iterdir()):
             if (file := StateFile.of(path.name)) is not None:
@@ -193,11 +171,7 @@ def states_in(folder: Path) -> Iterator[tuple[StateFile, Path]]:
 
 
 def digest_of(path: Path) -> str | None:
-    """The digest in a file's header; None: it is not finished, cut, or no state.
-
-    Args:
-        path: of the file. Its frames are not looked at, only how long they are.
-    """
+    """Return the digest in a file's header; None if the file is unfinished or invalid."""
     if path.name.endswith(UNFINISHED):
         return None
     try:
@@ -212,12 +186,7 @@ def digest_of(path: Path) -> str | None:
 
 
 def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | None:
-    """The file of a state, by its header; None: it is not there.
-
-    Args:
-        version: visits that it has behind it.
-        digest: SHA-256 of its frames, hexadecimal.
-    """
+    """Return the file of a state by the digest in its header; None if there is none."""
     try:
         with os.scandir(folder) as entries:
             names = [one.name for one in entries if one.name.startswith(f"{trial}-{version}-")]
@@ -228,27 +197,22 @@ def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | No
 
 
 def map_state(path: Path) -> memoryview:
-    """The content of a file, mapped into memory; it stays while somebody has the view.
+    """Return the content of a file, mapped into memory until the view is released.
 
     Raises:
-        OSError: if it is gone, or cannot be read.
+        OSError: if it is missing, or cannot be read.
     """
     with _open(path) as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def read_piece(path: Path, offset: int, most: int) -> tuple[int, bytes]:
-    """Some of a file that its owner may cut meanwhile: what is mapped then ends who reads it.
+    """Return the size of a file, and at most `most` bytes from `offset`.
 
-    Args:
-        offset: from its start, bytes.
-        most: bytes.
-
-    Returns:
-        How long the file is, and what it has there.
+    The owner of the file may truncate it meanwhile; a memory map would then crash the reader.
 
     Raises:
-        OSError: if it is gone, or cannot be read.
+        OSError: if it is missing, or cannot be read.
     """
     with _open(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -256,13 +220,10 @@ def read_piece(path: Path, offset: int, most: int) -> tuple[int, bytes]:
 
 
 def check_file(path: Path, digest: str) -> None:
-    """Look at each byte of a file, none of which is kept.
-
-    Args:
-        digest: SHA-256 that its frames should have, hexadecimal.
+    """Check each byte of a file against a digest, without keeping the content.
 
     Raises:
-        DamagedStateError: if they have another, or it is no state.
+        DamagedStateError: if the digest differs, or the file is not a state.
         OSError: if it cannot be read.
     """
     with _open(path) as file:
@@ -274,14 +235,14 @@ def check_file(path: Path, digest: str) -> None:
             whole.update(part)
             left -= len(part)
         if left or file.read(1):
-            raise DamagedStateError("a state is cut, or longer than its header says")
+            raise DamagedStateError("state is truncated, or longer than its header states")
     require_digest(whole.hexdigest(), digest)
 
 
 def _open(path: Path) -> BinaryIO:
-    """A regular file at once, or an error: who wrote it may have put a FIFO in its place."""
+    """Open a regular file without waiting; its owner may have replaced it by a FIFO."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
-    raise OSError(errno.EINVAL, "no regular file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))

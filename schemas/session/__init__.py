@@ -1,15 +1,14 @@
 """Sans-I/O delivery between the controller and one agent.
 
-What goes in: decoded messages, ticks of a clock, things to say. What comes out: values that say
-what to send, publish or take in. Events up are numbered per (node, boot) and delivered once and in
-order; deltas down are ordered by (term, version, stage), those of sweeps in a lane of their own by
-(term, revision), and delivered at least once, applied once.
-Nothing here knows a socket, a clock or a thread.
+Inputs are decoded messages, clock ticks and things to send; outputs are values that state what to
+send, publish or accept. Events up are numbered per (node, boot) and delivered once and in order.
+Deltas down are ordered by (term, version, stage), those of sweeps separately by (term, revision);
+they are delivered at least once and applied once. Nothing here uses a socket, a clock or a thread.
 """
 
 from schemas.session.agent_session import (
     MAX_RESENT,
-    SPOOL_FULL,
+    MAX_SPOOLED,
     AgentOutput,
     AgentSession,
     Apply,
@@ -39,7 +38,7 @@ from schemas.session.delivery_rules import (
 __all__ = [
     "MAX_HELD",
     "MAX_RESENT",
-    "SPOOL_FULL",
+    "MAX_SPOOLED",
     "AgentOutput",
     "AgentSession",
     "Apply",

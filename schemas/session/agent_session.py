@@ -1,4 +1,7 @@
-"""The agent's end of a session: says hello, numbers and spools events, refuses old deltas."""
+"""Agent's end of a session: sends hellos, numbers and spools events, refuses old deltas.
+
+All times are seconds of one monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,9 @@ from schemas.wire.agent import (
 from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 MAX_RESENT: Final = 256  # events in one Resent
-LAST_DOUBLING: Final = 10  # of the pause between hellos
-GREET_LONGEST_S: Final = (
-    8.0  # between two hellos that nobody answers; the first pause is a heartbeat
-)
-SPOOL_FULL: Final = 20_000  # events; beyond it an agent stops reading its workers' reports
+MAX_DOUBLINGS: Final = 10  # the pause between hellos grows no further
+MAX_HELLO_PAUSE_S: Final = 8.0  # between two unanswered hellos; the first pause is one heartbeat
+MAX_SPOOLED: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class SayHello:
-    """Take stock of the workers and send what `hello` makes of it; `unheard` if that cannot be."""
+    """Build a `Hello` from the current workers and send it; call `unheard` if it cannot be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """A session began; the controller's bulk and event ports are in the message."""
+    """A session began; the message has the controller's bulk and event ports."""
 
     welcome: Welcome
 
@@ -85,7 +86,7 @@ AgentOutput = ToController | Publish | SayHello | Apply | Welcomed | Rejected
 
 @dataclass(slots=True)
 class AgentSession:
-    """One agent's end: greets, numbers and spools events, fences deltas."""
+    """Agent's end of a session with the controller."""
 
     node: NodeId
     boot: BootId
@@ -93,154 +94,135 @@ class AgentSession:
     session: str | None = None
     term: Term = Term(0)
     spool: list[Numbered] = field(default_factory=list)
-    sent: int = 0  # highest seq given out
+    sent: int = 0  # last sequence number
     held: dict[JobId, Order] = field(default_factory=dict)
     held_sweeps: dict[JobId, SweepOrder] = field(default_factory=dict)
-    echo: str = ""  # what the controller asked to be repeated last
-    chance: Callable[[], float] = lambda: 0.0  # 0 to 1: agents differ in their pauses
-    _last_heard: Seconds = Seconds(0.0)
-    _hellos: int = 0  # that nobody answered
-    _hello_at: Seconds = Seconds(-1e9)  # when the next one is due
-    _last_said: Seconds = Seconds(-1e9)
-    _heartbeats: int = 0  # that were said
-    _unanswered: dict[int, Seconds] = field(default_factory=dict)  # when those were said
-    _answered: Seconds | None = None  # when the last one that was answered was said
+    echo: str = ""  # word that the last `HelloRequest` asked to repeat
+    chance: Callable[[], float] = lambda: 0.0  # 0 to 1: spreads the hellos of many agents
+    _last_received: Seconds = Seconds(0.0)
+    _unanswered_hellos: int = 0
+    _next_hello_at: Seconds = Seconds(-1e9)  # when the next one is due
+    _last_sent: Seconds = Seconds(-1e9)
+    _heartbeats: int = 0  # sent
+    _pending: dict[int, Seconds] = field(default_factory=dict)  # heartbeats' times, by number
+    _acked_sent_at: Seconds | None = None  # time of sending of the last heartbeat with a reply
 
     @property
     def spool_full(self) -> bool:
-        """Whether events should stay where they are until the controller caught up."""
-        return len(self.spool) >= SPOOL_FULL
+        """True if events should wait at their source until the controller has caught up."""
+        return len(self.spool) >= MAX_SPOOLED
 
     @property
     def dropped(self) -> int:
-        """The highest seq that cannot be sent again: a controller has it."""
+        """Highest sequence number that is committed and can no longer be resent."""
         return self.spool[0].seq - 1 if self.spool else self.sent
 
     def alone_s(self, now: Seconds) -> float:
-        """For how long at least the controller may have heard nothing of this agent, in seconds.
+        """Return how long the controller may have received nothing of this agent, in seconds.
 
-        That an answer came says that what it answers was heard, and when that was said. So the
-        controller has heard something since, whatever the network does to answers.
-
-        Args:
-            now: seconds of a monotonic clock.
+        A reply proves that its heartbeat arrived, and when that was sent. The controller has
+        received something since then, even if later replies were lost.
         """
-        return 0.0 if self._answered is None else now - self._answered
+        return 0.0 if self._acked_sent_at is None else now - self._acked_sent_at
 
     def happened(self, event: AgentEvent) -> list[AgentOutput]:
-        """Number `event`, keep it until it is committed, publish it.
-
-        Args:
-            event: of one of this node's workers.
-        """
+        """Number an event of a worker, keep it until it is committed, publish it."""
         self.sent += 1
         numbered = Numbered(node=self.node, boot=self.boot, seq=self.sent, event=event)
         self.spool.append(numbered)
         return [Publish(numbered)]
 
     def tick(self, now: Seconds) -> list[AgentOutput]:
-        """What the passing of time asks for: a heartbeat, or a new greeting.
-
-        Args:
-            now: seconds of a monotonic clock, the same in every call.
-        """
-        if self._answered is None:
-            self._answered = now  # the agent begins
-        if self.session is not None and now - self._last_heard > self.timings.suspect_s:
+        """Return what is due: a heartbeat, or a hello."""
+        if self._acked_sent_at is None:
+            self._acked_sent_at = now  # the agent starts
+        if self.session is not None and now - self._last_received > self.timings.suspect_s:
             self._leave_session()
         if self.session is None:
-            return self._say_hello(now) if now >= self._hello_at else []
-        if now - self._last_said < self.timings.heartbeat_s:
+            return self._say_hello(now) if now >= self._next_hello_at else []
+        if now - self._last_sent < self.timings.heartbeat_s:
             return []
-        self._last_said = now
+        self._last_sent = now
         self._heartbeats += 1
-        self._unanswered[self._heartbeats] = now
+        self._pending[self._heartbeats] = now
         heartbeat = Heartbeat(session=self.session, events_sent=self.sent, number=self._heartbeats)
         return [ToController(heartbeat)]
 
     def receive(self, message: ToSession, now: Seconds) -> list[AgentOutput]:
-        """Take in one message of the controller; a stale one changes nothing.
-
-        Args:
-            now: seconds of a monotonic clock.
-        """
+        """Process one message of the controller; a stale one changes nothing."""
         match message:
             case Welcome():
-                return self._welcome(message, now)
+                return self._on_welcome(message, now)
             case HelloRequest():
-                return self._greet(message, now)
+                return self._on_hello_request(message, now)
             case Refused():
-                self._hellos = LAST_DOUBLING
-                self._hello_at = self._after_pause(now)
+                self._unanswered_hellos = MAX_DOUBLINGS
+                self._next_hello_at = self._after_pause(now)
                 return [Rejected(message)]
             case HeartbeatAck(session=session, term=term, committed=committed):
                 if session == self.session and term >= self.term:
-                    self._last_heard = now
-                    self._note_answer(message.number, now)
-                    self._forget(committed)
+                    self._last_received = now
+                    self._record_ack(message.number, now)
+                    self._drop_through(committed)
                 return []
             case EventsCommitted(boot=boot, through=through):
                 if boot == self.boot:
-                    self._forget(through)
+                    self._drop_through(through)
                 return []
             case ResendEvents(boot=boot, first=first):
                 return self._resend(first) if boot == self.boot else []
             case GroupDelta():
-                return self._delta(message)
+                return self._on_delta(message)
             case SweepDelta():
-                return self._sweep_delta(message)
+                return self._on_sweep_delta(message)
 
-    def _note_answer(self, number: int, now: Seconds) -> None:
-        """A heartbeat was heard; an older controller does not say which."""
-        said = self._unanswered.get(number) if number else now
+    def _record_ack(self, number: int, now: Seconds) -> None:
+        """Record that a heartbeat arrived; an older controller does not say which one."""
+        said = self._pending.get(number) if number else now
         if said is not None:
-            self._answered = said
-            later = {n: at for n, at in self._unanswered.items() if n > number > 0}
-            self._unanswered = later
+            self._acked_sent_at = said
+            later = {n: at for n, at in self._pending.items() if n > number > 0}
+            self._pending = later
 
-    def _welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
+    def _on_welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
         if message.term < self.term or message.boot != self.boot:
             return []
         if message.session != self.session:
-            self._unanswered.clear()
+            self._pending.clear()
         self.session, self.term = message.session, message.term
-        self._last_heard = self._last_said = now
-        self._forget(message.committed)
+        self._last_received = self._last_sent = now
+        self._drop_through(message.committed)
         return [Welcomed(message), *self._resend(message.committed + 1)]
 
-    def _greet(self, asked: HelloRequest, now: Seconds) -> list[AgentOutput]:
+    def _on_hello_request(self, asked: HelloRequest, now: Seconds) -> list[AgentOutput]:
         if asked.term < self.term:
             return []
         known = (asked.term, asked.echo or self.echo) == (self.term, self.echo)
-        if self.session is None and known and now < self._hello_at:
-            return []  # a hello is on its way
+        if self.session is None and known and now < self._next_hello_at:
+            return []  # a hello was sent just now
         self.term, self.echo = asked.term, asked.echo or self.echo
         self._leave_session()
         return self._say_hello(now)
 
     def _leave_session(self) -> None:
-        self.session, self._hellos, self._hello_at = None, 0, Seconds(-1e9)
+        self.session, self._unanswered_hellos, self._next_hello_at = None, 0, Seconds(-1e9)
 
     def _say_hello(self, now: Seconds) -> list[AgentOutput]:
-        self._hello_at = self._after_pause(now)
-        self._hellos = min(self._hellos + 1, LAST_DOUBLING)
+        self._next_hello_at = self._after_pause(now)
+        self._unanswered_hellos = min(self._unanswered_hellos + 1, MAX_DOUBLINGS)
         return [SayHello()]
 
     def _after_pause(self, now: Seconds) -> Seconds:
-        """When to greet again: pauses double, and no two agents have the same."""
-        pause_s = min(GREET_LONGEST_S, self.timings.heartbeat_s * 2.0**self._hellos)
+        """Return the time of the next hello: pauses double, and agents differ by chance."""
+        pause_s = min(MAX_HELLO_PAUSE_S, self.timings.heartbeat_s * 2.0**self._unanswered_hellos)
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
     def unheard(self, now: Seconds) -> None:
-        """A hello could not be sent: it cost nobody anything, and is said again soon.
+        """Retry soon after a hello that could not be sent: it cost the controller nothing."""
+        self._unanswered_hellos = 0
+        self._next_hello_at = self._after_pause(now)
 
-        Args:
-            now: seconds of a monotonic clock.
-        """
-        self._hellos = 0
-        self._hello_at = self._after_pause(now)
-
-    def _forget(self, through: int) -> None:
+    def _drop_through(self, through: int) -> None:
         if self.spool and self.spool[0].seq <= through:
             self.spool = [numbered for numbered in self.spool if numbered.seq > through]
 
@@ -251,7 +233,7 @@ class AgentSession:
             for start in range(0, len(missed), MAX_RESENT)
         ]
 
-    def _delta(self, delta: GroupDelta) -> list[AgentOutput]:
+    def _on_delta(self, delta: GroupDelta) -> list[AgentOutput]:
         newest = self.held.get(delta.job, (0, 0, 0))
         order = order_of(delta)
         if order < newest or delta.term < self.term:
@@ -268,11 +250,11 @@ class AgentSession:
             job=delta.job, term=delta.term, version=delta.version, stage=delta.stage, applied=True
         )
         self.held[delta.job], self.term = order, delta.term
-        news = order > newest or delta.forget  # a job may be forgotten some time after its end
+        news = order > newest or delta.forget  # a job may be forgotten later than its last version
         applied: list[AgentOutput] = [Apply(delta)] if news else []
         return [*applied, ToController(ack)]
 
-    def _sweep_delta(self, delta: SweepDelta) -> list[AgentOutput]:
+    def _on_sweep_delta(self, delta: SweepDelta) -> list[AgentOutput]:
         newest = self.held_sweeps.get(delta.job, (0, 0))
         order = sweep_order_of(delta)
         if order < newest or delta.term < self.term:
@@ -285,10 +267,6 @@ class AgentSession:
         return [*applied, ToController(ack)]
 
     def forget_job(self, job: JobId) -> None:
-        """Drop the fences of a job of which nothing is left on this node.
-
-        Args:
-            job: its name; one that is not held is passed over.
-        """
+        """Drop the order numbers of a job of which nothing is left on this node."""
         self.held.pop(job, None)
         self.held_sweeps.pop(job, None)

@@ -1,4 +1,7 @@
-"""The controller's end of a session with one agent: events in order, deltas until acknowledged."""
+"""Controller's end of a session with one agent: events in order, deltas until acknowledged.
+
+All times are seconds of one monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from schemas.wire.agent import (
 )
 from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
-MAX_HELD: Final = 4096  # events that arrived too early and wait for a gap to close
+MAX_HELD: Final = 4096  # events that arrived early and wait for a gap to close
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ ControllerOutput = ToNode | Deliver
 
 
 class Condition(Enum):
-    """What the controller thinks of a silent node."""
+    """State of a node, by the length of its silence."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -60,7 +63,7 @@ class Condition(Enum):
 
 @dataclass(slots=True)
 class ControllerSession:
-    """The controller's end towards one node."""
+    """Controller's end of a session with one node."""
 
     node: NodeId
     term: Term
@@ -73,23 +76,22 @@ class ControllerSession:
     outstanding_sweeps: dict[JobId, tuple[SweepDelta, Seconds]] = field(default_factory=dict)
     last_heard: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
-    _asked_at: Seconds = Seconds(-1e9)
-    _behind_at: int | None = None  # what was received when the last heartbeat announced more
+    _requested_at: Seconds = Seconds(-1e9)
+    _behind_at: int | None = None  # `received` when the last heartbeat announced more
     _sessions: int = 0
     _echoes: int = 0
-    _echo: str = ""  # what a hello has to repeat to show that we are heard; empty: nothing yet
-    _hello: Hello | None = None  # that this session began with
+    _echo: str = ""  # word that the next hello must repeat; empty: none
+    _hello: Hello | None = None  # that began this session
 
     def greeted(
         self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
-        """Begin a session; `committed` is how far this boot's events are durable here.
+        """Begin a session.
 
-        Who only says hello, and repeats nothing of ours, may not hear us: that is silence.
+        A hello that does not repeat our word is no sign of life: its agent may not receive us.
 
         Args:
-            committed: highest sequence number of this boot that is durable here.
-            now: seconds of a monotonic clock, the same in every call.
+            committed: highest sequence number of this boot that is durable.
             log_port: where the agent sends its workers' output.
         """
         self._sessions += 1
@@ -98,50 +100,44 @@ class ControllerSession:
         if hello.boot != self.boot:
             self._early.clear()
             self.received = committed
-            self.last_heard = now  # its connection is new, which took answers
-        self._note_echo(hello, now)
+            self.last_heard = now  # a new connection, whose handshake needed our replies
+        self._check_echo(hello, now)
         self.boot, self.durable = hello.boot, committed
         self.received = max(self.received, committed)
-        self._asked_at = now
+        self._requested_at = now
         self.outstanding.clear()
         self.outstanding_sweeps.clear()
         return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
 
     def says_nothing_new(self, hello: Hello) -> bool:
-        """Whether a hello only repeats the one that the present session began with."""
+        """True if a hello only repeats the one with which the current session began."""
         begun = self._hello
         return self.session is not None and begun is not None and says_the_same(begun, hello)
 
     def greeted_again(
         self, hello: Hello, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
-        """Welcome an agent back into the session that it has; its deltas go on being repeated.
-
-        Args:
-            now: seconds of a monotonic clock.
-            log_port: where the agent sends its workers' output.
-        """
+        """Welcome an agent back into its open session; its deltas continue to be repeated."""
         if self.session is None:
             return []
-        self._note_echo(hello, now)
+        self._check_echo(hello, now)
         return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
 
     def hears(self, hello: Hello) -> bool:
-        """Whether a hello shows that its agent hears us now, and does not only speak.
+        """True if a hello proves that its agent receives our messages.
 
-        Args:
-            hello: of this node. That of an older agent, which repeats nothing, is taken for it.
+        An older agent repeats nothing, and is believed.
         """
         return hello.echo is None or (self._echo != "" and hello.echo == self._echo)
 
     def ask_to_greet(self) -> list[ControllerOutput]:
-        """Have the agent say hello, and repeat a word that it cannot know otherwise."""
+        """Request a hello that repeats a word which the agent cannot know otherwise."""
         if not self._echo:
             self._echoes += 1
             self._echo = f"{self.term}.{self._echoes}"
         return [ToNode(HelloRequest(term=self.term, echo=self._echo))]
 
-    def _note_echo(self, hello: Hello, now: Seconds) -> None:
+    def _check_echo(self, hello: Hello, now: Seconds) -> None:
         if self.hears(hello):
             self.last_heard, self._echo = now, ""
 
@@ -158,15 +154,10 @@ class ControllerSession:
     def receive(
         self, message: Heartbeat | Resent | DeltaAcked | SweepDeltaAcked, now: Seconds
     ) -> list[ControllerOutput]:
-        """Take in what came over the ROUTER.
-
-        Args:
-            message: of this node, as it was decoded.
-            now: seconds of a monotonic clock.
-        """
+        """Process a message of this node that arrived over the ROUTER."""
         match message:
             case Heartbeat():
-                return self._heartbeat(message, now)
+                return self._on_heartbeat(message, now)
             case Resent(events=events):
                 return self.published(events, now)
             case DeltaAcked():
@@ -181,12 +172,10 @@ class ControllerSession:
                 return []
 
     def published(self, events: Iterable[Numbered], now: Seconds) -> list[ControllerOutput]:
-        """Take in events: deliver those in order, hold early ones, ask for what is missing.
+        """Deliver events that are next in order, hold early ones, request missing ones.
 
-        Args:
-            events: in any order, perhaps repeated, perhaps of an earlier boot; another node's are
-                passed over.
-            now: seconds of a monotonic clock.
+        The events may be unordered, repeated or of an earlier boot; those of another node are
+        skipped.
         """
         outputs: list[ControllerOutput] = []
         for numbered in events:
@@ -200,29 +189,20 @@ class ControllerSession:
                 self.received += 1
                 outputs.append(Deliver(ready))
         if self._early:
-            outputs.extend(self._ask(now))
+            outputs.extend(self._request_missing(now))
         return outputs
 
     def committed(self, through: int) -> list[ControllerOutput]:
-        """Tell the agent that its events through this one are durable.
-
-        Args:
-            through: a sequence number of this boot.
-        """
+        """Tell the agent that its events up to this sequence number are durable."""
         if self.boot is None or through <= self.durable:
             return []
         self.durable = through
         return [ToNode(EventsCommitted(boot=self.boot, through=through))]
 
     def order(self, delta: GroupDelta | SweepDelta, now: Seconds) -> list[ControllerOutput]:
-        """Send `delta` until it is acknowledged; only the newest of a job or sweep is repeated.
+        """Send a delta until it is acknowledged; only the newest of a job or sweep is repeated.
 
-        Args:
-            delta: what the node should run of one job, or of one sweep.
-            now: seconds of a monotonic clock.
-
-        Returns:
-            Nothing while no session is open: the next hello asks for all deltas again.
+        Returns nothing while no session is open: the next hello requests all deltas again.
         """
         if self.session is None:
             return []
@@ -233,11 +213,7 @@ class ControllerSession:
         return [ToNode(delta)]
 
     def withdraw(self, delta: GroupDelta | SweepDelta) -> None:
-        """Repeat a delta no more.
-
-        Args:
-            delta: as it was ordered; a newer one of its job stays.
-        """
+        """Stop repeating this delta; a newer one of its job stays."""
         group, sweep = self.outstanding.get(delta.job), self.outstanding_sweeps.get(delta.job)
         if group is not None and group[0] is delta:
             del self.outstanding[delta.job]
@@ -245,11 +221,7 @@ class ControllerSession:
             del self.outstanding_sweeps[delta.job]
 
     def tick(self, now: Seconds) -> list[ControllerOutput]:
-        """Repeat deltas that nobody acknowledged.
-
-        Args:
-            now: seconds of a monotonic clock.
-        """
+        """Repeat deltas that were not acknowledged in time."""
         ordered: list[tuple[GroupDelta | SweepDelta, Seconds]] = []
         if self.session is not None:
             ordered += self.outstanding.values()
@@ -261,17 +233,13 @@ class ControllerSession:
         return outputs
 
     def condition(self, now: Seconds) -> Condition:
-        """What the time since the last word of this node means.
-
-        Args:
-            now: seconds of a monotonic clock.
-        """
+        """Return the condition that follows from the time since the node's last message."""
         silent = now - self.last_heard
         if silent >= self.timings.lost_s:
             return Condition.LOST
         return Condition.SUSPECT if silent >= self.timings.suspect_s else Condition.ALIVE
 
-    def _heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
+    def _on_heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
         if self.session is None or message.session != self.session:
             return self.ask_to_greet()
         self.last_heard = now
@@ -279,13 +247,13 @@ class ControllerSession:
             session=self.session, term=self.term, committed=self.durable, number=message.number
         )
         behind = message.events_sent > self.received
-        # Events travel on a socket of their own: those that are only late come before the next.
-        missing = self._ask(now) if behind and self._behind_at == self.received else []
+        # Events use another socket: late ones arrive before the next heartbeat.
+        missing = self._request_missing(now) if behind and self._behind_at == self.received else []
         self._behind_at = self.received if behind else None
         return [ToNode(answer), *missing]
 
-    def _ask(self, now: Seconds) -> list[ControllerOutput]:
-        if self.boot is None or now - self._asked_at < self.timings.heartbeat_s / 2:
+    def _request_missing(self, now: Seconds) -> list[ControllerOutput]:
+        if self.boot is None or now - self._requested_at < self.timings.heartbeat_s / 2:
             return []
-        self._asked_at = now
+        self._requested_at = now
         return [ToNode(ResendEvents(boot=self.boot, first=self.received + 1))]

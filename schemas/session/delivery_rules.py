@@ -1,4 +1,4 @@
-"""What is newer than what, and when a session does something: the rules of both ends."""
+"""Rules that both ends of a session share: which delta is newer, and the timings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SessionTimings:
     heartbeat_s: float = 1.0
     suspect_s: float = 6.0
     lost_s: float = 30.0
-    missed_s: float = 5.0  # lost as early, where workers of other nodes miss theirs
+    missed_s: float = 5.0  # lost so early if workers of other nodes miss their peers
     retry_s: float = 2.0
 
 
@@ -34,24 +34,10 @@ def says_the_same(one: Hello, other: Hello) -> bool:
 
 
 def order_of(delta: GroupDelta | DeltaAcked) -> Order:
-    """What makes one delta newer than another.
-
-    Args:
-        delta: what was sent, or what was acknowledged.
-
-    Returns:
-        (term, version, stage), to be compared as a tuple.
-    """
+    """Return (term, version, stage) of a delta, which orders deltas as a tuple."""
     return (delta.term, delta.version, delta.stage)
 
 
 def sweep_order_of(delta: SweepDelta | SweepDeltaAcked) -> SweepOrder:
-    """What makes one delta of a sweep newer than another.
-
-    Args:
-        delta: what was sent, or what was acknowledged.
-
-    Returns:
-        (term, revision), to be compared as a tuple.
-    """
+    """Return (term, revision) of a delta of a sweep, which orders deltas as a tuple."""
     return (delta.term, delta.revision)

@@ -1,4 +1,4 @@
-"""The only ZeroMQ I/O of the project: sockets with CURVE, identities, bounds and drains."""
+"""The project's ZeroMQ I/O: CURVE sockets, identities from keys, bounds, transfer of states."""
 
 from schemas.transport.keys import (
     Authority,

@@ -1,9 +1,9 @@
-"""How many connections each key has open at each port: one key takes no place from others.
+"""Limit on the connections that one key has open at one port, so that no key starves the others.
 
-libzmq asks whether a key may connect without saying over which connection, and says over which
-connection a message came only with the message. So a connection whose peer has said nothing yet is
-held against the keys that were let in from its address; there are never more of these than of such
-connections.
+libzmq asks whether a key may connect without naming the connection, and names the connection
+only with its first message. Therefore a silent connection, which has sent no message yet, is
+counted against the keys that were admitted from its address; the number of these keys never exceeds
+the number of silent connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-MAX_OF_KEY: Final = 1000  # connections to one port
+MAX_CONNECTIONS_PER_KEY: Final = 1000  # connections to one port
 
 
 @dataclass(slots=True)
@@ -22,39 +22,35 @@ class _Open:
     port: str
     host: str
     at: float
-    key: bytes = b""  # not known before its peer says something
-    said: int = 0  # bytes that `says` counted
+    key: bytes = b""  # empty: not known before the first message
+    kept_bytes: int = 0  # bytes counted by `count_kept_bytes`
 
 
 @dataclass(slots=True)
 class _Silent:
-    """Connections of one host to one port, whose peers have said nothing yet."""
+    """Silent connections of one host to one port."""
 
     connections: int = 0
-    let_in: list[tuple[float, bytes]] = field(default_factory=list)  # when, and with which key
+    admissions: list[tuple[float, bytes]] = field(default_factory=list)  # time and key of admission
 
-    def takes(self, key: bytes) -> bool:
-        """One of that key is not silent any more."""
-        for place, (_, found) in enumerate(self.let_in):
+    def remove_admission(self, key: bytes) -> bool:
+        """Remove an admission of a key that is no longer silent; False if there is none."""
+        for place, (_, found) in enumerate(self.admissions):
             if found == key:
-                del self.let_in[place]
+                del self.admissions[place]
                 return True
         return False
 
-    def surplus(self, since: float) -> bytes:
-        """The key of one that is open no more: let in at `since` or later, if there is such."""
-        if len(self.let_in) <= self.connections:
+    def pop_surplus(self, since: float) -> bytes:
+        """Remove an admission without a connection, if possible since `since`; return its key."""
+        if len(self.admissions) <= self.connections:
             return b""
-        later = (place for place, (at, _) in enumerate(self.let_in) if at >= since)
-        return self.let_in.pop(next(later, 0))[1]
+        later = (place for place, (at, _) in enumerate(self.admissions) if at >= since)
+        return self.admissions.pop(next(later, 0))[1]
 
 
 class KeyConnections:
-    """Counts, and says who may not have one more.
-
-    Args:
-        clock: seconds that only grow.
-    """
+    """Open connections of each key at each port; descriptors that are not known are ignored."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -62,82 +58,66 @@ class KeyConnections:
         self._silent: dict[tuple[str, str], _Silent] = {}  # by port and host
         self._counts: Counter[tuple[str, bytes]] = Counter()  # by port and key
         self._full: set[tuple[str, bytes]] = set()
-        self._said: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
+        self._kept_bytes: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
 
-    def accepted(self, descriptor: int, port: str, host: str) -> None:
-        """A connection is there, of whom is not known yet.
-
-        Args:
-            descriptor: of it; one that is known under that number is gone.
-        """
+    def record_opened(self, descriptor: int, port: str, host: str) -> None:
+        """Record a new connection; the key of its peer is not known yet."""
         self.closed(descriptor)
         self._open[descriptor] = _Open(port, host, self._clock())
         self._silent.setdefault((port, host), _Silent()).connections += 1
 
-    def admits(self, port: str, host: str, key: bytes) -> bool:
-        """Count one more connection of a key, if it may have one more."""
+    def admit(self, port: str, host: str, key: bytes) -> bool:
+        """Admit one more connection of a key, or return False if the key has reached the limit."""
         silent = self._silent.get((port, host))
-        if silent is None:  # it is gone already
+        if silent is None:  # closed already
             return True
         self._settle(port, silent, since=float("inf"))
-        if self._counts[port, key] >= MAX_OF_KEY:
+        if self._counts[port, key] >= MAX_CONNECTIONS_PER_KEY:
             return False
         self._full.discard((port, key))
-        silent.let_in.append((self._clock(), key))
+        silent.admissions.append((self._clock(), key))
         self._counts[port, key] += 1
         return True
 
     def first_refusal(self, port: str, key: bytes) -> bool:
-        """Whether a key that has too many is refused for the first time since it had fewer."""
+        """True if this is the first refusal of a key since it was below the limit."""
         first = (port, key) not in self._full
         self._full.add((port, key))
         return first
 
-    def spoke(self, descriptor: int, key: bytes) -> None:
-        """A message came over a connection, with the key that its peer showed.
-
-        Args:
-            descriptor: of it; one that is not known is passed over.
-        """
+    def record_key(self, descriptor: int, key: bytes) -> None:
+        """Record the key of a connection over which a message arrived."""
         found = self._open.get(descriptor)
         if found is None or found.key:
             return
         found.key = key
         silent = self._silent[found.port, found.host]
         silent.connections -= 1
-        if not silent.takes(key):
+        if not silent.remove_admission(key):
             self._counts[found.port, key] += 1
         self._settle(found.port, silent, found.at)
 
-    def says(self, descriptor: int, size: int) -> int | None:
-        """Count what a peer said, where it is kept for as long as the connection is open.
+    def count_kept_bytes(self, descriptor: int, size: int) -> int | None:
+        """Count bytes that are kept for a peer as long as its connection is open.
 
-        Args:
-            descriptor: of the connection, over which something came before.
-
-        Returns:
-            All that was said with its key over connections that are open to its port, bytes; None
-            if this one is open no more.
+        Returns the bytes counted for its key over all open connections to its port; None if this
+        connection is closed. A message must have arrived over the connection before.
         """
         found = self._open.get(descriptor)
         if found is None:
             return None
-        found.said += size
-        self._said[found.port, found.key] += size
-        return self._said[found.port, found.key]
+        found.kept_bytes += size
+        self._kept_bytes[found.port, found.key] += size
+        return self._kept_bytes[found.port, found.key]
 
     def closed(self, descriptor: int) -> None:
-        """A connection is gone.
-
-        Args:
-            descriptor: of it; one that is not known is passed over.
-        """
+        """Record that a connection was closed."""
         found = self._open.pop(descriptor, None)
         if found is None:
             return
         if found.key:
             self._forget(found.port, found.key)
-            self._unsay(found)
+            self._uncount(found)
             return
         silent = self._silent[found.port, found.host]
         silent.connections -= 1
@@ -146,15 +126,10 @@ class KeyConnections:
             del self._silent[found.port, found.host]
 
     def cut(self, descriptor: int) -> bytes:
-        """A connection was ended whose peer sent too much, for which it was let in.
+        """Record that a connection was cut off for sending too much, and return its key.
 
-        Args:
-            descriptor: of it; one that is not known is passed over.
-
-        Returns:
-            The key of its peer. Of one who said nothing whole that of everybody who was let in from
-            its host since it was made; empty if these have several, so that nobody is blamed for
-            another one.
+        For a silent connection this is the only key admitted from its host since it was accepted;
+        empty if there are several, so that no key is blamed for another one.
         """
         found = self._open.get(descriptor)
         if found is None:
@@ -162,35 +137,31 @@ class KeyConnections:
         key = found.key
         if not key:
             silent = self._silent[found.port, found.host]
-            keys = {each for at, each in silent.let_in if at >= found.at}
+            keys = {each for at, each in silent.admissions if at >= found.at}
             key = keys.pop() if len(keys) == 1 else b""
-            if key and silent.takes(key):
+            if key and silent.remove_admission(key):
                 self._forget(found.port, key)
         self.closed(descriptor)
         return key
 
     def is_of(self, descriptor: int, key: bytes) -> bool:
-        """Whether a connection is one over which something came with that key.
-
-        Args:
-            descriptor: of it; a number is used again when a connection is gone.
-        """
+        """True if a message with this key arrived over the connection; descriptors are reused."""
         found = self._open.get(descriptor)
         return found is not None and found.key == key
 
     def port_closed(self, port: str) -> None:
-        """A port is gone, and all of its connections."""
+        """Forget a port and all of its connections."""
         for descriptor in [each for each, found in self._open.items() if found.port == port]:
             self.closed(descriptor)
 
     def _settle(self, port: str, silent: _Silent, since: float) -> None:
-        while key := silent.surplus(since):
+        while key := silent.pop_surplus(since):
             self._forget(port, key)
 
-    def _unsay(self, gone: _Open) -> None:
-        self._said[gone.port, gone.key] -= gone.said
-        if not self._said[gone.port, gone.key]:
-            del self._said[gone.port, gone.key]
+    def _uncount(self, gone: _Open) -> None:
+        self._kept_bytes[gone.port, gone.key] -= gone.kept_bytes
+        if not self._kept_bytes[gone.port, gone.key]:
+            del self._kept_bytes[gone.port, gone.key]
 
     def _forget(self, port: str, key: bytes) -> None:
         self._counts[port, key] -= 1

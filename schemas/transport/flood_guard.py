@@ -1,14 +1,11 @@
-"""Cuts off peers that send more than is taken of them.
+"""Flood guard of TCP sockets: disconnects peers that send more than this process reads.
 
-libzmq bounds a frame's bytes and a queue's messages, and not the bytes of either: a message of a
-thousand frames, or a queue of large ones, is kept in memory whatever it comes to.
+libzmq limits the bytes of a frame and the messages of a queue, but not the bytes of either: a
+message of a thousand frames, or a queue of large messages, is kept in memory at any size.
 
-How long a key waits for its next connection after some of its were cut off.
-
-Whoever is cut and connects again at once makes the server decrypt as much as before: so each
-further cut doubles the time for which the key gets no handshake at that port. A peer that is
-refused hears nothing, and with libzmq it tries again when its handshake's time is over: 30 s by
-default.
+A peer that is disconnected and reconnects at once makes the server decrypt as much as before.
+Therefore each further cut doubles the time for which its key gets no handshake at that port. A
+refused peer gets no reply, and with libzmq it retries after the handshake timeout: 30 s by default.
 """
 
 from __future__ import annotations
@@ -29,113 +26,103 @@ import zmq
 
 from schemas.transport.connection_limits import KeyConnections
 
-FREE: Final = 2  # cuts after which a key may connect again at once: nobody is hostile by chance
-FIRST_S: Final = 1.0  # after the next one
-MOST_S: Final = 60.0
-FORGOTTEN_S: Final = 300.0  # after so long without a cut all begins anew
+FREE_CUTS: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
+FIRST_DELAY_S: Final = 1.0  # delay after the next cut
+MAX_DELAY_S: Final = 60.0
+FORGET_AFTER_S: Final = 300.0  # after so long without a cut the count restarts
 
 
 @dataclass(slots=True)
 class _Cuts:
     count: int
-    at: float  # the last one
-    told: bool = False  # that it waits
+    at: float  # time of the last one
+    told: bool = False  # the delay has been logged
 
 
-class CutBackoff:
-    """Counts cuts of each key at each port.
-
-    Args:
-        clock: seconds that only grow.
-    """
+class ReconnectBackoff:
+    """Reconnect delays of keys after cuts of their connections, for each port."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and key, of keys that were known
+        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and key, of authorised keys
 
     def cut(self, port: str, key: bytes) -> None:
-        """A connection was cut off.
-
-        Args:
-            key: of whoever had it; empty: nobody knows.
-        """
+        """Record that a connection of a key was cut off; an empty key is ignored."""
         if key:
             known = self._known(port, key)
             count = known.count + 1 if known else 1
             self._cuts[port, key] = _Cuts(count, self._clock())
 
     def left_s(self, port: str, key: bytes) -> float:
-        """For how long a key gets no connection to a port, seconds; 0: it gets one now."""
+        """Return how long a key must not connect to a port, in seconds; 0: it may connect now."""
         known = self._known(port, key)
-        if known is None or known.count <= FREE:
+        if known is None or known.count <= FREE_CUTS:
             return 0.0
-        doubled = min(known.count - FREE - 1, 32)  # a float has an end
-        wait_s = min(MOST_S, FIRST_S * 2.0**doubled)
+        doubled = min(known.count - FREE_CUTS - 1, 32)  # avoids overflow of the float
+        wait_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doubled)
         return max(0.0, known.at + wait_s - self._clock())
 
     def first_refusal(self, port: str, key: bytes) -> bool:
-        """Whether a key that has to wait is refused for the first time since it was cut off."""
+        """True if this is the first refusal of a delayed key since its last cut."""
         known = self._cuts[port, key]
         first, known.told = not known.told, True
         return first
 
     def port_closed(self, port: str) -> None:
-        """A port is gone."""
+        """Forget a port."""
         self._cuts = {place: cuts for place, cuts in self._cuts.items() if place[0] != port}
 
     def _known(self, port: str, key: bytes) -> _Cuts | None:
         known = self._cuts.get((port, key))
-        if known is not None and self._clock() - known.at >= FORGOTTEN_S:
+        if known is not None and self._clock() - known.at >= FORGET_AFTER_S:
             del self._cuts[port, key]
             return None
         return known
 
 
-MAX_AHEAD: Final = 64 << 20  # bytes of one connection that arrived and were not taken
-MAX_AHEAD_OF_ALL: Final = 256 << 20  # the same, of all connections of a process
-GROWTH: Final = 16 << 20  # bytes of memory; connections are looked at when so much more is in use
-EVERY_S: Final = 0.1
-MOST_EVENTS: Final = 1000  # of one port, taken at once: who connects and goes holds up nobody
-SLICE: Final = 200  # connections looked at without returning to the loop
-FORGIVEN_PER_S: Final = 100  # bytes that nobody takes: heartbeats
-CURVE_BYTES: Final = 33  # that encryption adds to a frame
-SHORT: Final = 256  # bytes; a frame that is shorter has a header of 2 bytes, any other one of 9
-_EVENT: Final = struct.Struct("=Hi")  # what it is, and a file descriptor
+MAX_UNREAD_BYTES: Final = 64 << 20  # bytes of one connection that arrived and were not read
+MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same for all connections of a process
+CHECK_GROWTH_BYTES: Final = 16 << 20  # growth of memory that leads to a check
+CHECK_INTERVAL_S: Final = 0.1
+MAX_EVENTS: Final = 1000  # of one port at once: frequent reconnects must not block others
+CHECKS_PER_TURN: Final = 200  # connections checked without returning to the loop
+HEARTBEAT_BYTES_PER_S: Final = 100  # bytes that libzmq reads itself: heartbeats
+CURVE_OVERHEAD_BYTES: Final = 33  # added to a frame by encryption
+SHORT_FRAME_BYTES: Final = 256  # bytes; shorter frames have a header of 2 bytes, others of 9
+_EVENT: Final = struct.Struct("=Hi")  # event, file descriptor
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info of Linux
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-_AT_ONCE: Final = struct.pack("ii", 1, 0)
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True)
 class _Connection:
     peer: tuple[str, int]
-    forgiven: int  # bytes that arrived and need not be taken any more
+    forgiven: int  # bytes that arrived and are not counted as unread
     at: float
     port: str  # its name
 
 
 class _Ended(NamedTuple):
-    """A connection that was cut off."""
-
-    peer: str  # where it is
+    peer: str  # address
     port: str
-    key: bytes  # empty: nobody knows
+    key: bytes  # empty: not known
 
 
 class Events(NamedTuple):
-    """What a monitor told since it was asked before."""
+    """Events of a socket monitor since the last call."""
 
-    of: dict[int, int]  # by file descriptor: whether it was accepted or disconnected last
-    stopped: bool  # its socket was closed
-    more: bool  # there may be more
+    of: dict[int, int]  # latest event (accepted or disconnected) by file descriptor
+    stopped: bool  # the socket was closed
+    more: bool  # more events may be waiting
 
 
 def latest_events(monitor: zmq.Socket[bytes]) -> Events:
-    """Who has connected and who has gone: of each descriptor the latest, as others are past."""
+    """Return the latest connection event of each descriptor; earlier events are obsolete."""
     found: dict[int, int] = {}
-    for _ in range(MOST_EVENTS):
+    for _ in range(MAX_EVENTS):
         try:
             told = monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -143,137 +130,105 @@ def latest_events(monitor: zmq.Socket[bytes]) -> Events:
         event, value = _EVENT.unpack(told[0])
         if event == zmq.EVENT_MONITOR_STOPPED:
             return Events(found, stopped=True, more=False)
-        found.pop(value, None)  # in the order of the latest
+        found.pop(value, None)  # keep the order of the latest events
         found[value] = event
     return Events(found, stopped=False, more=True)
 
 
-class ConnectionWatch:
-    """What arrived over each connection of bound TCP sockets, held against what was taken of it.
-
-    Args:
-        clock: seconds that only grow.
-    """
+class FloodGuard:
+    """Comparison of the bytes that arrived over each TCP connection with those that were read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.keys = KeyConnections(clock)
-        self.backoff = CutBackoff(clock)
-        self._monitors: dict[str, zmq.Socket[bytes]] = {}  # by the names of their ports
+        self.backoff = ReconnectBackoff(clock)
+        self._monitors: dict[str, zmq.Socket[bytes]] = {}  # by port name
         self._ports: dict[str, int] = {}
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._taken: Counter[int] = Counter()
-        self._growth = Growth(memory_bytes, GROWTH)
+        self._growth = GrowthDetector(memory_bytes, CHECK_GROWTH_BYTES)
 
     def add(
         self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
     ) -> None:
-        """Watch the connections of one more socket.
-
-        Args:
-            bound: to a TCP address, once or more.
-            name: of its port, that no other one has.
-        """
+        """Watch the connections of a bound TCP socket under the unique name of its port."""
         place = f"inproc://connections-{id(bound)}-{len(self._monitors)}"
         bound.monitor(place, _EVENTS)
         monitor = context.socket(zmq.PAIR)
         monitor.linger = 0
-        monitor.rcvhwm = 0  # libzmq's own thread would wait for room
+        monitor.rcvhwm = 0  # else libzmq's own thread would block
         monitor.connect(place)
         self._monitors[name] = monitor
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
-    def took(self, source: int, sizes: list[int], *, secured: bool) -> None:
-        """A message was taken.
-
-        Args:
-            source: file descriptor of its connection.
-        """
-        extra = CURVE_BYTES if secured else 0
+    def count_read(self, source: int, sizes: list[int], *, secured: bool) -> None:
+        """Count a message that was read from the connection with descriptor `source`."""
+        extra = CURVE_OVERHEAD_BYTES if secured else 0
         self._taken[source] += sum(
-            size + extra + (2 if size + extra < SHORT else 9) for size in sizes
+            size + extra + (2 if size + extra < SHORT_FRAME_BYTES else 9) for size in sizes
         )
 
-    def notice(self) -> bool:
-        """Take in who has connected, and who has gone.
-
-        Returns:
-            Whether there may be more: it takes so many events and no more.
-        """
-        more = [self.notice_at(port) for port in list(self._monitors)]
+    def process_events(self) -> bool:
+        """Process connection events of all ports; True if more may be waiting."""
+        more = [self.process_port_events(port) for port in list(self._monitors)]
         return any(more)
 
-    def notice_at(self, port: str) -> bool:
-        """The same of one port.
-
-        Args:
-            port: its name; one that is not watched is passed over.
-
-        Returns:
-            As `notice` does.
-        """
+    def process_port_events(self, port: str) -> bool:
+        """Process connection events of one port; True if more may be waiting."""
         monitor = self._monitors.get(port)
         if monitor is None:
             return False
         events = latest_events(monitor)
         for descriptor, event in events.of.items():
-            self._noticed(event, descriptor, port)
-        if events.stopped:  # its socket was closed
+            self._process_event(event, descriptor, port)
+        if events.stopped:
             del self._monitors[port]
             monitor.close()
             self.keys.port_closed(port)
             self.backoff.port_closed(port)
         return events.more
 
-    def _noticed(self, event: int, descriptor: int, port: str) -> None:
+    def _process_event(self, event: int, descriptor: int, port: str) -> None:
         known = self._connections.get(descriptor)
         if event == zmq.EVENT_DISCONNECTED:
-            if known is None or known.port == port:  # else another port has that number now
+            if known is None or known.port == port:  # else another port reuses the descriptor
                 self._connections.pop(descriptor, None)
                 self._taken.pop(descriptor, None)
                 self.keys.closed(descriptor)
         elif (peer := self._peer(descriptor, port)) is not None:
             self._connections[descriptor] = _Connection(peer, 0, self._clock(), port)
-            self.keys.accepted(descriptor, port, peer[0])
+            self.keys.record_opened(descriptor, port, peer[0])
 
     def descriptors(self) -> list[int]:
-        """Those of the connections that there are."""
+        """Return the descriptors of all connections."""
         return list(self._connections)
 
-    def ahead(self, descriptor: int) -> int:
-        """How many bytes arrived over a connection and were not taken.
-
-        Args:
-            descriptor: of the connection; 0 if it is gone.
-        """
+    def unread_bytes(self, descriptor: int) -> int:
+        """Return the bytes that arrived over a connection and were not read; 0 if it is closed."""
         connection = self._connections.get(descriptor)
         if connection is None:
             return 0
-        with contextlib.suppress(OSError), copied(descriptor) as wire:
+        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             if wire.getpeername()[:2] == connection.peer:
                 info = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                return self._ahead(descriptor, connection, info)
+                return self._unread_bytes(descriptor, connection, info)
         del self._connections[descriptor]
         self.keys.closed(descriptor)
         return 0
 
-    def _ahead(self, descriptor: int, connection: _Connection, info: bytes) -> int:
+    def _unread_bytes(self, descriptor: int, connection: _Connection, info: bytes) -> int:
         (received,) = _RECEIVED.unpack_from(info, _RECEIVED_AT)
-        ahead = int(received) - self._taken[descriptor] - connection.forgiven
+        unread_bytes = int(received) - self._taken[descriptor] - connection.forgiven
         now = self._clock()
-        forgiven = int((now - connection.at) * FORGIVEN_PER_S)
+        forgiven = int((now - connection.at) * HEARTBEAT_BYTES_PER_S)
         if forgiven:
             connection.at = now
-        # Below nothing: what was taken came over a former connection of that number.
-        connection.forgiven += ahead if ahead < 0 else min(ahead, forgiven)
-        return max(0, ahead - forgiven)
+        # Negative: bytes were read from an earlier connection with this descriptor.
+        connection.forgiven += unread_bytes if unread_bytes < 0 else min(unread_bytes, forgiven)
+        return max(0, unread_bytes - forgiven)
 
     def cut(self, descriptor: int) -> str:
-        """End a connection; what of it was not taken is dropped, and its key may have to wait.
-
-        Returns:
-            Where its peer is; empty if there is no such connection.
-        """
+        """Cut a connection, count it against its key, and return the peer's address, if any."""
         ended = self._end(descriptor)
         if ended is None:
             return ""
@@ -285,69 +240,59 @@ class ConnectionWatch:
         key = self.keys.cut(descriptor)
         if connection is None or self._peer(descriptor, connection.port) != connection.peer:
             return None
-        with contextlib.suppress(OSError), copied(descriptor) as wire:
-            # Closed with a reset: a peer whose window is shut would not hear of an ordinary end.
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+            # Close with a reset: a peer with a closed window would not receive a FIN.
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             wire.shutdown(socket.SHUT_RDWR)
         return _Ended("{}:{}".format(*connection.peer), connection.port, key)
 
-    def cut_those_ahead(self, aheads: dict[int, int]) -> list[str]:
-        """Cut connections that are beyond a bound: those furthest ahead, as long as all are.
+    def cut_flooding(self, unread: dict[int, int]) -> list[str]:
+        """Cut connections beyond the limit of one, then the worst while all exceed the total limit.
 
-        Args:
-            aheads: bytes, by file descriptor.
-
-        Returns:
-            What was cut, a line for each.
+        Takes unread bytes by descriptor, and returns a log line for each cut.
         """
-        total = sum(aheads.values())
+        total = sum(unread.values())
         cut = []
-        blamed = set()  # once, however many connections it has
-        for descriptor, ahead in sorted(aheads.items(), key=lambda item: -item[1]):
-            if ahead <= MAX_AHEAD and total <= MAX_AHEAD_OF_ALL:
+        blamed = set()  # count one cut per key, however many of its connections are cut
+        for descriptor, unread_bytes in sorted(unread.items(), key=lambda item: -item[1]):
+            if unread_bytes <= MAX_UNREAD_BYTES and total <= MAX_TOTAL_UNREAD_BYTES:
                 break
-            total -= ahead
+            total -= unread_bytes
             if (ended := self._end(descriptor)) is not None:
                 blamed.add((ended.port, ended.key))
-                cut.append(f"{ended.peer} is cut off: {ahead} bytes that it sent were not taken")
+                cut.append(
+                    f"{ended.peer} is cut off: {unread_bytes} bytes that it sent were not read"
+                )
         for port, key in sorted(blamed):
             self.backoff.cut(port, key)
         return cut
 
-    def look(self) -> list[str]:
-        """Look at all connections at once, if this process needs much more memory than before.
-
-        Returns:
-            What was cut, a line for each.
-        """
-        self.notice()
-        if not self._growth.noticed():
+    def check_if_grown(self) -> list[str]:
+        """Check all connections if this process needs much more memory; return lines of cuts."""
+        self.process_events()
+        if not self._growth.detected():
             return []
-        return self.cut_those_ahead({each: self.ahead(each) for each in self.descriptors()})
+        return self.cut_flooding({each: self.unread_bytes(each) for each in self.descriptors()})
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """The same, again and again, for ever, and without holding up the loop.
-
-        Args:
-            refused: called with a line for each connection that was cut.
-        """
+        """Check repeatedly until cancelled; `refused` is called with a line for each cut."""
         while True:
-            await asyncio.sleep(EVERY_S)
-            while self.notice():
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            while self.process_events():
                 await asyncio.sleep(0)
-            if not self._growth.noticed():
+            if not self._growth.detected():
                 continue
-            aheads = {}
+            unread = {}
             for place, descriptor in enumerate(self.descriptors(), start=1):
-                aheads[descriptor] = self.ahead(descriptor)
-                if place % SLICE == 0:
+                unread[descriptor] = self.unread_bytes(descriptor)
+                if place % CHECKS_PER_TURN == 0:
                     await asyncio.sleep(0)
-            for line in self.cut_those_ahead(aheads):
+            for line in self.cut_flooding(unread):
                 refused(line)
 
     def _peer(self, descriptor: int, port: str) -> tuple[str, int] | None:
-        """The other end of a connection of ours; None if it is none, or no more."""
-        with contextlib.suppress(OSError), copied(descriptor) as wire:
+        """Return the peer of a connection of this port; None if it is not one any more."""
+        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             if wire.family in {socket.AF_INET, socket.AF_INET6} and (
                 wire.getsockname()[1] == self._ports[port]
             ):
@@ -356,45 +301,42 @@ class ConnectionWatch:
         return None
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         for monitor in self._monitors.values():
             monitor.close(linger=0)
         self._monitors.clear()
 
 
 def memory_bytes() -> int:
-    """What this process has in memory now."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
-class Growth:
-    """Whether there is much more of something than at its least since that was last so."""
+class GrowthDetector:
+    """Detector of growth by `step` above the minimum since the last detection."""
 
     def __init__(self, now: Callable[[], int], step: int) -> None:
         self._now = now
         self._step = step
-        self._least = now()
+        self._minimum = now()
 
-    def noticed(self) -> bool:
-        """Whether it has grown so much."""
+    def detected(self) -> bool:
+        """True if the value has grown by `step`; the minimum starts anew then."""
         now = self._now()
-        grew = now - self._least >= self._step
-        self._least = now if grew else min(self._least, now)
+        grew = now - self._minimum >= self._step
+        self._minimum = now if grew else min(self._minimum, now)
         return grew
 
 
-def copied(descriptor: int) -> socket.socket:
-    """A connection once more: libzmq closes its own whenever it likes.
-
-    Args:
-        descriptor: of a socket, or of what has its number by now.
+def duplicate(descriptor: int) -> socket.socket:
+    """Duplicate a connection, because libzmq may close its own descriptor at any time.
 
     Raises:
-        OSError: if it is none.
+        OSError: if the descriptor is not a socket.
     """
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
-    except OSError:  # the number is something else's by now
+    except OSError:  # the descriptor is reused for something else
         os.close(copy)
         raise

@@ -1,8 +1,7 @@
-"""CURVE keys as files, in pyzmq's own certificate format so that plain clients can read them.
+"""CURVE keys: their files, their owners, and the ZAP handler that admits them.
 
-Who is behind a socket: the ZAP handler that maps a CURVE key to an identity.
-
-Who may connect at this moment: keys end by themselves when their time is over.
+Key files use pyzmq's certificate format, so that plain clients can read them. Keys expire by
+themselves.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from zmq.utils import z85
 from schemas.errors import SettingsError
 from schemas.host.settings import convert, read_toml
 from schemas.ids import LAST
-from schemas.transport.connection_limits import MAX_OF_KEY
-from schemas.transport.flood_guard import ConnectionWatch
+from schemas.transport.connection_limits import MAX_CONNECTIONS_PER_KEY
+from schemas.transport.flood_guard import FloodGuard
 from schemas.wire.client import Role
 
 ENDPOINT = "inproc://zeromq.zap.01"
@@ -39,27 +38,28 @@ DRAIN: Final = 256  # handshakes answered without returning to the loop
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The owner of an authorised key; `role` is admin, operator, user, viewer or node."""
+    """Owner of an authorised key; `role` is admin, operator, user, viewer or node."""
 
     role: str
     name: str
-    projects: tuple[str, ...] = ()  # none: a user's own; all of them for other people's keys
+    projects: tuple[str, ...] = ()  # empty: a user's own project; for other roles all projects
     expires: float | None = None  # seconds since the epoch; None: never
 
     def __str__(self) -> str:
-        """For people."""
+        """Role and name, for people."""
         return f"{self.role}:{self.name}"
 
 
 class _NotNowError(Exception):
-    """This key may connect, when others of its connections are closed or some time has passed."""
+    """The key may connect later: when some of its connections are closed, or after a delay."""
 
 
 class Authority:
-    """Answers libzmq's question whether a key may connect, for one context.
+    """ZAP handler: answers libzmq's question whether a key may connect, for one context.
 
-    An exception while answering would leave every later handshake hanging, so `run` refuses that
-    one request and goes on; it is to be owned by the application's task group.
+    An exception while answering would leave every later handshake waiting, so `run` refuses only
+    that request and continues. The application's task group owns it. `denied` is called with the
+    reason of a refusal and the peer's address.
     """
 
     def __init__(
@@ -67,65 +67,49 @@ class Authority:
         context: zmq.asyncio.Context,
         known: Mapping[bytes, Identity],
         denied: Callable[[str, str], None],
-        watch: ConnectionWatch,
+        flood_guard: FloodGuard,
     ) -> None:
-        """Bind the context's ZAP address.
-
-        Args:
-            known: public key (Z85) to its owner; may change while this runs.
-            denied: called with why somebody was refused, and the address that it came from.
-            watch: knows how many connections each key has.
-        """
         self._known = known
         self._denied = denied
-        self._watch = watch
-        self._address = ""  # of who is asked about
+        self._flood_guard = flood_guard
+        self._address = ""  # of the peer in the current request
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(ENDPOINT)
-        self._zap = Authenticator(context)  # its User-Id of a frame is the peer's key, Z85
-        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)  # the same, without futures
+        self._zap = Authenticator(context)  # sets the User-Id of frames to the peer's key, Z85
+        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)  # without futures
         self._zap.zap_socket = self._now
         self.admits_to("ones")
 
     def admits_to(self, port: str) -> None:
-        """Answer for one more port.
-
-        Args:
-            port: its name, which is its ZAP domain.
-        """
+        """Answer for one more port; its name is its ZAP domain."""
         self._zap.configure_curve_callback(port, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether this Z85 key is authorised (called by pyzmq).
-
-        Args:
-            domain: of the socket that asks: the name of its port.
-            key: public, Z85.
-        """
+        """Return whether a Z85 key may connect to the port `domain` (called by pyzmq)."""
         owner = self._known.get(key)
         if owner is None:
             self._denied(f"{key.decode('ascii', 'replace')} is not authorised", self._address)
             return False
-        self._watch.notice_at(domain)
-        left_s = self._watch.backoff.left_s(domain, key)
-        if left_s and owner.role != "node":  # jobs of others run on a node that would be lost
-            if self._watch.backoff.first_refusal(domain, key):
-                why = f"{owner} gets no connection for {left_s:.0f} s: others of its were cut off"
+        self._flood_guard.process_port_events(domain)
+        left_s = self._flood_guard.backoff.left_s(domain, key)
+        if left_s and owner.role != "node":  # a lost node would take other users' jobs with it
+            if self._flood_guard.backoff.first_refusal(domain, key):
+                why = f"{owner} cannot connect for {left_s:.0f} s: its connections were cut off"
                 self._denied(why, self._address)
             raise _NotNowError
-        if self._watch.keys.admits(domain, self._address, key):
+        if self._flood_guard.keys.admit(domain, self._address, key):
             return True
-        if self._watch.keys.first_refusal(domain, key):
-            why = f"{owner} has {MAX_OF_KEY} connections to one port, as many as may be"
+        if self._flood_guard.keys.first_refusal(domain, key):
+            why = f"{owner} has {MAX_CONNECTIONS_PER_KEY} connections to one port, the maximum"
             self._denied(why, self._address)
         raise _NotNowError
 
     async def run(self) -> None:
-        """Answer for ever: waits once, then answers whoever else asks by then.
+        """Answer until cancelled: wait for one request, then answer all that are waiting.
 
-        A thousand nodes that come back ask at once. One answer in each turn of a busy loop would
-        come after their handshakes' time, and they would ask again.
+        A thousand returning nodes connect at once. One answer per turn of a busy event loop would
+        come after their handshake timeouts, and they would ask again.
         """
         while True:
             await self._answer(await self._socket.recv_multipart())
@@ -142,17 +126,15 @@ class Authority:
         self._address = request[3].decode("ascii", "replace") if len(request) > 3 else ""  # noqa: PLR2004
         try:
             await self._zap.handle_zap_message(request)
-        except (
-            _NotNowError
-        ):  # as a temporary failure: peers try again when their handshake's time is over
+        except _NotNowError:  # a temporary failure: peers retry after their handshake timeout
             self._now.send_multipart([b"1.0", request[1], b"300", b"not now", b"", b""])
-        except Exception as error:  # noqa: BLE001 - a REP socket must answer before it hears more
+        except Exception as error:  # noqa: BLE001 - a REP socket must reply before it can receive
             self._denied(f"unusable request: {error!r}", self._address)
             request_id = request[1] if len(request) > 1 else b""
             self._now.send_multipart([b"1.0", request_id, b"500", b"no answer", b"", b""])
 
     def close(self) -> None:
-        """Give up the inproc address."""
+        """Release the inproc address."""
         self._socket.close()
 
 
@@ -164,7 +146,7 @@ class KeyPair:
     secret: bytes
 
 
-MAX_NAME: Final = 64  # characters of a user's, a node's, a project's name
+MAX_NAME: Final = 64  # characters; for users, nodes and projects
 KEY_BYTES: Final = 32
 MAX_PROJECTS: Final = 100  # of one key
 
@@ -175,8 +157,8 @@ class _AuthorisedKey(msgspec.Struct, frozen=True, kw_only=True):
     public: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # Z85
     name: str
     role: Role
-    project: str = ""  # one, or
-    projects: tuple[str, ...] = ()  # several
+    project: str = ""  # a single project, or
+    projects: tuple[str, ...] = ()  # several projects
     expires: dt.datetime | float | None = None  # RFC 3339, or seconds since the epoch
 
 
@@ -185,31 +167,26 @@ class _Authorised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_keys(folder: Path, name: str) -> KeyPair:
-    """Make `name.key_secret` (0600, both halves) and `name.key` (public half) in `folder`.
+    """Create `name.key_secret` (0600, both halves) and `name.key` (public half) in `folder`.
 
-    Args:
-        folder: made (0700) if it is not there.
-        name: of both files, without ending.
+    The folder is created (0700) if it is missing.
 
     Raises:
-        SettingsError: if what was written cannot be read again.
+        SettingsError: if the new files cannot be read.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as private:  # nobody else reads what is in it
+    with tempfile.TemporaryDirectory(dir=folder) as private:  # readable by this user only
         for made in map(Path, zmq.auth.create_certificates(private, name)):
             made.chmod(0o600)
-            made.replace(folder / made.name)  # a link that is there is not followed
+            made.replace(folder / made.name)  # does not follow an existing link
     return load_keys(folder / f"{name}.key_secret")
 
 
 def load_keys(path: Path) -> KeyPair:
-    """The pair in a `.key_secret` file.
-
-    Args:
-        path: a `.key_secret` file, mode 0600.
+    """Return the pair in a `.key_secret` file, mode 0600.
 
     Raises:
-        SettingsError: if it cannot be read, or others than its owner can.
+        SettingsError: if it cannot be read, or other users can read it.
     """
     refuse_wide(path)
     public, secret = _load(path)
@@ -219,13 +196,7 @@ def load_keys(path: Path) -> KeyPair:
 
 
 def load_public(path: Path) -> bytes:
-    """The public key in a `.key` or `.key_secret` file.
-
-    Args:
-        path: a certificate in pyzmq's format.
-
-    Returns:
-        40 bytes, Z85.
+    """Return the public key in a `.key` or `.key_secret` file: 40 bytes, Z85.
 
     Raises:
         SettingsError: if it cannot be read or holds no key.
@@ -234,16 +205,13 @@ def load_public(path: Path) -> bytes:
 
 
 def load_authorised(path: Path) -> dict[bytes, Identity]:
-    """Who may connect: public key (Z85) to identity.
+    """Return the keys that may connect: public key (Z85) to identity.
 
-    The file is TOML, a `[[key]]` table each with `public`, `name` and `role` (admin, operator,
-    user, viewer or node), and `project` or `projects` where it is for some alone.
-
-    Args:
-        path: mode 0600.
+    The file (mode 0600) is TOML with a `[[key]]` table for each key: `public`, `name`, `role`
+    (admin, operator, user, viewer or node), and `project` or `projects` to restrict it.
 
     Raises:
-        SettingsError: if it cannot be read, others than its owner can, or an entry is wrong.
+        SettingsError: if it cannot be read, other users can read it, or an entry is invalid.
     """
     refuse_wide(path)
     table = convert(_Authorised, read_toml(path), path)
@@ -251,30 +219,24 @@ def load_authorised(path: Path) -> dict[bytes, Identity]:
 
 
 def check_name(name: str, field: str) -> None:
-    """Refuse a name that would be none: it stands in topics, in keys of requests and on terminals.
-
-    Args:
-        name: of a user, a node or a project.
+    """Check the name of a user, node or project; it occurs in topics, request keys and terminals.
 
     Raises:
-        SettingsError: if it is empty, long, `.` or `..`, or has spaces, slashes or what cannot be
-            printed.
+        SettingsError: if it is empty, long, `.` or `..`, or contains spaces, slashes or
+            unprintable characters.
     """
     steers = set(name) & {" ", "/"} or name in {".", ".."}
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or steers:
-        what = f"{field}: {name[:MAX_NAME]!r} is no name"
+        what = f"{field}: {name[:MAX_NAME]!r} is not a name"
         hint = f"give 1 to {MAX_NAME} printable characters without spaces and slashes"
         raise SettingsError(what, hint, field)
 
 
 def check_public(public: str) -> None:
-    """Refuse what is no public key.
-
-    Args:
-        public: 40 characters of Z85.
+    """Check a public key: 40 characters of Z85.
 
     Raises:
-        SettingsError: if it is none.
+        SettingsError: if it is not one.
     """
     try:
         usable = len(z85.decode(public)) == KEY_BYTES
@@ -288,23 +250,23 @@ def check_public(public: str) -> None:
 def identity_of(
     name: str, role: str, projects: tuple[str, ...], expires: float | None = None
 ) -> Identity:
-    """The owner of a key.
+    """Return the identity of a key's owner.
 
     Args:
-        projects: whose jobs it is for; none: see `Identity`.
-        expires: when it ends, seconds since the epoch; None: never.
+        projects: whose jobs the key may see; none: see `Identity`.
+        expires: seconds since the epoch; None: never.
 
     Raises:
-        SettingsError: if a name is none, or there are too many of them.
+        SettingsError: if a name is invalid, or there are too many projects.
     """
     check_name(name, "name")
     if len(projects) > MAX_PROJECTS:
-        what = f"projects: {len(projects)} of them, at most {MAX_PROJECTS}"
+        what = f"projects: {len(projects)} projects, at most {MAX_PROJECTS}"
         raise SettingsError(what, "give the key of an operator or an admin instead", "projects")
     for project in projects:
         check_name(project, "project")
     if expires is not None and not 0.0 <= expires <= LAST:
-        raise SettingsError("expires: that is no time", "leave it out for never", "expires")
+        raise SettingsError("expires: not a valid time", "leave it out for never", "expires")
     return Identity(role, name, tuple(dict.fromkeys(projects)), expires)
 
 
@@ -320,7 +282,7 @@ def _seconds(expires: dt.datetime | float | None) -> float | None:
     if not isinstance(expires, dt.datetime):
         return expires
     if expires.tzinfo is None:
-        what = f"expires: {expires.isoformat()} says no zone"
+        what = f"expires: {expires.isoformat()} has no time zone"
         raise SettingsError(what, "append Z for UTC", "expires")
     return expires.timestamp()
 
@@ -334,27 +296,22 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 
 def refuse_wide(path: Path) -> None:
-    """Refuse a file that others than its owner can read.
+    """Check that only the owner can read a file.
 
     Raises:
-        SettingsError: if they can, or it is not there.
+        SettingsError: if others can, or the file does not exist.
     """
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}", "check the path") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO) and os.name == "posix":
-        what = f"{path} can be used by others than its owner (mode {stat.S_IMODE(mode):o})"
+        what = f"{path} is accessible to other users (mode {stat.S_IMODE(mode):o})"
         raise SettingsError(what, f"chmod 600 {path}")
 
 
 class KnownKeys(Mapping[bytes, Identity]):
-    """Public key (Z85) to its owner; a key beyond its time is not in it.
-
-    Args:
-        listed: all keys, those beyond their time, too.
-        clock: seconds since the epoch.
-    """
+    """Mapping of the valid ones of the `listed` public keys (Z85) to their owners."""
 
     def __init__(
         self, listed: Mapping[bytes, Identity], clock: Callable[[], float] = time.time
@@ -363,28 +320,23 @@ class KnownKeys(Mapping[bytes, Identity]):
         self._clock = clock
 
     def __getitem__(self, key: bytes) -> Identity:
-        """The owner of a key that is valid now."""
+        """Return the owner of a valid key."""
         who = self.listed[key]
         if who.expires is not None and self._clock() >= who.expires:
             raise KeyError(key)
         return who
 
     def get(self, key: bytes, default: Any = None) -> Any:
-        """The same; asked for with every message.
-
-        Args:
-            key: public, Z85.
-            default: in its place if there is none.
-        """
+        """Return the owner of a valid key, or `default`; called for every message."""
         who = self.listed.get(key)
         if who is None or (who.expires is not None and self._clock() >= who.expires):
             return default
         return who
 
     def __iter__(self) -> Iterator[bytes]:
-        """Keys that are valid now."""
+        """Iterate over the valid keys."""
         return (key for key in self.listed if self.get(key) is not None)
 
     def __len__(self) -> int:
-        """How many are valid now."""
+        """Return the number of valid keys."""
         return sum(1 for _ in self)

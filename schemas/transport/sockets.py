@@ -1,4 +1,4 @@
-"""asyncio sockets that carry frames between authenticated peers, and one for a thread."""
+"""asyncio sockets that exchange frames with authenticated peers, and a socket for a thread."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ import zmq.asyncio
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.transport.flood_guard import ConnectionWatch
+from schemas.transport.flood_guard import FloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
-from schemas.transport.unix_flood_guard import LocalWatch
+from schemas.transport.unix_flood_guard import UnixFloodGuard
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
-TOPIC_ENVELOPE: Final = 1024  # the same beside a topic
-UNREAD: Final = 1000  # messages of one peer that a ROUTER holds; what is more stays with its sender
-ENVELOPE: Final = 64 * 1024  # bytes of a frame beside the message in it
-UNREAD_ON_IPC: Final = 100  # the same of a worker, whose messages are small
-TOPICS_UNREAD: Final = 10  # the same, of subscriptions: libzmq takes all that are there at once
-BACKLOG: Final = 4096  # peers that connect at once; those beyond it wait for seconds to try again
+TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
+MAX_QUEUED: Final = (
+    1000  # messages of one peer that a ROUTER queues; further ones stay at the sender
+)
+ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
+MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for a worker, whose messages are small
+MAX_QUEUED_SUBSCRIPTIONS: Final = (
+    10  # as MAX_QUEUED, for subscriptions, which libzmq reads all at once
+)
+BACKLOG: Final = 4096  # peers that connect at once; further ones retry after seconds
 DRAIN: Final = 256  # messages taken without returning to the loop
-TURN_S: Final = 0.001  # the same, and what is done with them: others' work waits as long
-NODES_TURN_S: Final = 0.01  # the same of nodes, whose events are committed by the turn
-REMEMBERED: Final = 1024  # connections that were cut, whose last messages are still to come
+TURN_S: Final = 0.001  # time of such a turn, processing included: other tasks wait as long
+NODES_TURN_S: Final = 0.01  # as TURN_S, for nodes, whose events are committed once per turn
+MAX_REMEMBERED_CUTS: Final = 1024  # connections that were cut, whose last messages may still arrive
 
 
 class AddressInUseError(SettingsError):
@@ -40,59 +44,53 @@ class AddressInUseError(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One message as it came off a socket."""
+    """Message as it came off a socket."""
 
     frames: tuple[bytes, ...]
-    identity: Identity | None  # of the key, if it is authorised; None on ipc and a client's side
-    key: bytes = field(default=b"", compare=False)  # that the peer showed as it connected, Z85
+    identity: Identity | None  # of an authorised key; None on ipc and on the client's side
+    key: bytes = field(default=b"", compare=False)  # shown by the peer when it connected, Z85
     known: Mapping[bytes, Identity] = field(default_factory=dict, compare=False, repr=False)
     source: int = field(default=-1, compare=False)  # descriptor of its connection
 
     @property
     def route(self) -> bytes:
-        """The first frame, which on a ROUTER names the connection."""
+        """First frame, which on a ROUTER names the connection."""
         return self.frames[0]
 
     @property
     def revoked(self) -> bool:
-        """Whether its key was taken out, or given to another owner, since it connected.
-
-        What takes a while asks again at its end.
-        """
+        """True if the key was revoked, or given to another owner, since the peer connected."""
         return bool(self.key) and (
             self.identity is None or self.known.get(self.key) != self.identity
         )
 
 
 class Socket:
-    """One socket with one owning task."""
+    """A socket that one task owns.
+
+    `known` has the owners of the CURVE keys that peers must show; None: the socket uses no keys.
+    `flood_guard` counts what is read from each connection; None: not counted.
+    """
 
     def __init__(
         self,
         socket: zmq.asyncio.Socket,
         known: Mapping[bytes, Identity] | None = None,
-        watch: ConnectionWatch | None = None,
+        flood_guard: FloodGuard | None = None,
     ) -> None:
-        """Wrap `socket`, which nobody else uses from now on.
-
-        Args:
-            known: who may say something now, by the CURVE key that its peers had to show; None:
-                they had to show none.
-            watch: is told what was taken of whom; None: nobody is.
-        """
         self._socket = socket
-        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # the same, without futures
+        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # without futures
         self._known = known
-        self._watch = watch
+        self._flood_guard = flood_guard
         self._unsent = 1 if socket.type == zmq.ROUTER else 0  # frames that libzmq adds
-        self._cut: dict[tuple[bytes, int, bytes], None] = {}  # the oldest first
-        self._looking = False  # at what arrived, in this turn of the loop
+        self._cut: dict[tuple[bytes, int, bytes], None] = {}  # oldest first
+        self._check_scheduled = False  # a check for arrived messages is scheduled
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
-        """Everything that arrives; waits once, then takes what is there.
+        """Yield messages: wait for one, then take all that have arrived.
 
-        It returns to the loop when a turn has taken long, with whatever was done meanwhile, so that
-        many messages hold up nobody else. What a connection sent before it was cut is dropped.
+        Control returns to the event loop when a turn, including the caller's work, has taken long.
+        Messages that a connection sent before it was cut are dropped.
         """
         while True:
             incoming = await self._receive(0)
@@ -114,7 +112,7 @@ class Socket:
                     break
 
     async def receive(self) -> Incoming:
-        """The next message."""
+        """Wait for the next message and return it."""
         return await self._receive(0)
 
     async def _receive(self, flags: int) -> Incoming:
@@ -126,86 +124,76 @@ class Socket:
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
         data = tuple(frame.bytes for frame in frames)
         source = -1
-        if self._watch is not None:
+        if self._flood_guard is not None:
             sizes = [len(each) for each in data[self._unsent :]]
-            with contextlib.suppress(zmq.ZMQError):  # libzmq itself said it, over no connection
+            with contextlib.suppress(zmq.ZMQError):  # made by libzmq itself, without a connection
                 source = int(frames[-1].get(zmq.SRCFD))
-                self._watch.took(source, sizes, secured=self._known is not None)
+                self._flood_guard.count_read(source, sizes, secured=self._known is not None)
         if self._known is None:
             return Incoming(data, None, source=source)
         key = b""
-        # libzmq itself says "unsubscribed" for a peer that is lost, and for nobody's key.
+        # libzmq itself sends "unsubscribed" for a lost peer, without a key.
         with contextlib.suppress(zmq.ZMQError):
             key = str(frames[-1].get("User-Id")).encode()
-            if self._watch is not None and source >= 0:
-                self._watch.keys.spoke(source, key)
+            if self._flood_guard is not None and source >= 0:
+                self._flood_guard.keys.record_key(source, key)
         return Incoming(data, self._known.get(key), key, self._known, source)
 
     def send(self, *frames: bytes) -> bool:
-        """Send now or not at all; False when the peer is lost or its queue is full.
+        """Send now or not at all; False if the peer is lost or its queue is full.
 
-        Args:
-            frames: of one message; on a ROUTER the first one is the `route` of its peer.
+        On a ROUTER the first frame is the `route` of the peer.
         """
         try:
             self._now.send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         finally:
-            self._look_soon()
+            self._check_soon()
         return True
 
-    def _look_soon(self) -> None:
-        """Sending may take note of what arrived: whoever waits for it would not be woken.
+    def _check_soon(self) -> None:
+        """Check for arrivals once per turn: sending may consume the signal that wakes a reader."""
+        if not self._check_scheduled:
+            self._check_scheduled = True
+            asyncio.get_running_loop().call_soon(self._wake_readers)
 
-        Once in a turn of the loop is enough, however much is sent in it.
-        """
-        if not self._looking:
-            self._looking = True
-            asyncio.get_running_loop().call_soon(self._look)
-
-    def _look(self) -> None:
-        self._looking = False
+    def _wake_readers(self) -> None:
+        self._check_scheduled = False
         if not self._socket.closed:
-            self._socket.get(zmq.EVENTS)  # which wakes them
+            self._socket.get(zmq.EVENTS)  # wakes waiting tasks
 
     def said(self, incoming: Incoming) -> int | None:
-        """Count a message that libzmq keeps something of until its connection is closed.
+        """Count a message of which libzmq keeps something until its connection is closed.
 
-        Returns:
-            Bytes of all that were counted for its key and whose connections are open; 0 where
-            nobody is watched; None if its own connection is open no more.
+        Returns the bytes counted for its key over open connections; 0 if none are counted; None if
+        the connection of this message is closed.
         """
-        if self._watch is None:
+        if self._flood_guard is None:
             return 0
-        return self._watch.keys.says(incoming.source, sum(map(len, incoming.frames)))
+        return self._flood_guard.keys.count_kept_bytes(
+            incoming.source, sum(map(len, incoming.frames))
+        )
 
     def cut(self, incoming: Incoming) -> bool:
-        """End the connection that a message came over; its peer may connect again.
-
-        What it sent before and was not taken yet never comes out of this socket.
-
-        Returns:
-            Whether it was there and could be ended.
-        """
-        if self._watch is None:
+        """Cut a message's connection, drop its unread messages; False if it was closed already."""
+        if self._flood_guard is None:
             return False
-        while len(self._cut) >= REMEMBERED:
+        while len(self._cut) >= MAX_REMEMBERED_CUTS:
             del self._cut[next(iter(self._cut))]
         self._cut[_connection(incoming)] = None
-        self._watch.notice()
-        if not self._watch.keys.is_of(incoming.source, incoming.key):
-            return False  # it is gone, and its number is another's
-        return bool(self._watch.cut(incoming.source))
+        self._flood_guard.process_events()
+        if not self._flood_guard.keys.is_of(incoming.source, incoming.key):
+            return False  # closed, and its descriptor is reused
+        return bool(self._flood_guard.cut(incoming.source))
 
     def listen(self, address: str) -> None:
-        """Bind once more, as when somebody deleted the file of an ipc address; peers stay.
+        """Bind to an ipc address again, as when its file was deleted; peers stay connected.
 
-        Args:
-            address: ipc://PATH; its folder has to be there.
+        The folder of the address must exist.
 
         Raises:
-            SettingsError: if it cannot be had.
+            SettingsError: if the address cannot be bound.
         """
         try:
             self._socket.bind(address)
@@ -214,74 +202,57 @@ class Socket:
             raise SettingsError(what, "choose another address") from None
 
     def admit(self, topic: bytes) -> None:
-        """Grant the subscription that was just received (manual XPUB).
-
-        Args:
-            topic: the first bytes of the messages that the subscriber may have.
-        """
+        """Grant messages with this prefix to the subscription just received (manual XPUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def revoke(self, topic: bytes) -> None:
-        """Take back a subscription (manual XPUB)."""
-        with contextlib.suppress(zmq.ZMQError):  # its peer may be lost, or was never granted it
+        """Withdraw a subscription (manual XPUB)."""
+        with contextlib.suppress(zmq.ZMQError):  # lost peer, or no such subscription
             self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
 
     def subscribe(self, topic: bytes) -> None:
-        """Ask for a topic (SUB).
-
-        Args:
-            topic: the first bytes of the messages that are wanted; empty for all.
-        """
+        """Subscribe to messages that begin with `topic`; empty: all (SUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def close(self) -> None:
-        """Give up the socket."""
+        """Close the socket."""
         self._socket.close(linger=0)
 
 
 class Link:
-    """The sockets of one process: a context, its keys, and who may connect."""
+    """The sockets of one process; without keys only loopback and ipc can be used."""
 
     def __init__(self, keys: KeyPair | None = None) -> None:
-        """Make a context of its own.
-
-        Args:
-            keys: of this process; without them only loopback and ipc can be used.
-        """
         self._context = zmq.asyncio.Context()
         self._keys = keys
         self._authority: Authority | None = None
         self._known: Mapping[bytes, Identity] = {}
         self._shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
-        self._watch = ConnectionWatch()
-        self._local: list[LocalWatch] = []
-        self._ports = 0  # that were bound
+        self._flood_guard = FloodGuard()
+        self._unix_guards: list[UnixFloodGuard] = []
+        self._ports = 0  # number of bound sockets
 
     async def watch_connections(self, refused: Callable[[str], None]) -> None:
-        """Cut off who sends more than is taken of it, over bound sockets, for ever.
-
-        Args:
-            refused: called with what was cut off.
-        """
+        """Disconnect peers that send more than is read, until cancelled; report them."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch.run(refused))
-            for local in self._local:
+            tasks.create_task(self._flood_guard.run(refused))
+            for local in self._unix_guards:
                 tasks.create_task(local.run(refused))
 
     def authority(
         self, known: Mapping[bytes, Identity], denied: Callable[[str, str], None]
     ) -> Authority:
-        """The ZAP handler of this process; its `run` must be running before peers connect.
+        """Return the ZAP handler of this process; its `run` must be running before peers connect.
 
-        To be asked for before anything is bound.
+        Call this before `bind`.
 
         Args:
-            known: public key (Z85) to its owner. It may change: a key that is not in it connects
-                no more, and what comes over a connection that it has is nobody's.
-            denied: called with why somebody was refused, and where he is.
+            known: public key (Z85) to its owner. May change: a key that is removed cannot connect,
+                and messages of its open connections have no identity.
+            denied: called with the reason of a refusal, and the peer's address.
         """
         self._known = known
-        self._authority = Authority(self._context, known, denied, self._watch)
+        self._authority = Authority(self._context, known, denied, self._flood_guard)
         return self._authority
 
     def bind(
@@ -291,12 +262,12 @@ class Link:
 
         Args:
             address: tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH.
-            queued: messages that may wait for a peer that does not read; more are not sent.
-            largest: bytes of a frame; who sends a larger one is dropped.
+            queued: messages that wait for a peer that does not read; further ones are not sent.
+            largest: bytes of a frame; a peer that sends a larger one is disconnected.
 
         Raises:
             AddressInUseError: if the address is taken.
-            SettingsError: if it is none of this host, or would be open to others without keys.
+            SettingsError: if this host has no such address, or it would be open without keys.
         """
         secured = address.startswith("tcp://") and self._keys is not None
         if not secured and not address.startswith("ipc://"):
@@ -317,9 +288,9 @@ class Link:
         socket.ipv6 = has_only_ipv6(_host(address))
         if kind == "ROUTER":
             socket.router_mandatory = True
-            socket.rcvhwm = UNREAD_ON_IPC if address.startswith("ipc://") else UNREAD
+            socket.rcvhwm = MAX_QUEUED_ON_IPC if address.startswith("ipc://") else MAX_QUEUED
         if kind == "XPUB":
-            socket.rcvhwm = TOPICS_UNREAD
+            socket.rcvhwm = MAX_QUEUED_SUBSCRIPTIONS
             socket.maxmsgsize = largest + TOPIC_ENVELOPE
             socket.setsockopt(zmq.XPUB_MANUAL, 1)
             socket.setsockopt(zmq.XPUB_VERBOSER, 1)
@@ -334,17 +305,15 @@ class Link:
             raise refusal(what, "choose another address") from None
         if address.startswith("ipc://"):
             path = address.removeprefix("ipc://")
-            self._local.append(LocalWatch(zmq.Socket.shadow(socket), self._shadow, path))
+            self._unix_guards.append(UnixFloodGuard(zmq.Socket.shadow(socket), self._shadow, path))
             return Socket(socket)
-        self._watch.add(zmq.Socket.shadow(socket), self._shadow, port)
-        return Socket(socket, self._known if secured else None, self._watch)
+        self._flood_guard.add(zmq.Socket.shadow(socket), self._shadow, port)
+        return Socket(socket, self._known if secured else None, self._flood_guard)
 
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected.
 
-        Args:
-            address: of the other side; it need not be there yet.
-            server_key: its public key, Z85; None on ipc.
+        The peer need not listen yet. `server_key` is its public key, Z85; None on ipc.
         """
         socket = self._socket(kind)
         socket.ipv6 = has_only_ipv6(_host(address))
@@ -364,8 +333,8 @@ class Link:
 
     def close(self) -> None:
         """Close every socket of the process."""
-        self._watch.close()
-        for local in self._local:
+        self._flood_guard.close()
+        for local in self._unix_guards:
             local.close()
         if self._authority is not None:
             self._authority.close()
@@ -373,10 +342,9 @@ class Link:
 
 
 class ThreadDealer:
-    """A DEALER on ipc for one background thread, as the training library uses it."""
+    """DEALER on ipc for one background thread, as the training library uses it."""
 
     def __init__(self, address: str) -> None:
-        """Connect; nothing is waited for."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _bounds(self._socket)
@@ -393,14 +361,7 @@ class ThreadDealer:
         os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_s: float) -> tuple[list[bytes], bool]:
-        """Wait for messages, a wake or the end of `timeout_s`.
-
-        Args:
-            timeout_s: seconds, whole milliseconds of them.
-
-        Returns:
-            The messages that arrived, and whether a connection was made anew.
-        """
+        """Wait for messages, a wake or the timeout; also return whether a connection was made."""
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         connected = self._monitor in ready
         if connected:
@@ -419,7 +380,7 @@ class ThreadDealer:
         return taken
 
     def send(self, data: bytes) -> bool:
-        """Send now or not at all; False while nobody is connected."""
+        """Send now or not at all; False while not connected."""
         try:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -427,7 +388,7 @@ class ThreadDealer:
         return True
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=100)
@@ -435,7 +396,7 @@ class ThreadDealer:
 
 
 def _connection(incoming: Incoming) -> tuple[bytes, int, bytes]:
-    """What no two connections share, but those of one key that takes the same name again."""
+    """Return an identification of a connection; a key that reuses its route may share it."""
     return incoming.route, incoming.source, incoming.key
 
 
@@ -446,23 +407,23 @@ def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
     socket.rcvhwm = HIGH_WATER
     socket.reconnect_ivl = 50
     socket.reconnect_ivl_max = 1000
-    socket.handshake_ivl = 30_000  # a peer may have to wait behind a thousand others
+    socket.handshake_ivl = 30_000  # ms; a peer may wait behind a thousand others
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
 
 
 def _host(address: str) -> str:
-    """The host of tcp://HOST:PORT; empty for other addresses."""
+    """Return the host of tcp://HOST:PORT; empty for other addresses."""
     if not address.startswith("tcp://"):
         return ""
     return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
 def has_only_ipv6(host: str) -> bool:
-    """Return whether a host has IPv6 addresses only; libzmq tries no more than one address."""
+    """True if a host has only IPv6 addresses; libzmq tries no more than one address."""
     try:
         found = getaddrinfo(host, None, type=SOCK_STREAM) if host else []
-    except (gaierror, UnicodeError):  # the latter of a name that DNS cannot hold
+    except (gaierror, UnicodeError):  # UnicodeError: not a valid DNS name
         return False
     return bool(found) and all(family == AF_INET6 for family, *_ in found)
 

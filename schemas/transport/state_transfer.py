@@ -1,9 +1,4 @@
-"""Hands out states of models to other nodes, from a thread of its own.
-
-Brings a state of a model here, from whoever has it; blocks, so it is for a thread.
-
-What takes the bytes of a state that comes from another node.
-"""
+"""Transfer of model states between nodes: a server thread, and a blocking client for a thread."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ from schemas.host.state_files import (
     require_digest,
     split_frames,
 )
-from schemas.transport.flood_guard import ConnectionWatch
+from schemas.transport.flood_guard import FloodGuard
 from schemas.transport.sockets import has_only_ipv6
 from schemas.wire.files import AskState, StatePiece, StateRefused
 
@@ -39,51 +34,50 @@ MAX_HEADER: Final = 16 << 20  # bytes
 
 
 class Target(Protocol):
-    """Takes the bytes of a file, in any order."""
+    """Destination of the bytes of a file, which arrive in any order."""
 
     def begin(self, total: int) -> None:
-        """So many bytes will come; once for each source."""
+        """Prepare for `total` bytes; called once for each source."""
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Some of them."""
+        """Store some of the bytes."""
 
 
 class MemoryTarget:
-    """Keeps the bytes in memory, and works out their digest as they come."""
+    """Destination in memory, which computes the digest while the bytes arrive.
+
+    Memory is allocated as bytes arrive, not for the size that a source states, and is reused.
+    """
 
     def __init__(self) -> None:
-        """Begin without memory; what was taken once is used again, as far as it reaches.
-
-        It is taken as bytes come, not for as many as somebody says will come.
-        """
         self._memory = bytearray()
         self._total = 0
-        self._end = 0  # of what came without a gap, and is in the digest
-        self._payload: int | None = None  # where frames begin
+        self._end = 0  # end of the bytes that arrived without a gap and are in the digest
+        self._payload: int | None = None  # offset of the first frame
         self._digest = hashlib.sha256()
 
     @property
     def content(self) -> memoryview:
-        """What came, until the next `begin`."""
+        """The bytes received, valid until the next `begin`."""
         return memoryview(self._memory)[: self._total]
 
     def begin(self, total: int) -> None:
-        """Begin anew."""
+        """Discard the content."""
         if len(self._memory) < total:
-            self._memory = bytearray()  # there may be views of the former one
+            self._memory = bytearray()  # views of the old one may exist
         self._total, self._end, self._payload = total, 0, None
         self._digest = hashlib.sha256()
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Copy into it."""
-        if (gap := offset - len(self._memory)) > 0:  # no wider than what is asked for at once
+        """Copy the bytes."""
+        if (gap := offset - len(self._memory)) > 0:  # no wider than the request window
             self._memory.extend(bytes(gap))
         self._memory[offset : offset + len(data)] = data
         if offset == self._end:
             self._follow(data)
 
     def _follow(self, data: Buffer) -> None:
-        """Have the digest take in what lies behind the header."""
+        """Update the digest with the bytes that lie behind the header."""
         before, self._end = self._end, self._end + len(data)
         if self._payload is not None:
             self._digest.update(data)
@@ -93,18 +87,18 @@ class MemoryTarget:
             self._payload = payload
             self._digest.update(self.content[max(payload, 0) : self._end])
         elif before > MAX_HEADER:
-            raise DamagedStateError("a state whose header does not end")
+            raise DamagedStateError("header of the state is too long")
 
     def frames(self, digest: str) -> list[memoryview]:
-        """The frames of the state that came, until the next `begin`.
+        """Return the frames of the received state, valid until the next `begin`.
 
         Args:
-            digest: that they should have, hexadecimal.
+            digest: expected SHA-256, hexadecimal.
 
         Raises:
-            DamagedStateError: if they have another, or it is no state.
+            DamagedStateError: if the digest differs, or the bytes are not a state.
         """
-        if self._end != self._total:  # it came in another order
+        if self._end != self._total:  # pieces arrived in another order
             return read_frames(self.content, digest)
         _, frames = split_frames(self.content)
         require_digest(self._digest.hexdigest(), digest)
@@ -112,36 +106,32 @@ class MemoryTarget:
 
 
 class FileTarget:
-    """Writes them into a file, which is not durable yet."""
+    """Destination in a file, which is durable after `close`; an existing file is emptied.
+
+    Raises:
+        OSError: if the file cannot be created or written.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Make the file.
-
-        Args:
-            path: one that is there is emptied.
-
-        Raises:
-            OSError: if the disk does not take it.
-        """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def begin(self, total: int) -> None:
-        """Make it as long."""
+        """Set the size of the file."""
         os.ftruncate(self._descriptor, 0)
         os.ftruncate(self._descriptor, total)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write there."""
+        """Write the bytes."""
         rest = memoryview(data)
         while rest:
             written = os.pwrite(self._descriptor, rest, offset)
             rest, offset = rest[written:], offset + written
 
     def close(self) -> None:
-        """Make durable what there is.
+        """Make the content durable.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: if fsync fails.
         """
         try:
             os.fsync(self._descriptor)
@@ -150,15 +140,15 @@ class FileTarget:
 
 
 PIECE: Final = 1 << 20  # bytes
-WINDOW: Final = 8  # pieces that are asked for and have not come
-PIECE_S: Final = 10.0  # without a piece, the source is given up
-LOOK_S: Final = 0.25
+WINDOW: Final = 8  # requested pieces that have not arrived
+PIECE_TIMEOUT_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
+POLL_INTERVAL_S: Final = 0.25
 CONNECT_S: Final = 3.0
 MAX_STATE: Final = 1 << 40  # bytes
 
 
 class StateUnavailableError(OnesError):
-    """Nobody gave the state; says why for each that was asked."""
+    """The state is not available from any source; the message has one reason per source."""
 
     code = "state_unavailable"
 
@@ -169,25 +159,21 @@ def fetch_state(
     target: Target,
     check: Callable[[], None],
     *,
-    piece_s: float = PIECE_S,
+    piece_s: float = PIECE_TIMEOUT_S,
     stopped: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Bring a state's file here from the first source that gives it whole.
+    """Fetch a state's file from the first source that provides all of it, and return that source.
 
     Args:
-        sources: HOST:PORT of each, the best first.
-        asked: the state; its offset counts for nothing.
-        target: takes the bytes.
-        check: looks at what came; raises `OnesError` if it is not the state.
-        piece_s: how long a piece may take, seconds.
-        stopped: whether nobody wants it any more; looked at every quarter of a second.
-
-    Returns:
-        Who gave it.
+        sources: HOST:PORT of each, best first.
+        asked: the state; its offset is ignored.
+        check: checks the bytes; raises `OnesError` if they are not the state.
+        piece_s: timeout of a piece, seconds.
+        stopped: True if the state is not needed any more; called every quarter of a second.
 
     Raises:
-        StateUnavailableError: if nobody gave it.
-        OSError: if `target` does not take it.
+        StateUnavailableError: if no source provided the state.
+        OSError: if `target` cannot store the bytes.
     """
     why = []
     for source in sources:
@@ -201,35 +187,33 @@ def fetch_state(
         if stopped():
             break
     shown = "; ".join(why) or "no node is known to have it"
-    what = f"state {asked.version} of trial {asked.trial} cannot be had: {shown}"
-    raise StateUnavailableError(what, "it is trained again")
+    what = f"state {asked.version} of trial {asked.trial} is not available: {shown}"
+    raise StateUnavailableError(what, "it will be trained again")
 
 
 @dataclass(frozen=True, slots=True)
-class _Patience:
-    """How long a source is waited for."""
-
+class _WaitLimit:
     piece_s: float
     stopped: Callable[[], bool]
     probe: Callable[[], None]
 
     def lost(self, deadline: float) -> None:
-        """Nothing has come for a moment.
+        """Check whether to wait longer, after a moment without data.
 
         Raises:
-            StateUnavailableError: if it is not waited for any longer.
+            StateUnavailableError: if the wait is over.
         """
         if self.stopped():
-            raise StateUnavailableError("nobody wants it any more")
+            raise StateUnavailableError("not needed any more")
         if time.monotonic() > deadline:
-            raise StateUnavailableError(f"no answer within {self.piece_s:g} s")
+            raise StateUnavailableError(f"no reply within {self.piece_s:g} s")
         self.probe()
 
 
 def _fetch_from(
     source: str, asked: AskState, target: Target, piece_s: float, stopped: Callable[[], bool]
 ) -> None:
-    patience = _Patience(piece_s, stopped, partial(_require_listener, source))
+    patience = _WaitLimit(piece_s, stopped, partial(_require_listener, source))
     patience.probe()
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -249,34 +233,32 @@ def _fetch_from(
 
 
 def _receive(
-    dealer: zmq.Socket[bytes], request: _Request, target: Target, patience: _Patience
+    dealer: zmq.Socket[bytes], request: _Request, target: Target, patience: _WaitLimit
 ) -> None:
     deadline = time.monotonic() + patience.piece_s
     while not request.over:
         for message in request.more():
             dealer.send(message)
-        if not dealer.poll(int(1000 * min(LOOK_S, patience.piece_s))):
+        if not dealer.poll(int(1000 * min(POLL_INTERVAL_S, patience.piece_s))):
             patience.lost(deadline)
             continue
         with contextlib.suppress(zmq.Again):
             while True:
-                if _take(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
+                if _store_piece(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
                     deadline = time.monotonic() + patience.piece_s
 
 
 def _require_listener(source: str) -> None:
-    """ZeroMQ tries for ever, in silence; a process that is dead should cost no time."""
+    """Fail fast if the source's process is dead: ZeroMQ would retry silently without limit."""
     host, _, port = source.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise StateUnavailableError(f"nobody listens there: {why}") from None
+        raise StateUnavailableError(f"no process listens there: {why}") from None
 
 
 class _Request:
-    """Which pieces are missing."""
-
     def __init__(self, asked: AskState) -> None:
         self._asked = asked
         self.digest = asked.digest
@@ -285,7 +267,7 @@ class _Request:
         self.awaited: set[int] = set()
 
     def more(self) -> list[bytes]:
-        """Requests that may be sent now: the first alone, because it says how many follow."""
+        """Return requests to send now; the first goes alone, since its reply states the total."""
         found = []
         while len(self.awaited) < WINDOW and self._next < (1 if self.total is None else self.total):
             self.awaited.add(self._next)
@@ -299,12 +281,12 @@ class _Request:
 
     @property
     def over(self) -> bool:
-        """Whether everything came."""
+        """True if all pieces have arrived."""
         return self.total is not None and not self.awaited and self._next >= self.total
 
 
-def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
-    """Whether it is a piece that was waited for."""
+def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
+    """Store a piece; return False if it was not expected."""
     answer = FROM_STATES.decode(frames[0].buffer)
     if answer.digest != request.digest:
         return False
@@ -314,12 +296,12 @@ def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
         return False
     if request.total is None:
         if not 0 < answer.total <= MAX_STATE:
-            raise StateUnavailableError(f"a state of {answer.total} bytes")
+            raise StateUnavailableError(f"invalid size of {answer.total} bytes")
         request.total = answer.total
         target.begin(answer.total)
     parts = [frame.buffer for frame in frames[1:]]
     if sum(map(len, parts)) != min(PIECE, request.total - answer.offset):
-        raise StateUnavailableError("a piece that is cut")
+        raise StateUnavailableError("truncated piece")
     offset = answer.offset
     for part in parts:
         target.write(offset, part)
@@ -328,14 +310,14 @@ def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
     return True
 
 
-LONGEST_REQUEST: Final = 4096  # bytes
-LOOK_MS: Final = 100  # between two looks at what peers send
-ZERO_COPY: Final = 64 * 1024  # bytes; a smaller part is copied, which costs less
+MAX_REQUEST_BYTES: Final = 4096  # bytes
+POLL_INTERVAL_MS: Final = 100  # between two checks of the flood guard
+MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # bytes; copying a smaller part costs less
 Parts = Sequence[Buffer]  # of a state's file, header first
 
 
 class Stored(NamedTuple):
-    """What lies in a file that somebody else may change: only the piece that is asked for."""
+    """Content of a file that its owner may change: only the requested piece."""
 
     total: int  # bytes of the file
     piece: bytes
@@ -345,40 +327,38 @@ Find = Callable[[AskState], Parts | Stored | None]
 
 
 class StateServer:
-    """Answers each request with one piece, or says that the state is not here.
+    """Server that answers each request with one piece, or a refusal, from a thread of its own.
 
-    A peer that asks for more than it takes loses answers, not ours: it asks again.
+    A peer that requests more than it reads loses replies, and has to repeat the requests.
+
+    Args:
+        address: of this host, as other nodes reach it: a name, IPv4 or IPv6.
+        find: returns the bytes of a requested state after checking its digest, or None; called
+            in the server's thread.
+        port: to listen on; 0: any.
+
+    Raises:
+        OSError: if this host has no such address, or the port is taken.
     """
 
     def __init__(self, address: str, find: Find, port: int = 0) -> None:
-        """Begin to serve.
-
-        Args:
-            address: of this host, where other nodes reach it: a name, IPv4 or IPv6.
-            find: gives the bytes of a state that was asked for, in the server's thread; None: it is
-                not here. It looks at the digest.
-            port: to listen on; 0: any.
-
-        Raises:
-            OSError: if this host has no such address, or the port is taken.
-        """
         self._find = find
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
-        self._socket.maxmsgsize = LONGEST_REQUEST
+        self._socket.maxmsgsize = MAX_REQUEST_BYTES
         self._socket.sndhwm = self._socket.rcvhwm = 2 * WINDOW
         self._socket.router_mandatory = True
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
         try:
             self.address = self._bind(address, port)
-        except OSError:  # a name that is none; zmq's error is one, too
+        except OSError:  # an invalid name, or an error of zmq
             self._socket.close()
             self._context.term()
             raise
-        self._watch = ConnectionWatch()
-        self._watch.add(self._socket, self._context)
+        self._flood_guard = FloodGuard()
+        self._flood_guard.add(self._socket, self._context)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="states", daemon=True)
         self._thread.start()
@@ -396,7 +376,7 @@ class StateServer:
         return f"{host}:{self.port}"
 
     def close(self) -> None:
-        """Stop serving; what is on its way is cut."""
+        """Stop serving; transfers in progress are cut."""
         os.eventfd_write(self._wake, 1)
         self._thread.join(timeout=5.0)
         os.close(self._wake)
@@ -405,24 +385,24 @@ class StateServer:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        while self._wake not in dict(poller.poll(LOOK_MS)):
+        while self._wake not in dict(poller.poll(POLL_INTERVAL_MS)):
             with contextlib.suppress(zmq.Again):
                 while True:
                     self._answer(self._received())
-            self._watch.look()
-        self._watch.close()
+            self._flood_guard.check_if_grown()
+        self._flood_guard.close()
         self._socket.close()
         self._context.term()
 
     def _received(self) -> list[bytes]:
-        """The next request.
+        """Return the next request.
 
         Raises:
             zmq.Again: if there is none.
         """
         frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         source, sizes = int(frames[-1].get(zmq.SRCFD)), [len(frame) for frame in frames[1:]]
-        self._watch.took(source, sizes, secured=False)
+        self._flood_guard.count_read(source, sizes, secured=False)
         return [frame.bytes for frame in frames]
 
     def _answer(self, frames: list[bytes]) -> None:
@@ -439,20 +419,22 @@ class StateServer:
         if isinstance(found, Stored):
             total, parts = found.total, [found.piece]
         elif found is not None:
-            total, parts = sum(map(len, found)), _slices(found, asked.offset)
+            total, parts = sum(map(len, found)), _piece_views(found, asked.offset)
         if found is None or asked.offset > total:
-            self._send([route, encode(StateRefused(digest=asked.digest, why="it is not here"))])
+            self._send([route, encode(StateRefused(digest=asked.digest, why="not available here"))])
             return
         piece = StatePiece(digest=asked.digest, offset=asked.offset, total=total)
         self._send([route, encode(piece), *parts])
 
     def _send(self, frames: list[Buffer]) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # its peer is gone, or takes nothing
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, copy_threshold=ZERO_COPY)
+        with contextlib.suppress(zmq.ZMQError):  # the peer is lost, or does not read
+            self._socket.send_multipart(
+                frames, zmq.NOBLOCK, copy=False, copy_threshold=MIN_ZERO_COPY_BYTES
+            )
 
 
-def _slices(parts: Parts, offset: int) -> list[Buffer]:
-    """The next `PIECE` bytes from `offset` on, where they lie."""
+def _piece_views(parts: Parts, offset: int) -> list[Buffer]:
+    """Return views of the next `PIECE` bytes from `offset` on."""
     found: list[Buffer] = []
     start, end = offset, offset + PIECE
     for part in parts:

@@ -1,4 +1,4 @@
-"""One module per conversation; every message is a frozen, tagged, self-describing map."""
+"""Messages, one module for each conversation: frozen, tagged, self-describing maps."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Message(
     """Base of everything that crosses a process boundary.
 
     On the wire a message is a MessagePack map whose key `type` holds the tag. Unknown keys are
-    ignored, so a field may be added; a changed meaning takes a new tag.
+    ignored, so that fields can be added; a changed meaning takes a new tag.
     """

@@ -1,4 +1,4 @@
-"""Controller and node agent: greet, deltas down, numbered events up."""
+"""Messages between controller and node agent: greeting, deltas down, numbered events up."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from schemas.wire import Message, files
 from schemas.wire.sweeps import StateCopied, StateNotCopied, SweepDelta, SweepDeltaAcked
 
 PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of one version; they only grow
-START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # what leads to a version
+START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # cause of a version
 
 
-# --- what happens to workers: numbered, spooled by the agent until the controller committed them
+# --- events of workers: numbered, spooled by the agent until the controller has committed them
 
 
 class WorkerEvent(Message):
-    """Something that happened to one worker; `version` and `rank` are those it was born with."""
+    """Base of events of one worker; `version` and `rank` are those with which it started."""
 
     job: JobId
     version: Version
@@ -27,47 +27,47 @@ class WorkerStarted(WorkerEvent, tag="worker.started.1"):
     """The process exists."""
 
     pid: int
-    started_ticks: int  # /proc/PID/stat field 22; with pid names a process for ever
+    started_ticks: int  # /proc/PID/stat field 22; identifies a process together with pid
 
 
 class ScriptReport(WorkerEvent):
-    """Something that the training library wrote into the worker's report file."""
+    """Base of what the training library writes into the worker's report file."""
 
-    index: int  # 1-based position in that file: makes a repeated report harmless
+    index: int  # 1-based position in that file; identifies repeated reports
 
 
 class WorkerReady(ScriptReport, tag="worker.ready.2"):
-    """Model, optimizer and data are built, the device is its own; it waits for its group."""
+    """Model, optimizer and data are on the granted device; the worker waits for its group."""
 
     epoch_samples: int  # ||D||, samples of one pass over the training set
-    resumed_epoch: int  # last finished epoch it starts from; 0 for none
+    resumed_epoch: int  # last finished epoch of its checkpoint; 0: none
     parameters: int  # trainable scalars of the model
-    store_port: int = 0  # of the group's TCPStore, if this is its rank 0
+    store_port: int = 0  # of the group's TCPStore; rank 0 only
 
 
 class SlotAwaited(ScriptReport, tag="worker.slot_awaited.1"):
-    """All is built that needs no device; the worker waits until the slot's owner has exited."""
+    """The worker has built what needs no device, and waits until the slot's owner has exited."""
 
 
 class StoreOpened(ScriptReport, tag="worker.store_opened.1"):
-    """An incumbent that is rank 0 of group `group` serves its TCPStore."""
+    """An incumbent that is rank 0 of group `group` serves the group's TCPStore."""
 
     group: Version
     port: int
 
 
 class GroupFormed(ScriptReport, tag="worker.group_formed.2"):
-    """The worker is a full member of group `group`: its next step is taken in it."""
+    """The worker is a full member of group `group`: its next step is taken in that group."""
 
     group: Version
     epoch: int  # finished epochs at that moment
     step: int
-    pause_ms: float = 0.0  # of its training thread: the swap, and a longer wait for peers behind it
-    step_ms: float = 0.0  # of a usual step before it; 0: not measured
+    pause_ms: float = 0.0  # of the training thread: the switch and a long wait for peers after it
+    step_ms: float = 0.0  # of a usual step before the switch; 0: not measured
 
 
 class JoinFailed(ScriptReport, tag="worker.join_failed.1"):
-    """Group `group` could not be built; the worker goes on in the one that it has."""
+    """Group `group` could not be built; the worker continues in its current group."""
 
     group: Version
     error: str
@@ -81,13 +81,13 @@ class GroupBroken(ScriptReport, tag="worker.group_broken.1"):
 
 
 class Quiesced(ScriptReport, tag="worker.quiesced.1"):
-    """The training thread stands still, as group `group` asked, and nothing is under way."""
+    """The training thread has stopped, as group `group` asked, and no operation is in progress."""
 
     group: Version
-    step: int  # steps that its parameters have taken
+    step: int  # last finished step
     epoch: int  # finished
-    full: bool  # it has the job's whole state
-    port: int  # of a TCPStore that the next group may use
+    full: bool  # the worker has the full state of the job
+    port: int  # of a TCPStore for the next group
 
 
 class Suspended(ScriptReport, tag="worker.suspended.1"):
@@ -107,17 +107,17 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.2"):
     step: int  # optimizer steps since the job began
     samples_done: int  # Y_processed since the job began
     epoch_samples: int  # ||D||
-    epochs: int | None  # of the stop rule in force, the script's own if the job file has none
+    epochs: int | None  # of the active stop rule, the script's own if the job file has none
     samples_per_s: float  # X_j, mean over the epoch, pauses included
     duration_s: float
-    train_loss: float | None  # mean over the epoch's samples; None when not seen
+    train_loss: float | None  # mean over the epoch's samples; None: not measured
     metrics: dict[str, float]
     global_batch: int
     lr: float
-    noise_scale: float | None = None  # of its gradients, samples; needs two batch sizes
-    trained_samples: int | None = None  # of this epoch; None: an older library does not say
+    noise_scale: float | None = None  # gradient noise scale, samples; needs two batch sizes
+    trained_samples: int | None = None  # in this epoch; None: not reported by an older library
     left_early: bool = False  # the script left its loop before the epoch's end
-    pass_s: float | None = None  # mean over its steps, as in `StepsReported`; None: not told
+    pass_s: float | None = None  # mean of the epoch, as in `StepsReported`; None: not reported
     sync_s: float | None = None
     local_batch: int = 0
     passes: int = 0
@@ -130,18 +130,18 @@ class TrainingFinished(ScriptReport, tag="worker.training_finished.1"):
 
 
 class HopperOpened(ScriptReport, tag="hopper.opened.1"):
-    """The worker takes units of its sweep, and hands on states that it has in memory."""
+    """The worker accepts units of its sweep, and serves the states that it has in memory."""
 
     address: str  # HOST:PORT
 
 
 class UnitBegun(ScriptReport, tag="hopper.unit_begun.1"):
-    """Data and state are there, user code runs."""
+    """Data and state are loaded; user code starts."""
 
     attempt: int
     samples: int  # of the partition; the same on every node
     waited_s: float  # for the state
-    staged_s: float  # for the data; 0: the node had it
+    staged_s: float  # for the data; 0: already on the node
 
 
 class UnitEnded(ScriptReport, tag="hopper.unit_ended.1"):
@@ -153,11 +153,11 @@ class UnitEnded(ScriptReport, tag="hopper.unit_ended.1"):
     seconds: float  # of user code
     scores: dict[str, float]  # of the evaluation
     digest: str  # SHA-256 of the state's frames
-    size: int  # of it, bytes
+    size: int  # of the state, bytes
 
 
 class UnitFailed(ScriptReport, tag="hopper.unit_failed.1"):
-    """The unit came to nothing; the worker takes the next."""
+    """The unit failed; the worker accepts the next one."""
 
     attempt: int
     why: str
@@ -165,64 +165,64 @@ class UnitFailed(ScriptReport, tag="hopper.unit_failed.1"):
 
 
 class ScriptFailed(ScriptReport, tag="worker.script_failed.1"):
-    """The script raised; the process is about to exit."""
+    """The script raised an exception; the process is about to exit."""
 
     error: str  # class and message of the exception, one line
     where: str  # file:line of the script's innermost frame
-    refused: bool = False  # by the library, for what the script does: it would be again
+    refused: bool = False  # by the library because of the script; a restart would fail too
 
 
 class WorkerExited(WorkerEvent, tag="worker.exited.1"):
     """The process has exited."""
 
-    code: int | None  # exit status; None when a signal ended it or nobody could see it
+    code: int | None  # exit status; None: killed by a signal, or unseen
     signal: int | None
-    unseen: bool = False  # nobody reaped it: the zygote died too
-    memory_limit: int | None = None  # bytes, of its job on the node, if it was killed for more
+    unseen: bool = False  # not reaped, because the zygote died too
+    memory_limit: int | None = None  # bytes, of the job on the node; set if it killed the worker
 
 
 class WorkerRefused(WorkerEvent, tag="worker.refused.1"):
-    """The agent could not start the process at all."""
+    """The agent could not start the process."""
 
     error: str
     hint: str = ""
-    node_fault: bool = False  # the node's: another one may well start it
+    node_fault: bool = False  # the worker may start on another node
 
 
 class JobCleared(Message, tag="worker.cleared.1"):
-    """No process of `job` born before `version` is left on the node, but members of its group."""
+    """The node has no process of `job` older than `version`, except members of its group."""
 
     job: JobId
     version: Version
 
 
 class NodeHealth(Message, tag="node.health.1"):
-    """Whether the node can start workers; said when it changes, and in each `Hello`."""
+    """Problems that keep the node from starting workers; sent on changes, and in each `Hello`."""
 
-    problems: tuple[str, ...]  # why it cannot, and what helps; none: it can
+    problems: tuple[str, ...]  # with their remedies; empty: it can start workers
 
 
 class StepsReported(WorkerEvent, tag="worker.steps.2"):
-    """Telemetry of a group's rank 0, about once a second, unnumbered: a lost one is a lost one."""
+    """Telemetry of a group's rank 0, about once a second; not numbered, and may be lost."""
 
     group: Version
 
-    epoch: int  # the running one, 1-based
+    epoch: int  # current, 1-based
     step: int
     samples_done: int
     samples_per_s: float
     train_loss: float | None
     global_batch: int
     lr: float
-    noise_scale: float | None = None  # as in `EpochReported`, at present
-    cpu_cores: float | None = None  # mean of late, of the worker and its children; None: not yet
-    sent_bytes_per_s: float | None = None  # gradients, mean of late; None: not yet
-    # Steps that just this group did with this batch: the speed, too, is a mean over the latest.
-    group_steps: int = 0  # 0: none yet, or an older library does not say
-    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not yet
-    sync_s: float | None = None  # of these seconds, in the reduction
-    local_batch: int = 0  # samples of one pass of this worker; 0: not told
-    passes: int = 0  # of this worker in a step; 0: not told
+    noise_scale: float | None = None  # as in `EpochReported`, current
+    cpu_cores: float | None = None  # recent mean, worker and children; None: not yet known
+    sent_bytes_per_s: float | None = None  # gradients, recent mean; None: not yet known
+    # Steps of this group with this batch; the speed, too, is a mean over recent steps.
+    group_steps: int = 0  # 0: none yet, or not reported by an older library
+    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not yet known
+    sync_s: float | None = None  # part of `pass_s` spent in the reduction
+    local_batch: int = 0  # samples of one pass of this worker; 0: not reported
+    passes: int = 0  # of this worker in a step; 0: not reported
 
 
 AgentEvent = (
@@ -252,7 +252,7 @@ AgentEvent = (
 
 
 class Numbered(Message, tag="agent.numbered.1"):
-    """One event with its place in the stream of (node, boot)."""
+    """An event with its place in the stream of (node, boot)."""
 
     node: NodeId
     boot: BootId
@@ -261,7 +261,7 @@ class Numbered(Message, tag="agent.numbered.1"):
 
 
 class Telemetry(Message, tag="agent.telemetry.2"):
-    """What a node's workers report about once a second; unnumbered, and may be lost."""
+    """Telemetry of a node's workers, about once a second; not numbered, and may be lost."""
 
     node: NodeId
     steps: StepsReported
@@ -285,33 +285,33 @@ class WorkerSeen(Message, tag="agent.worker_seen.1"):
 
 
 class Hello(Message, tag="agent.hello.1"):
-    """Agent to controller: who I am, what runs here, how far my events go."""
+    """Agent to controller: identity, workers, and the range of this boot's events."""
 
     node: NodeId
     boot: BootId
     spec: NodeSpec
     workers: tuple[WorkerSeen, ...]
-    events_sent: int  # highest seq of this boot
-    events_dropped: int = 0  # highest seq that was committed, and is not kept here any more
-    problems: tuple[str, ...] = ()  # as in `NodeHealth`, now
+    events_sent: int  # highest sequence number of this boot
+    events_dropped: int = 0  # highest sequence number that was committed and dropped from the spool
+    problems: tuple[str, ...] = ()  # as in `NodeHealth`
     echo: str | None = None  # of the last `HelloRequest`; empty: none; None: an older agent
-    jobs: tuple[JobId, ...] = ()  # that left something here, and are not known to have ended
-    run_id: str = ""  # of its run folder: another one when what lay there is gone; empty: not known
+    jobs: tuple[JobId, ...] = ()  # with files on the node, and not known to have ended
+    run_id: str = ""  # id of the run folder, new when its content was lost; empty: not known
 
 
 class Welcome(Message, tag="agent.welcome.1"):
-    """Controller to agent: you are in `session` of controller incarnation `term`."""
+    """Controller to agent: `session` is open with controller incarnation `term`."""
 
     session: str
-    boot: BootId  # that this answers
+    boot: BootId  # of the hello
     term: Term
-    committed: int  # events of this boot that are durable here
+    committed: int  # events of this boot that are durable
     log_port: int
     event_port: int
 
 
 class Refused(Message, tag="agent.refused.1"):
-    """Controller to agent: this hello cannot be accepted."""
+    """Controller to agent: the hello cannot be accepted."""
 
     code: str
     message: str
@@ -319,45 +319,45 @@ class Refused(Message, tag="agent.refused.1"):
 
 
 class Heartbeat(Message, tag="agent.heartbeat.1"):
-    """Agent to controller."""
+    """Agent to controller: sign of life, with the last event sent."""
 
     session: str
     events_sent: int
-    number: int = 0  # for the answer; 0: of an older agent
+    number: int = 0  # repeated in the reply; 0: an older agent
 
 
 class HeartbeatAck(Message, tag="agent.heartbeat_ack.1"):
-    """Controller to agent: the answer to a heartbeat."""
+    """Controller to agent: reply to a heartbeat."""
 
     session: str
     term: Term
     committed: int
-    number: int = 0  # of the heartbeat; 0: of an older controller, or to an older agent
+    number: int = 0  # of the heartbeat; 0: one of the two is older
 
 
 class HelloRequest(Message, tag="agent.hello_request.1"):
-    """Controller to agent: I do not know this session, say hello."""
+    """Controller to agent: the session is unknown; send a hello."""
 
     term: Term
-    echo: str = ""  # for the hello to repeat, so that we see that we are heard
+    echo: str = ""  # to be repeated in the hello, as proof that it was received
 
 
 class EventsCommitted(Message, tag="agent.events_committed.1"):
-    """Controller to agent: forget your spool through here."""
+    """Controller to agent: events up to `through` are durable and can be dropped."""
 
     boot: BootId
     through: int
 
 
 class ResendEvents(Message, tag="agent.resend_events.1"):
-    """Controller to agent: I miss events from `first` on."""
+    """Controller to agent: events from `first` on are missing."""
 
     boot: BootId
     first: int
 
 
 class Resent(Message, tag="agent.resent.1"):
-    """Agent to controller: what was missed."""
+    """Agent to controller: the events that were missing."""
 
     events: tuple[Numbered, ...]
 
@@ -368,9 +368,9 @@ class Resent(Message, tag="agent.resent.1"):
 class GroupDelta(Message, tag="agent.group_delta.3"):
     """The full desired state of one job on one node, ordered by (term, version, stage).
 
-    `group` lists all members of the job, on whatever node; the agent runs those whose slot is
-    its own, and those of `former`, which leave by themselves or stay if the change is abandoned.
-    Neither means that nothing of the job may run on this node.
+    `group` lists all members of the job, on all nodes. The agent runs those whose slot is on its
+    node, and those of `former`, which leave by themselves or stay if the change is abandoned.
+    Without both, nothing of the job may run on this node.
     """
 
     job: JobId
@@ -380,22 +380,22 @@ class GroupDelta(Message, tag="agent.group_delta.3"):
     group: Group | None
     spec: JobSpec | None  # with `group`
     snapshot: str = ""  # sha256 of the working directory's archive, with `group`
-    forget: bool = False  # the job ended: its folder on the node may go once its logs are stored
-    kind: str = START  # start, join, recover or suspend: what leads to this version
-    former: tuple[Member, ...] = ()  # members of the group before, while the change is under way
+    forget: bool = False  # the job ended: delete its folder once its logs are stored
+    kind: str = START  # start, join, recover or suspend: cause of this version
+    former: tuple[Member, ...] = ()  # members of the previous group, until the change is settled
     store: str = ""  # HOST:PORT of the group's TCPStore, from stage SWITCH on
-    source: Rank | None = None  # recover: whose state all take; None: all have the same
-    user: str = ""  # who submitted the job, with `group`; empty: an older controller
+    source: Rank | None = None  # recover: rank whose state all members take; None: equal states
+    user: str = ""  # owner of the job, with `group`; empty: an older controller
 
 
 class DeltaAcked(Message, tag="agent.delta_acked.1"):
-    """Agent to controller: the newest (term, version, stage) I hold for `job`."""
+    """Agent to controller: the newest (term, version, stage) that the agent holds for `job`."""
 
     job: JobId
     term: Term
     version: Version
     stage: int
-    applied: bool  # False: the delta was older than what is held, and refused
+    applied: bool  # False: the delta was older than the held one, and refused
 
 
 FromAgent = Hello | Heartbeat | Resent | DeltaAcked | SweepDeltaAcked

@@ -1,8 +1,7 @@
-"""Client and controller: every request has exactly one reply.
+"""Messages between client and controller: every request has exactly one reply.
 
 Frames of a request: [correlation id (1 to 32 bytes), message]; the reply repeats the id.
-
-Admins keep the list of keys over the client port; a secret key never travels.
+Admins also manage the list of keys here; a secret key is never sent.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ Public = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
 class AddKey(Message, tag="keys.add.1"):
-    """Let the owner of a key connect; the same a second time changes nothing."""
+    """Let the owner of a key connect; idempotent."""
 
     public: Public  # Z85
-    name: str  # whose it is: a person's, or a node's
+    name: str  # of the owner: a person or a node
     role: Role
     projects: tuple[str, ...] = ()
     expires: Seconds | None = None  # since the epoch; None: never
 
 
 class ListKeys(Message, tag="keys.list.1"):
-    """All keys, also those that are not valid any more, a page at a time."""
+    """A page of all keys, also of expired and revoked ones."""
 
-    cursor: str = ""  # `next` of the page before
+    cursor: str = ""  # `next` of the previous page
 
 
 class RevokeKey(Message, tag="keys.revoke.1"):
-    """Take keys away for ever, and end what is open with them."""
+    """Revoke keys irrevocably, and end their connections."""
 
-    key: str  # a public key, or a name: all keys of that name
+    key: str  # a public key, or an owner's name for all keys of that owner
 
 
 class KeyInfo(Message, tag="keys.key.1"):
-    """A key, and who keeps it."""
+    """A key and its state."""
 
     public: str
     name: str
@@ -53,164 +52,161 @@ class KeyInfo(Message, tag="keys.key.1"):
     expires: Seconds | None = None
     state: str = "valid"  # valid, expired or revoked
     kept: str = "online"  # file: in authorised.toml; online: added over this port
-    by: str = ""  # who added or revoked it last, if it was over this port
-    at: Seconds | None = None  # when
+    by: str = ""  # who added or revoked the key over this port last
+    at: Seconds | None = None  # time of that change
 
 
 class Keys(Message, tag="keys.keys.1"):
-    """Answer to `AddKey`, `RevokeKey` (those that changed, or had) and `ListKeys`: a page."""
+    """Reply to `AddKey`, `RevokeKey` (the keys concerned) and `ListKeys`: a page."""
 
     keys: tuple[KeyInfo, ...]
-    next: str = ""  # cursor of the next page; empty: this is the last
+    next: str = ""  # cursor of the next page; empty: last page
 
 
 # --- requests
 
 
 class GetCluster(Message, tag="client.get_cluster.1"):
-    """Who answers here, and where its other sockets are."""
+    """Identity of the controller, and the addresses of its other sockets."""
 
 
 class PutSnapshot(Message, tag="client.put_snapshot.1"):
-    """A piece of a working directory's archive; pieces come in order."""
+    """A piece of a working directory's archive; pieces are sent in order."""
 
-    digest: str  # sha256 of the whole, hex
+    digest: str  # SHA-256 of the archive, hexadecimal
     offset: Position
     data: bytes
     total: Position  # bytes
 
 
 class SubmitJob(Message, tag="client.submit_job.1"):
-    """Accept this job. The same key a second time answers with the first job."""
+    """Submit a job. The same `key` a second time is answered with the first job."""
 
     spec: JobSpec
-    snapshot: str  # digest of an archive that you sent, or of a job whose files you may have
-    key: str = ""  # yours alone: others may use the same
-    project: str = ""  # of your key's: whose members see the job; empty: the first of them
+    snapshot: str  # digest of an archive sent before, or of a job whose files you may read
+    key: str = ""  # idempotency key, per user
+    project: str = ""  # one of your key's, whose members see the job; empty: the first one
 
 
 class CheckJob(Message, tag="client.check_job.1"):
-    """Would this job be accepted, and what would it get? Nothing is submitted."""
+    """Check whether the job would be accepted, without submitting it."""
 
     spec: JobSpec
 
 
 class CancelJob(Message, tag="client.cancel_job.1"):
-    """End this job and stop its workers."""
+    """End a job and stop its workers."""
 
     job: JobId
 
 
 class ResizeJob(Message, tag="client.resize_job.1"):
-    """A manual override: this many slots, and this batch; the policy leaves the job alone.
+    """Manual override: number of slots and batch, which the policy then leaves alone.
 
-    What is left out stays as an earlier override said, or as it is if there is none.
+    Fields that are left out keep the value of an earlier override, or stay as they are.
     """
 
     job: JobId
     slots: int | None = None  # 0: pause
     batch: int | None = None  # global, samples per step
-    on: tuple[SlotId, ...] = ()  # exactly these slots
+    on: tuple[SlotId, ...] = ()  # these slots exactly
 
 
 class PauseJob(Message, tag="client.pause_job.1"):
-    """A manual override: a checkpoint, and no slots until it is resumed."""
+    """Manual override: write a checkpoint, then hold no slots until the job is resumed."""
 
     job: JobId
 
 
 class ResumeJob(Message, tag="client.resume_job.1"):
-    """End a pause; with `auto`, also give the job back to the policy."""
+    """End a pause; with `auto`, also return the job to the policy's control."""
 
     job: JobId
     auto: bool = False
 
 
 class ListJobs(Message, tag="client.list_jobs.1"):
-    """Summaries, oldest first, a page at a time."""
+    """A page of job summaries, oldest first."""
 
-    ended: bool = False  # also those that ended
+    ended: bool = False  # include ended jobs
     states: tuple[
         str, ...
-    ] = ()  # only those in one of these; ended ones too, whatever `ended` says
-    user: str = ""  # only this user's
+    ] = ()  # only jobs in these states, ended ones included regardless of `ended`
+    user: str = ""  # only jobs of this user
     name: str = ""  # NAME or NAME-N, or a pattern: `lr-*`
-    cursor: str = ""  # `next` of the page before
+    cursor: str = ""  # `next` of the previous page
 
 
 class GetJob(Message, tag="client.get_job.1"):
-    """Everything about one job, a page at a time.
-
-    With `wait_s`, when it has ended or the wait is over.
-    """
+    """A page of everything about a job; with `wait_s`, the reply waits so long for its end."""
 
     job: JobId
     wait_s: float = 0.0
-    cursor: str = ""  # `next` of the page before
+    cursor: str = ""  # `next` of the previous page
 
 
 class WaitJob(Message, tag="client.wait_job.1"):
-    """Only the state of one job; with `wait_s`, when it has ended or the wait is over."""
+    """The state of a job; with `wait_s`, the reply waits at most so long for its end."""
 
     job: JobId
     wait_s: float = 0.0
 
 
 class ExplainJob(Message, tag="client.explain_job.1"):
-    """Why this job has the slots and the batch that it has, a page at a time."""
+    """A page of the decisions about a job's slots and batch, with their reasons."""
 
     job: JobId
-    cursor: str = ""  # `next` of the page before
+    cursor: str = ""  # `next` of the previous page
 
 
 class GetSearch(Message, tag="client.get_search.1"):
-    """How the scheduler stands."""
+    """State of the scheduler."""
 
 
 class ListNodes(Message, tag="client.list_nodes.1"):
-    """All nodes that ever joined, a page at a time."""
+    """A page of all nodes that ever joined."""
 
-    cursor: str = ""  # `next` of the page before
+    cursor: str = ""  # `next` of the previous page
 
 
 class DrainNode(Message, tag="client.drain_node.1"):
-    """Empty a node: its jobs train on elsewhere or wait, and nothing new comes; answer: `Nodes`.
+    """Empty a node: its jobs move or wait, and no new ones start there. Reply: `Nodes`.
 
-    A second one replaces reason and deadline.
+    A repeated request replaces reason and deadline.
     """
 
     node: NodeId
     reason: str = ""
-    within_s: float | None = None  # what remains then is stopped and waits; None: it is not
+    within_s: float | None = None  # after that, remaining jobs are stopped and wait; None: never
 
 
 class UndrainNode(Message, tag="client.undrain_node.1"):
-    """Give a node that is drained back; answer: `Nodes`."""
+    """Return a drained node to service. Reply: `Nodes`."""
 
     node: NodeId
 
 
 class GetSweep(Message, tag="client.get_sweep.1"):
-    """How a sweep stands, trial by trial."""
+    """State of a sweep, trial by trial."""
 
     job: JobId
-    from_trial: int = 0  # a page; the reply says how many there are
+    from_trial: int = 0  # first of the page; the reply has the total
     limit: int = 500
 
 
 class ChangeSweep(Message, tag="client.change_sweep.1"):
-    """Change one trial of a sweep, or add one. The same key a second time does nothing."""
+    """Change one trial of a sweep, or add one. The same `key` a second time has no effect."""
 
     job: JobId
     change: Literal["add", "stop", "pause", "resume", "delete"]
-    trial: int | None = None  # all but add
-    values: dict[str, Value] = msgspec.field(default_factory=dict)  # add: beside a parent's own
-    parent: int | None = None  # add: goes on from this trial's state
+    trial: int | None = None  # for all changes but add
+    values: dict[str, Value] = msgspec.field(default_factory=dict)  # add: replace the parent's
+    parent: int | None = None  # add: continue from this trial's state
     key: str = ""
 
 
 class GetLedger(Message, tag="client.get_ledger.1"):
-    """The units of a sweep that count, in the order in which they ended."""
+    """The valid units of a sweep, in the order in which they ended."""
 
     job: JobId
     from_unit: int = 0
@@ -229,24 +225,24 @@ class ReadEvents(Message, tag="client.read_events.1"):
 
 
 class Cluster(Message, tag="client.cluster.1"):
-    """Answer to GetCluster."""
+    """Reply to GetCluster."""
 
     release: str
     term: Term
     policy: str
-    user: str  # whose key you hold
+    user: str  # owner of your key
     role: str
     feed_port: int
     log_port: int
     last_seq: int  # of the feed
-    stalled: str = ""  # why nothing can be made durable: submissions are refused
-    projects: tuple[str, ...] = ()  # whose jobs you see; empty: those of all
-    topics: tuple[str, ...] = ()  # of the feed, that you may subscribe to: prefixes
-    agents_port: int = 0  # where agents connect; 0: an older controller does not say
+    stalled: str = ""  # why submissions are refused: the journal cannot be written
+    projects: tuple[str, ...] = ()  # whose jobs you see; empty: all
+    topics: tuple[str, ...] = ()  # feed topics that you may subscribe to: prefixes
+    agents_port: int = 0  # for agents; 0: not reported by an older controller
 
 
 class SnapshotStored(Message, tag="client.snapshot_stored.1"):
-    """Stored through `size`; complete when it is the total."""
+    """Stored up to `size` bytes; complete when that is the total."""
 
     digest: str
     size: int
@@ -257,11 +253,11 @@ class JobAccepted(Message, tag="client.job_accepted.1"):
 
     job: JobId
     state: str
-    notes: tuple[str, ...] = ()  # what it lacks for the policy, and what it gets instead
+    notes: tuple[str, ...] = ()  # what the policy misses in the job file, and its replacement
 
 
 class JobChecked(Message, tag="client.job_checked.1"):
-    """Answer to CheckJob: it would be accepted."""
+    """Reply to CheckJob: the job would be accepted."""
 
     notes: tuple[str, ...] = ()  # as in JobAccepted
 
@@ -273,13 +269,13 @@ class JobSummary(Message, tag="client.job_summary.1"):
     name: str
     user: str
     state: str
-    reason: str  # why it is in this state, for people
+    reason: str  # of the state, for people
     slots: int
     global_batch: int
     lr: float | None
     epoch: int  # finished
     samples_per_s: float
-    progress: float | None  # 0 to 1 of the stated work; None for a metric stop
+    progress: float | None  # 0 to 1 of the stated work; None with a metric stop rule
     train_loss: float | None
     metrics: dict[str, float]
     submitted_at: Seconds
@@ -288,45 +284,45 @@ class JobSummary(Message, tag="client.job_summary.1"):
     rescales: int
     batch_changes: int
     ended_at: Seconds | None = None
-    promised_end: Seconds | None = None  # by when its policy first said that it will be done
-    expected_end: Seconds | None = None  # what its policy said last
-    predicted_loss: float | None = None  # that the policy expects soon, with the slots it has now
-    project: str = ""  # whose members see it; a user's own name if none was named
+    promised_end: Seconds | None = None  # completion time that the policy forecast first
+    expected_end: Seconds | None = None  # its latest forecast of the completion time
+    predicted_loss: float | None = None  # the policy's forecast for the current slots
+    project: str = ""  # whose members see the job; the user's name if none was given
 
 
 class Jobs(Message, tag="client.jobs.1"):
-    """Answer to ListJobs: a page."""
+    """Reply to ListJobs: a page."""
 
     jobs: tuple[JobSummary, ...]
-    left_out: int = 0  # at least so many are on later pages
-    next: str = ""  # cursor of the next page; empty: this is the last
+    left_out: int = 0  # lower bound of the jobs on later pages
+    next: str = ""  # cursor of the next page; empty: last page
 
 
 class JobState(Message, tag="client.job_state.1"):
-    """Answer to WaitJob."""
+    """Reply to WaitJob."""
 
     job: JobId
     state: str
-    reason: str  # why it is in this state, for people
-    exit_code: int | None = None  # of the last worker that decided something
+    reason: str  # of the state, for people
+    exit_code: int | None = None  # of the worker whose exit decided the job's state
 
 
 class WorkerInfo(Message, tag="client.worker_info.2"):
-    """One worker process of a job."""
+    """A worker process of a job."""
 
-    rank: Rank  # in the present group; of one that is in none, the rank it was born with
+    rank: Rank  # in the current group; without a group, the rank with which it started
     node: NodeId
     slot: SlotId
     pid: int | None
-    version: Version  # of the group that it takes its steps in
+    version: Version  # of the group in which the worker trains
     phase: str
     local_batch: int
     worker: WorkerId = WorkerId("")
-    step: int = 0  # at which it joined that group
+    step: int = 0  # at which the worker joined that group
 
 
 class Change(Message, tag="client.change.1"):
-    """One line of a job's history."""
+    """A line of a job's history."""
 
     time: Seconds
     from_state: str
@@ -336,32 +332,32 @@ class Change(Message, tag="client.change.1"):
 
 
 class Size(Message, tag="client.size.1"):
-    """How large a job is; no slots: it waits."""
+    """Slots and batch of a job; no slots: it waits."""
 
     slots: tuple[SlotId, ...] = ()
     batch: int = 0  # global, samples per step
 
 
 class Decision(Message, tag="client.decision.1"):
-    """One group that was ordered, why, and the numbers behind it."""
+    """A group that was ordered, with its reason and the numbers behind it."""
 
     time: Seconds
     was: Size = msgspec.field(name="from")
     to: Size
     why: str
     code: str = ""  # stable, for programs
-    by: str = "policy"  # policy, operator or cluster (something was lost)
+    by: str = "policy"  # policy, operator or cluster (after a loss)
     numbers: dict[str, float] = msgspec.field(default_factory=dict)
     version: Version = Version(0)
-    outcome: str = ""  # formed, abandoned, ...; empty while it is under way
+    outcome: str = ""  # formed, abandoned, ...; empty: in progress
     took_s: float = 0.0
 
 
-NodeCrowd = tuple[int, tuple[str, ...]]  # own workers on a node, families of other jobs there
+NodeCrowd = tuple[int, tuple[str, ...]]  # the job's workers on a node, families of other jobs there
 
 
 class EpochInfo(Message, tag="client.epoch_info.1"):
-    """What an epoch achieved."""
+    """Results of one epoch."""
 
     epoch: int
     time: Seconds
@@ -371,49 +367,49 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
     samples_per_s: float
     train_loss: float | None
     metrics: dict[str, float]
-    slots: int = 0  # of the group that reported it
+    slots: int = 0  # of the group that reported the epoch
     nodes: int = 0
-    whole: bool = False  # the group was the same through all of it
-    noise_scale: float | None = None  # of its gradients, samples
+    whole: bool = False  # one group trained the entire epoch
+    noise_scale: float | None = None  # gradient noise scale, samples
     samples_done: int = 0  # Y_processed since the job began; 0: not known
     epoch_samples: int = 0  # ||D||; 0: not known
     trained_samples: int | None = None  # of this epoch; None: not known
     left_early: bool = False  # the script left its loop before the epoch's end
-    beside: tuple[NodeCrowd, ...] | None = None  # of each of its nodes; None: it was not the same
-    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not told
-    sync_s: float | None = None  # of these seconds, in the reduction
-    local_batch: int = 0  # samples of one pass of one worker; 0: not told
-    passes: int = 0  # of one worker in a step; 0: not told
+    beside: tuple[NodeCrowd, ...] | None = None  # for each node; None: changed during the epoch
+    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not reported
+    sync_s: float | None = None  # part of `pass_s` spent in the reduction
+    local_batch: int = 0  # samples of one pass of one worker; 0: not reported
+    passes: int = 0  # of one worker in a step; 0: not reported
 
 
 class VersionInfo(Message, tag="client.version_info.3"):
-    """One group that was ordered.
+    """A group that was ordered.
 
-    One that started from a checkpoint takes back what earlier workers did after `resumed_step`.
+    A group that started from a checkpoint undoes what earlier workers did after `resumed_step`.
     """
 
     version: Version
-    resumed_epoch: int  # the finished epoch that it started from; 0 for none
+    resumed_epoch: int  # finished epoch of the checkpoint; 0: none
     kind: str = "start"  # start, join, recover or suspend
     resumed_step: int = 0
     time: Seconds = Seconds(0.0)  # of the order
     slots: tuple[SlotId, ...] = ()
     global_batch: int = 0
-    outcome: str = ""  # empty while it is under way
+    outcome: str = ""  # empty: in progress
     took_s: float = 0.0  # from the order to the outcome
 
 
 class PromiseInfo(Message, tag="client.promise_info.1"):
-    """By when a policy said that a job will be done."""
+    """A policy's forecast of a job's completion."""
 
-    time: Seconds  # when it said so
-    end: Seconds
+    time: Seconds  # of the forecast
+    end: Seconds  # forecast end
 
 
 class JobDetail(Message, tag="client.job_detail.3"):
-    """Answer to GetJob and CancelJob: a page of its lists.
+    """Reply to GetJob and CancelJob: a page of its lists.
 
-    What a list has no room for is on the next pages, which `GetJob` gives; the rest is the same.
+    `GetJob` returns the further pages of the lists; the other fields are the same on each page.
     """
 
     summary: JobSummary
@@ -423,51 +419,51 @@ class JobDetail(Message, tag="client.job_detail.3"):
     history: tuple[Change, ...]
     epochs: tuple[EpochInfo, ...]
     versions: tuple[VersionInfo, ...]
-    failures: int  # failures of the script so far
+    failures: int  # of the script so far
     exit_code: int | None
     samples_done: int
     version: Version
     batch_limit: int | None = None  # largest global batch that a policy may choose now
-    promises: tuple[PromiseInfo, ...] = ()  # of its end, oldest first; the first one counts
-    notes: tuple[str, ...] = ()  # what it lacks for the policy now, and what it gets instead
-    next: str = ""  # cursor of the next page; empty: this is the last
+    promises: tuple[PromiseInfo, ...] = ()  # oldest first; the first one counts
+    notes: tuple[str, ...] = ()  # as in JobAccepted, current
+    next: str = ""  # cursor of the next page; empty: last page
 
 
 class Explanation(Message, tag="client.explanation.1"):
-    """Answer to ExplainJob: every decision about it, oldest first, a page."""
+    """Reply to ExplainJob: a page of all decisions about the job, oldest first."""
 
     job: JobId
     state: str
     decisions: tuple[Decision, ...]
-    next: str = ""  # cursor of the next page; empty: this is the last
-    notes: tuple[str, ...] = ()  # what of its past is not told, and why; on the first page
+    next: str = ""  # cursor of the next page; empty: last page
+    notes: tuple[str, ...] = ()  # decisions that are not shown, and why; on the first page
 
 
 class SearchInfo(Message, tag="client.search_info.1"):
-    """Answer to GetSearch."""
+    """Reply to GetSearch."""
 
     policy: str
-    running: bool  # whether its process answers; always for one that needs none
+    running: bool  # the search process replies; always True without such a process
     restarts: int = 0
-    plans: int = 0  # that were taken since this controller began
+    plans: int = 0  # accepted since this controller started
     generations: int = 0
     best_fitness: float = 0.0
     mean_fitness: float = 0.0
     incumbent_fitness: float = 0.0
-    decision_ms: float = 0.0  # the last one
+    decision_ms: float = 0.0  # latest
     rescales: int = 0  # of all jobs
     batch_changes: int = 0
-    predicted_gain: float | None = None  # geometric mean over changes whose gain was measured
+    predicted_gain: float | None = None  # geometric mean over changes with a measured gain
     realised_gain: float | None = None
-    diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
-    gain_error: float | None = None  # factor that realised gains were off by, geometric mean
-    length_error: float | None = None  # of predicted work, median, as a share of what was left
-    length_coverage_80: float | None = None  # share of them that came within their 80% interval
-    length_coverage_90: float | None = None  # and within that of 90%
+    diversity: float = 0.0  # mean share of jobs that differ between two candidates, 0 to 1
+    gain_error: float | None = None  # factor between predicted and realised gains, geometric mean
+    length_error: float | None = None  # of predicted work, median, as a share of the remaining work
+    length_coverage_80: float | None = None  # share of lengths within their 80% interval
+    length_coverage_90: float | None = None  # share within their 90% interval
 
 
 class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration of a sweep."""
+    """A configuration of a sweep."""
 
     number: int
     values: dict[str, Value]
@@ -476,41 +472,41 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     why: str = ""
     parent: int | None = None
-    epochs: int = 0  # finished, its parent's too
-    granted: int = 0  # that it may train to now
-    began_at: int = 0  # epochs of its parent that it began with
-    partition: int | None = None  # that it visits now
-    slot: SlotId | None = None  # where
-    left: int = 0  # partitions of this epoch that it has still to visit
-    metrics: tuple[dict[str, float], ...] = ()  # of its own epochs; of very many the latest ones
-    first_epoch: int = 1  # that `metrics` begin with
-    best_score: float | None = None  # of all of its own epochs, as it was reported
-    best_epoch: int = 0  # that reached it first; 0: none
-    ended_at: tuple[Seconds, ...] = ()  # of these epochs
-    state_bytes: int = 0  # of its newest state; 0: not known yet
+    epochs: int = 0  # finished, including the parent's
+    granted: int = 0  # epochs that it may reach now
+    began_at: int = 0  # epochs of the parent's state that it started from
+    partition: int | None = None  # current visit
+    slot: SlotId | None = None  # of the current visit
+    left: int = 0  # partitions still to visit in this epoch
+    metrics: tuple[dict[str, float], ...] = ()  # of its own epochs, the latest if very many
+    first_epoch: int = 1  # of `metrics`
+    best_score: float | None = None  # over its own epochs, as reported
+    best_epoch: int = 0  # first epoch with that score; 0: none
+    ended_at: tuple[Seconds, ...] = ()  # of the epochs in `metrics`
+    state_bytes: int = 0  # size of the newest state; 0: not known yet
 
 
 class SweepDetail(Message, tag="client.sweep_detail.1"):
-    """Answer to GetSweep."""
+    """Reply to GetSweep."""
 
     summary: JobSummary
     spec: SweepSpec
     trials: tuple[TrialInfo, ...]  # a page
     trials_in_all: int
     best: int | None = None  # trial
-    best_score: float | None = None  # as it was reported: the largest, or the smallest for min
+    best_score: float | None = None  # as reported: the largest, or the smallest with mode min
     units_done: int = 0
-    units_again: int = 0  # done a second time, because a worker or its states were lost
-    units_left: int = 0  # to what is granted now, and what the searcher will surely grant
-    unit_s: float | None = None  # mean of late
+    units_again: int = 0  # repeated because a worker or states were lost
+    units_left: int = 0  # of what is granted now, or certain to be granted later
+    unit_s: float | None = None  # recent mean
     expected_end: Seconds | None = None
-    hopped_bytes: int = 0  # states that came from another process or node
-    waited_s: float = 0.0  # for them, over all units
+    hopped_bytes: int = 0  # of states from another process or node
+    waited_s: float = 0.0  # for these states, over all units
     trained_s: float = 0.0  # over all units
 
 
 class SweepChanged(Message, tag="client.sweep_changed.1"):
-    """Answer to ChangeSweep: it is durable."""
+    """Reply to ChangeSweep: the change is durable."""
 
     job: JobId
     trial: int
@@ -520,9 +516,9 @@ class SweepChanged(Message, tag="client.sweep_changed.1"):
 class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A unit that counts."""
 
-    trial: int  # whose training it is of
-    by: int  # whose values and randomness it had: the trial's own, or a parent's
-    version: int  # of the state that it left: units of the trial so far
+    trial: int  # that the unit is part of
+    by: int  # trial whose values and randomness were used: this one, or a parent
+    version: int  # of the resulting state: units of the trial so far
     epoch: int
     partition: int
     digest: str  # SHA-256 of that state
@@ -535,7 +531,7 @@ class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(Message, tag="client.ledger.1"):
-    """Answer to GetLedger."""
+    """Reply to GetLedger."""
 
     job: JobId
     spec: SweepSpec
@@ -561,21 +557,21 @@ class NodeInfo(Message, tag="client.node_info.1"):
 
 
 class Nodes(Message, tag="client.nodes.1"):
-    """Answer to ListNodes: a page."""
+    """Reply to ListNodes: a page."""
 
     nodes: tuple[NodeInfo, ...]
-    next: str = ""  # cursor of the next page; empty: this is the last
+    next: str = ""  # cursor of the next page; empty: last page
 
 
 class EventsPage(Message, tag="client.events_page.1"):
-    """Answer to ReadEvents."""
+    """Reply to ReadEvents."""
 
     events: tuple[FeedEvent, ...]
     next_seq: int
 
 
 class Failed(Message, tag="client.failed.1"):
-    """The request was not done; nothing changed."""
+    """The request was not carried out; nothing changed."""
 
     code: str
     message: str

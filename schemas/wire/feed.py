@@ -1,6 +1,7 @@
-"""Published state changes: a hint for those who follow; the journal is the truth.
+"""Messages of the feed and of the log relay.
 
-Bulk traffic on sockets of its own: logs and sample records up, snapshots down, tails out.
+The feed publishes state changes as hints for followers; the journal is authoritative. Bulk traffic
+has sockets of its own: logs and sample records up, snapshots down, output to followers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Detail = dict[str, str | int | float | bool | None]
 
 
 class FeedEvent(Message, tag="feed.event.1"):
-    """Something that users can see happened, numbered without gaps for the cluster's life."""
+    """An event visible to users, numbered without gaps for the life of the cluster."""
 
     seq: int  # 1-based
     time: Seconds  # since the epoch
@@ -33,7 +34,7 @@ Position = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # bytes
 
 
 class LogHello(Message, tag="logs.hello.1"):
-    """Agent to relay: what do you hold of this worker's stream?"""
+    """Agent to relay: ask how much of a worker's stream is stored."""
 
     node: NodeId
     job: JobId
@@ -43,7 +44,7 @@ class LogHello(Message, tag="logs.hello.1"):
 
 
 class LogChunk(Message, tag="logs.chunk.1"):
-    """Agent to relay: bytes of a worker's file from `offset` on; whole lines where they fit."""
+    """Agent to relay: bytes of a worker's file from `offset` on; whole lines if they fit."""
 
     job: JobId
     version: Annotated[Version, msgspec.Meta(ge=0, le=2**53)]
@@ -64,7 +65,7 @@ class LogEnded(Message, tag="logs.ended.1"):
 
 
 class LogStored(Message, tag="logs.stored.1"):
-    """Relay to agent: stored through `size`, and you may be `credit` bytes ahead of it."""
+    """Relay to agent: stored up to `size`; the agent may send `credit` bytes beyond that."""
 
     job: JobId
     version: Version
@@ -73,11 +74,11 @@ class LogStored(Message, tag="logs.stored.1"):
     size: Position
     ended: bool
     credit: int
-    full: bool = False  # no more of this job is kept: send nothing until that is over, but the end
+    full: bool = False  # the job's store is full: send only the end until this is False
 
 
 class ReadLog(Message, tag="logs.read.1"):
-    """Follower to relay: one page from `cursor`, at most `max_bytes`; waits if there is none."""
+    """Follower to relay: request a page of output; the reply waits while it would be empty."""
 
     job: JobId
     stream: Stream = LOG
@@ -85,44 +86,44 @@ class ReadLog(Message, tag="logs.read.1"):
     cursor: Position = 0  # position in the job's store; 0 is the start
     max_bytes: int = 262_144
     wait_s: float = 0.0
-    since: float = 0.0  # seconds since the epoch; what was stored before is passed over
+    since: float = 0.0  # seconds since the epoch; output stored earlier is skipped
 
 
 class LogPiece(Message, tag="logs.piece.1"):
-    """Some output of one worker, in the order in which it was stored."""
+    """Output of one worker, in the order in which it was stored."""
 
     version: Version
     rank: Rank
     offset: int  # in the worker's own file
     data: bytes
-    time: float = 0.0  # when it was stored, seconds since the epoch; 0: not known
-    node: str = ""  # where the worker ran; empty: not known
+    time: float = 0.0  # of storing, seconds since the epoch; 0: not known
+    node: str = ""  # of the worker; empty: not known
 
 
 class LogPage(Message, tag="logs.page.1"):
-    """Relay to follower."""
+    """Relay to follower: a page of output."""
 
     job: JobId
     pieces: tuple[LogPiece, ...]
-    cursor: int  # ask from here next
-    ended: bool  # nothing can follow
-    missing: tuple[str, ...] = ()  # workers of that rank whose output ends early, and why
+    cursor: int  # of the next page
+    ended: bool  # no more output will come
+    missing: tuple[str, ...] = ()  # workers of that rank whose output is incomplete, and why
 
 
 class GetSnapshot(Message, tag="logs.get_snapshot.1"):
-    """Agent to relay: a piece of a working directory's archive."""
+    """Agent to relay: request a piece of a working directory's archive."""
 
     digest: str
     offset: Position
 
 
 class SnapshotPiece(Message, tag="logs.snapshot_piece.1"):
-    """Relay to agent."""
+    """Relay to agent: a piece of the archive."""
 
     digest: str
     offset: Position
     data: bytes
-    total: int  # bytes; -1: there is no such archive here
+    total: int  # bytes; -1: no such archive
 
 
 FromShipper = LogHello | LogChunk | LogEnded | GetSnapshot

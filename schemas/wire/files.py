@@ -1,9 +1,8 @@
-"""What a job made: lists of its files, and pieces of them, from the node where they lie.
+"""Messages about files of a job: lists, pieces, and the states of a sweep's models.
 
-A client asks the log relay, which asks the node's agent over 7701; the answer comes over 7704, the
-bulk port, so that orders and events do not wait for it.
-
-States of a sweep's models on their way: from a worker or an agent to whoever trains next.
+A client asks the log relay, which asks the node's agent over 7701; the agent replies over 7704, the
+bulk port, so that orders and events are not delayed. States go from a worker or an agent directly
+to the worker that trains next.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ Area = Literal["work", "checkpoints", "states"]  # working directory, checkpoint
 
 
 class FileInfo(Message, tag="files.info.1"):
-    """A file that a job made or changed."""
+    """A file that a job created or changed."""
 
     area: Area
     path: str  # relative to the area's folder of the job, with slashes
     size: int  # bytes
-    stamp: str  # changes with the file
+    stamp: str  # changes whenever the file changes
 
 
 # --- follower to relay
 
 
 class ListFiles(Message, tag="files.list.1"):
-    """What is there of a job on a node? For its owner and for admins."""
+    """List the files of a job on a node. For its owner and for admins."""
 
     job: JobId
     node: NodeId
 
 
 class ReadFile(Message, tag="files.read.1"):
-    """A piece of a file of a job, from `offset` on. For its owner and for admins."""
+    """Request a piece of a file of a job. For its owner and for admins."""
 
     job: JobId
     node: NodeId
@@ -51,18 +50,18 @@ class ReadFile(Message, tag="files.read.1"):
     offset: Position
 
 
-# --- relay to agent, and its answers
+# --- relay to agent, and its replies
 
 
 class AskFiles(Message, tag="files.ask_list.1"):
-    """List what a job has on this node that its snapshot had not."""
+    """List the files of a job on this node that are not in its snapshot."""
 
-    request: str  # names the answer
+    request: str  # id, repeated in the reply
     job: JobId
 
 
 class AskPiece(Message, tag="files.ask_piece.1"):
-    """Send a piece of a file."""
+    """Request a piece of a file."""
 
     request: str
     job: JobId
@@ -72,29 +71,29 @@ class AskPiece(Message, tag="files.ask_piece.1"):
 
 
 class FileList(Message, tag="files.files.1"):
-    """Answer to AskFiles, and through the relay to ListFiles."""
+    """Reply to AskFiles, and through the relay to ListFiles."""
 
     request: str
     files: tuple[FileInfo, ...]
-    left_out: int = 0  # more than a message has room for
+    left_out: int = 0  # files that do not fit into the message
     refused: tuple[
         str, ...
-    ] = ()  # what is no file, or a link that leads out of the folder, and why
+    ] = ()  # entries that are no regular file, or links out of the folder, and why
 
 
 class FilePiece(Message, tag="files.piece.1"):
-    """Answer to AskPiece, and through the relay to ReadFile."""
+    """Reply to AskPiece, and through the relay to ReadFile."""
 
     request: str
     offset: Position
-    data: bytes  # at most 1 MiB; none at the end of the file
+    data: bytes  # at most 1 MiB; empty at the end of the file
     size: int  # bytes of the whole file now
-    stamp: str  # of the file from which this piece is
-    digest: str  # sha256 of `data`, hex
+    stamp: str  # of the file that was read
+    digest: str  # SHA-256 of `data`, hexadecimal
 
 
 class FilesRefused(Message, tag="files.refused.1"):
-    """Answer of an agent that cannot do it."""
+    """Reply of an agent that cannot carry out the request."""
 
     request: str
     code: str
@@ -112,9 +111,9 @@ Offset = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class AskState(Message, tag="states.ask.1"):
-    """Send the bytes of a state file from `offset` on.
+    """Request the bytes of a state file from `offset` on.
 
-    The digest is the right to read: only the controller tells it, to those who need the state.
+    The digest is the right to read: the controller sends it only to processes that need the state.
     """
 
     job: JobId
@@ -125,7 +124,7 @@ class AskState(Message, tag="states.ask.1"):
 
 
 class StatePiece(Message, tag="states.piece.1"):
-    """Answer: what lies there follows in the message's further frames, as raw bytes."""
+    """Reply: the bytes follow in the further frames of the message."""
 
     digest: str
     offset: Offset
@@ -133,7 +132,7 @@ class StatePiece(Message, tag="states.piece.1"):
 
 
 class StateRefused(Message, tag="states.refused.1"):
-    """Answer: it is not here."""
+    """Reply: the state cannot be had here."""
 
     digest: str
     why: str

@@ -1,4 +1,4 @@
-"""Controller, node agent and hopper: units of a sweep, and where the states of its models lie."""
+"""Messages of controller, node agent and sweep worker: units of a sweep, places of states."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from schemas.wire import Message
 
 
 class StateRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A state of a trial after so many of its visits, at least one."""
+    """The state of a trial after `version` visits, at least one."""
 
     trial: int
     version: int
-    digest: str = ""  # SHA-256 of its frames, hexadecimal
+    digest: str = ""  # SHA-256 of the state's frames, hexadecimal
 
 
 class StateSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a state can be had: a worker that has it in memory, or the agent of a node."""
+    """A process that serves a state: a worker that has it in memory, or the agent of a node."""
 
     node: NodeId
     address: str  # HOST:PORT
 
 
 class UnitOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Train a trial over a partition, from one state to the next."""
+    """Order to train a trial over one partition, from one state to the next."""
 
-    attempt: int  # counts up over the sweep; whatever is said of an older one counts for nothing
+    attempt: int  # increases over the sweep; reports of older attempts are ignored
     worker: WorkerId
-    trial: int  # whose values and randomness it has
+    trial: int  # whose values and randomness are used
     values: dict[str, Value]
-    state: StateRef | None  # to begin with; None: `model_fn` builds it
-    sources: tuple[StateSource, ...]  # of it, the best first; a file on the own node goes before
-    result: StateRef  # to end with, its digest not known yet
+    state: StateRef | None  # to start from; None: `model_fn` builds it
+    sources: tuple[StateSource, ...]  # best first; a file on the node itself takes precedence
+    result: StateRef  # to end with; its digest is not known yet
     epoch: int  # 1-based
     partition: int
-    evaluate: bool  # afterwards: the epoch ends with this unit
+    evaluate: bool  # after training: the epoch ends with this unit
 
 
 class WantedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A state that should lie on the node; one that does not is fetched."""
+    """A state that should be on the node's disk; the agent fetches it if it is missing."""
 
     state: StateRef
     sources: tuple[StateSource, ...]
@@ -49,22 +49,21 @@ class WantedState(msgspec.Struct, frozen=True, kw_only=True):
 class SweepDelta(Message, tag="agent.sweep_delta.1"):
     """The full desired state of one sweep on one node, ordered by (term, revision).
 
-    A unit of a worker that is not in `units` any more is to be given up, with the process: a worker
-    that holds one is killed, and started anew if it is still a member of its group. A state on
-    the node's disk goes when it is not in `wanted`, and is not the result of an attempt that is in
-    `units` or above `attempts`.
+    A worker whose unit is no longer in `units` is killed, and restarted if it is still a member
+    of its group. A state on the node's disk is deleted if it is not in `wanted`, and is not the
+    result of an attempt that is in `units` or above `attempts`.
     """
 
     job: JobId
     term: Term
     revision: int
-    attempts: int  # the highest that was ordered anywhere when this was made
+    attempts: int  # highest attempt ordered on any node when this delta was made
     units: tuple[UnitOrder, ...]  # of this node's workers
     wanted: tuple[WantedState, ...]
 
 
 class SweepDeltaAcked(Message, tag="agent.sweep_delta_acked.1"):
-    """Agent to controller: the newest (term, revision) I hold for the sweep `job`."""
+    """Agent to controller: the newest (term, revision) that the agent holds for sweep `job`."""
 
     job: JobId
     term: Term
@@ -80,7 +79,7 @@ class StateCopied(Message, tag="sweep.state_copied.1"):
 
 
 class StateNotCopied(Message, tag="sweep.state_not_copied.1"):
-    """A wanted state could not be had, or not be kept; it is tried again with the next delta."""
+    """A wanted state could not be fetched or stored; the next delta leads to another attempt."""
 
     job: JobId
     trial: int
@@ -89,6 +88,6 @@ class StateNotCopied(Message, tag="sweep.state_not_copied.1"):
 
 
 class UnitTask(Message, tag="worker.unit_task.1"):
-    """Agent to hopper: what to do now. Repeated whenever the worker greets."""
+    """Agent to sweep worker: the unit to train now. Repeated whenever the worker greets."""
 
     unit: UnitOrder

@@ -1,4 +1,4 @@
-"""Node agent, zygote and in-training library, on one host."""
+"""Messages between node agent, zygote and training library, on one host."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from schemas.wire.agent import (
 )
 from schemas.wire.sweeps import UnitTask
 
-ZYGOTE_TITLE: Final = "ones: zygote"  # of its process; the path of its socket follows
+ZYGOTE_TITLE: Final = "ones: zygote"  # process title; the path of the socket follows
 
 
 class Assignment(Message, tag="worker.assignment.3"):
-    """What one worker is to do; a file in its folder, written by the agent before the fork."""
+    """Orders for one worker: a file in its folder, written by the agent before the fork."""
 
     job: JobId
     version: Version
@@ -44,27 +44,27 @@ class Assignment(Message, tag="worker.assignment.3"):
     workdir: str  # the extracted snapshot
     checkpoints: str  # the job's checkpoint folder
     socket: str  # the agent's ipc address
-    env: dict[str, str]  # beside the zygote's own
-    address: str = "127.0.0.1"  # where members on other nodes reach this worker
-    kind: str = START  # join: the job trains already, its members hand over the state
-    granted: bool = True  # the slot's device is free; else it is granted later
-    states: str = ""  # folder of the job's states on the node, if it is a sweep
-    token: str = ""  # to be shown in greetings; empty: an older agent or zygote knows of none
-    user: str = ""  # who submitted the job; empty: an older agent
+    env: dict[str, str]  # in addition to the zygote's
+    address: str = "127.0.0.1"  # at which members on other nodes reach this worker
+    kind: str = START  # join: the job is training, its members hand over the state
+    granted: bool = True  # the slot's device is free; False: granted later
+    states: str = ""  # folder of a sweep's states on the node
+    token: str = ""  # to be shown in greetings; empty: agent or zygote is older
+    user: str = ""  # owner of the job; empty: an older agent
 
 
 class WorkerHello(Message, tag="worker.hello.1"):
-    """Worker to agent, at the start and whenever an agent comes back."""
+    """Worker to agent, when the worker starts and whenever an agent returns."""
 
     job: JobId
     version: Version
     rank: Rank
     pid: int
-    token: str = ""  # of the assignment: shows that it is this worker who speaks
+    token: str = ""  # of the assignment: proves the worker's identity
 
 
 class Reported(Message, tag="worker.reported.1"):
-    """Worker to agent: my report file has grown to `count` reports."""
+    """Worker to agent: the report file has grown to `count` reports."""
 
     job: JobId
     version: Version
@@ -73,9 +73,9 @@ class Reported(Message, tag="worker.reported.1"):
 
 
 class GroupOrder(Message, tag="worker.group_order.2"):
-    """Agent to worker: the newest that the controller wants of the job's group.
+    """Agent to worker: the newest desired group of the job, ordered by (version, stage).
 
-    Ordered by (version, stage). A worker that is not in `group` leaves at the boundary.
+    A worker that is not in `group` leaves at the boundary.
     """
 
     version: Version
@@ -88,32 +88,32 @@ class GroupOrder(Message, tag="worker.group_order.2"):
 
 
 class SlotGranted(Message, tag="worker.slot_granted.1"):
-    """Agent to worker: the process that had the slot before has exited, the device is yours."""
+    """Agent to worker: the slot's former owner has exited, the device can be used."""
 
 
 class Fork(Message, tag="zygote.fork.1"):
-    """Agent to zygote: start the worker whose folder this is."""
+    """Agent to zygote: start the worker of this folder."""
 
     folder: str
-    held: bool = False  # the worker waits for a `LetGo` before it begins
+    held: bool = False  # the worker waits for a `LetGo` before it starts
 
 
 class Held(Message, tag="zygote.held.1"):
-    """Zygote to agent: the process is there and waits."""
+    """Zygote to agent: the process exists and waits."""
 
     folder: str
     pid: int
 
 
 class LetGo(Message, tag="zygote.let_go.1"):
-    """Agent to zygote: the worker that is held may begin."""
+    """Agent to zygote: release a held worker."""
 
     folder: str
-    error: str = ""  # why it may not: it ends
+    error: str = ""  # why the worker must not start; it exits
 
 
 class Forked(Message, tag="zygote.forked.1"):
-    """Zygote to agent."""
+    """Zygote to agent: the worker was started."""
 
     folder: str
     pid: int
@@ -133,12 +133,12 @@ class ZygoteReady(Message, tag="zygote.ready.1"):
     pid: int
     python: str
     torch: str  # its version
-    tokens: bool = False  # its workers show those of their assignments
-    holds: bool = False  # it knows `Fork.held`
+    tokens: bool = False  # its workers show the tokens of their assignments
+    holds: bool = False  # it supports `Fork.held`
 
 
 class ExitStatus(Message, tag="worker.exit_status.1"):
-    """A file in the worker's folder, written by the process that reaped it."""
+    """A file in the worker's folder, written by the process that reaped the worker."""
 
     code: int | None
     signal: int | None
@@ -148,7 +148,7 @@ class ExitStatus(Message, tag="worker.exit_status.1"):
 
 
 class ProcessMark(Message, tag="worker.process_mark.1"):
-    """A file in the worker's folder: which process it is."""
+    """A file in the worker's folder that identifies its process."""
 
     pid: int
     started_ticks: int

@@ -37,6 +37,6 @@ def test_a_damaged_state_is_not_exported(tmp_path: Path) -> None:
     content[-1] ^= 1
     path.write_bytes(content)
 
-    with pytest.raises(DamagedStateError, match="a state whose digest is"):
+    with pytest.raises(DamagedStateError, match="the digest of the state is"):
         export_state(path, tmp_path / "model.pt")
     assert not (tmp_path / "model.pt").exists()

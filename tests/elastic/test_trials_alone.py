@@ -153,5 +153,5 @@ def test_the_model_is_taken_out_of_a_state_that_is_whole(folder: Path) -> None:
     content = bytearray((folder / file.name).read_bytes())
     content[-1] ^= 1
     (folder / file.name).write_bytes(content)
-    with pytest.raises(DamagedStateError, match="a state whose digest is"):
+    with pytest.raises(DamagedStateError, match="the digest of the state is"):
         export_state(folder / file.name, folder / "model.pt")

@@ -34,7 +34,7 @@ from tests.support.sizes import examples
             "max_batch_size",
             'write max_batch_size = 2048, "keep" or "auto"',
         ),
-        ({"max_local_batch": 0}, "max_local_batch", "choose one of these"),
+        ({"max_local_batch": 0}, "max_local_batch", "choose a value in this range"),
         ({"slots": [4, 2]}, "slots", "1 <= least <= most"),
         ({"lr": float("nan")}, "lr", "positive finite number"),
         ({"batch_size": "many"}, "batch_size", "write batch_size = 64"),

@@ -79,14 +79,14 @@ async def test_a_nodes_open_session_ends_with_its_key(
 ) -> None:
     controller = house.controller
     await until(lambda: N1 in controller._state().nodes)
-    agent._happened(NodeHealth(problems=("work: full",)))
+    agent._record_event(NodeHealth(problems=("work: full",)))
     await until(lambda: bool(controller._state().nodes[N1].problems))
     assert controller._ask_node(N1, AskFiles(request="1", job=JobId("a-1")))
 
     with capture_logs() as said:
         end(house, monkeypatch)
-        await until(lambda: any("refuses this node" in line["event"] for line in said))
-        agent._happened(NodeHealth(problems=()))
+        await until(lambda: any("refused this node" in line["event"] for line in said))
+        agent._record_event(NodeHealth(problems=()))
         house.file.write_text(f'{house.settings}[policy]\nname = "fifo"\n{QUIET}')
         controller._judge_silence(settings.load(house.file))
         await until(lambda: controller._state().nodes[N1].phase is NodePhase.LOST)

@@ -181,7 +181,7 @@ def test_a_controller_and_an_agent_that_are_asked_to_stop_leave_jobs_training(
         await_gone(pid)
 
     assert "term" in said(house, "controller", "controller stopped")
-    assert said(house, "agent-1", "agent stopped; its workers go on") == {"node": "node-1"}
+    assert said(house, "agent-1", "agent stopped, workers continue") == {"node": "node-1"}
     (tmp_path / "go on").touch()
     house.up()
     assert house.show(job)["workers"] in (workers, [])

@@ -490,7 +490,7 @@ def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> 
             SPEAK,
             theirs,
         )
-        refused = f'"why": "it does not show its token", "worker": "{theirs}.v1.r0"'
+        refused = f'"why": "wrong token", "worker": "{theirs}.v1.r0"'
         until_said(box, "ones-agent", refused)
         assert by(box, user, "test", "-r", f"/var/lib/ones-agent/work/{mine}").returncode == 0
     box.run("touch", "/srv/go")

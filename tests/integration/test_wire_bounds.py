@@ -43,13 +43,13 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
                 f"{kib(sockets.ENVELOPE)} for what is around it, to 7705 {kib(app.MAX_QUESTION)}, to 7703 "
                 f"{event_feed.MAX_TOPIC + sockets.TOPIC_ENVELOPE} bytes. Who sends more "
                 "is disconnected, and so is one of which "
-                f"{mib(flood_guard.MAX_AHEAD)} wait to be taken"
+                f"{mib(flood_guard.MAX_UNREAD_BYTES)} wait to be taken"
             ),
         ),
         (
             "connections of one key to one port",
             (
-                f"{connection_limits.MAX_OF_KEY}. Who has so many gets no handshake until one of them is "
+                f"{connection_limits.MAX_CONNECTIONS_PER_KEY}. Who has so many gets no handshake until one of them is "
                 "closed"
             ),
         ),

@@ -90,7 +90,7 @@ async def test_the_controller_hears_when_a_node_cannot_start_workers(
 
     await agent._health.look()
 
-    problem = f"work {tmp_path}/work: File exists; see to its file system"
+    problem = f"work {tmp_path}/work: File exists; check its file system"
     assert agent._hello().problems == (problem,)
     assert agent._session.spool[-1].event == NodeHealth(problems=(problem,))
 
@@ -125,7 +125,7 @@ def test_a_fence_that_is_too_short_to_hear_an_answer_is_refused() -> None:
     with pytest.raises(SettingsError) as refused:
         inventory(AgentSettings(node="n1", devices="cpu", fence_s=2.0))
     assert (refused.value.field, refused.value.message) == (
-        "fence_s", "fence_s: 2 s are too short"
+        "fence_s", "fence_s: 2 s is too short"
     )  # fmt: skip
 
 

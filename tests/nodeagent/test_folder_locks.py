@@ -47,7 +47,7 @@ def test_a_second_agent_is_refused_and_told_whose_folder_it_is(
     assert refused.value.field == setting
     assert str(refused.value) == (
         f"{setting} {tmp_path}/{setting} is in use by another agent {owner}; "
-        f"stop that one, or give each agent a {setting} of its own"
+        f"stop that agent, or give each agent a {setting} of its own"
     )
     first.close()
 

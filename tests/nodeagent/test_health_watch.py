@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent import health
 from nodeagent.folders import NodeFolders
-from nodeagent.health import HealthWatch, Place, places_of
+from nodeagent.health import HealthWatch, Place, checked_places
 from schemas.errors import SettingsError
 
 MIB = 1 << 20
@@ -38,7 +38,7 @@ class Node:
         self.socket.touch()
 
     def watch(self, *places: Place) -> HealthWatch:
-        own, shared = places_of(self.folders, 0)
+        own, shared = checked_places(self.folders, 0)
         return HealthWatch(
             places=places or own,
             shared=() if places else shared,
@@ -87,7 +87,7 @@ async def test_what_cannot_be_mended_is_said_until_it_is(node: Node) -> None:
     node.folders.work.unlink()
     await watch.look()
 
-    problem = f"work {node.folders.work}: File exists; see to its file system"
+    problem = f"work {node.folders.work}: File exists; check its file system"
     assert node.told == [(problem,), ()]
     assert watch.problems == ()
 
@@ -168,13 +168,13 @@ class Hanging(Place):
 async def test_a_file_system_that_hangs_is_said_and_holds_up_no_other(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "LOOK_S", 0.01)
-    monkeypatch.setattr(health, "ANSWER_S", 0.0)
+    monkeypatch.setattr(health, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(health, "RESPONSE_TIMEOUT_S", 0.0)
     hanging = Hanging("checkpoints", Path("/shared"), 0)
     watch = node.watch(hanging, Place("work", node.folders.work, 0))
     shutil.rmtree(node.folders.work)
 
-    only = ("checkpoints /shared: it does not answer; see to its file system",)
+    only = ("checkpoints /shared: it does not respond; check its file system",)
     while watch.problems != only:
         await watch.look()
     assert node.folders.work.is_dir()
@@ -195,6 +195,6 @@ async def test_what_all_nodes_share_is_looked_at_less_often(node: Node) -> None:
     await watch.look(everything=False)
 
     assert (node.folders.work.exists(), node.folders.checkpoints.exists()) == (True, False)
-    for _ in range(health.SHARED_LOOKS):
+    for _ in range(health.SHARED_INTERVAL):
         await watch.look(everything=False)
     assert node.folders.checkpoints.exists()

@@ -81,11 +81,11 @@ def test_settings_with_which_jobs_could_read_keys_are_refused(
         ({"users": {"ann": "root"}}, "jobs.users.ann", "has uid 0, below 100"),
         ({"users": {"ann": "daemon"}}, "jobs.users.ann", "below 100"),
         ({"users": {"ann": "nobody-of-that-name"}}, "jobs.users.ann", "there is no account"),
-        ({"uids": (0, 10)}, "jobs.uids", "no uids of jobs"),
-        ({"files": 10}, "jobs.files", "too few for any worker"),
-        ({"pids": 10}, "jobs.pids", "too few for any worker"),
-        ({"uids": (70_000, 0)}, "jobs.uids", "no uids of jobs"),
-        ({"uids": (2**32 - 2, 2)}, "jobs.uids", "no uids of jobs"),
+        ({"uids": (0, 10)}, "jobs.uids", "no range of uids for jobs"),
+        ({"files": 10}, "jobs.files", "too low for any worker"),
+        ({"pids": 10}, "jobs.pids", "too low for any worker"),
+        ({"uids": (70_000, 0)}, "jobs.uids", "no range of uids for jobs"),
+        ({"uids": (2**32 - 2, 2)}, "jobs.uids", "no range of uids for jobs"),
     ],
 )
 def test_accounts_that_no_job_may_have_are_refused_at_the_start(
@@ -115,7 +115,7 @@ async def test_a_user_without_an_account_is_refused_for_the_nodes_fault(
 
     with pytest.raises(NodeStartError, match="user 'bob' has no account on this node") as refused:
         await accounts.prepare(A, "bob")
-    with pytest.raises(NodeStartError, match="does not say who submitted"):
+    with pytest.raises(NodeStartError, match="does not name the owner"):
         await accounts.prepare(A, "")
 
     assert refused.value.hint == 'add bob = "ACCOUNT" to [jobs.users] of its agent'
@@ -187,8 +187,8 @@ def test_an_account_that_owns_the_agents_key_runs_no_job(
     key = tmp_path / "key"
     key.touch()
     accounts = JobAccounts(settings(run_as="submitter", users={"ann": "nobody"}), folders)
-    accounts.refuse_owner_of(key)
+    accounts.check_key_owner(key)
     os.chown(key, 65_534, 65_534)
 
     with pytest.raises(SettingsError, match="belongs to an account that jobs run as"):
-        accounts.refuse_owner_of(key)
+        accounts.check_key_owner(key)

@@ -298,9 +298,9 @@ GREEDY = "head -c 1G /dev/zero | tail > /dev/null"
 @pytest.mark.parametrize(
     ("jobs", "field", "why"),
     [
-        ({"memory_bytes": 1000}, "jobs.memory_bytes", "too few for any worker"),
-        ({"memory_bytes": GIB}, "jobs.memory_bytes", "below /no/where that bound memory"),
-        ({"pids": 100}, "jobs.pids", "that bound processes, and jobs run as the agent"),
+        ({"memory_bytes": 1000}, "jobs.memory_bytes", "too low for any worker"),
+        ({"memory_bytes": GIB}, "jobs.memory_bytes", "below /no/where that limit memory"),
+        ({"pids": 100}, "jobs.pids", "that limit processes, and jobs run as the agent"),
     ],
 )
 def test_limits_that_do_not_hold_here_are_refused_at_the_start(

@@ -100,8 +100,8 @@ def test_links_are_followed_inside_of_the_folder_and_named_where_they_lead_out(
     assert found.refused == (
         "away: a link that leads out of the job's folder",
         "folder: a link that leads out of the job's folder",
-        "gone: it leads nowhere",
-        "pipe: no regular file",
+        "gone: broken link",
+        "pipe: not a regular file",
     )
     assert piece(node, "latest").data == b"12345"
 
@@ -165,10 +165,10 @@ def test_no_path_leads_out_of_the_jobs_folder(node: NodeFolders, tmp_path: Path,
     [
         ("none.txt", "none.txt is not on this node any more"),
         ("train.py/x", "train.py/x is not on this node any more"),
-        ("lib", "lib is no regular file"),
-        ("pipe", "pipe is no regular file"),
-        ("a\0b", "no usable path: embedded null byte"),
-        ("circle", "no usable path: "),
+        ("lib", "lib is not a regular file"),
+        ("pipe", "pipe is not a regular file"),
+        ("a\0b", "invalid path: embedded null byte"),
+        ("circle", "invalid path: "),
     ],
 )
 def test_what_is_no_file_is_refused(node: NodeFolders, path: str, why: str) -> None:
@@ -180,7 +180,7 @@ def test_what_is_no_file_is_refused(node: NodeFolders, path: str, why: str) -> N
 
 @pytest.mark.parametrize("job", ["", "..", ".", "a/b", "../work", ".digits-1.new"])
 def test_a_job_whose_name_is_a_path_is_refused(node: NodeFolders, job: str) -> None:
-    assert refused(node, "train.py", job) == f"{job!r} is no job"
+    assert refused(node, "train.py", job) == f"{job!r} is not a job"
 
 
 def test_a_link_that_is_put_in_between_the_look_and_the_opening_is_not_followed(

@@ -81,7 +81,7 @@ def test_an_archive_that_was_damaged_on_its_way_is_refused(tmp_path: Path) -> No
     archive = pack(tree(tmp_path / "in", PROJECT))
     (tmp_path / "archive").write_bytes(bytes([*archive[:-1], archive[-1] ^ 1]))
 
-    with pytest.raises(WorkspaceError, match="was damaged on its way"):
+    with pytest.raises(WorkspaceError, match="was damaged in transit"):
         lay_out(tmp_path / "archive", tmp_path / "job", digest_of(archive))
     assert not (tmp_path / "job").exists()
 
@@ -191,7 +191,7 @@ BOMBS: Mapping[str, tuple[Callable[[], bytes], str]] = {
     "headers before one file": (lambda: long_name(70_000), "headers of more than 65536 bytes"),
     "headers of all files": (
         lambda: tarball(*(member(f"f{n}", pax_headers={"comment": "x" * 12_000}) for n in range(19))),
-        "more than 100000 bytes, with its headers",
+        "more than 100000 bytes, including headers",
     ),
     "files": (lambda: tarball(*(member(f"f{n}") for n in range(21))), "more than 20 files"),
     "folders": (
@@ -253,7 +253,7 @@ DAMAGED: Mapping[str, tuple[Callable[[], bytes], str]] = {
     "a number that takes minutes to look at": (
         lambda: plain(*extended(b"1" * 60_000), member("a")), "a number of more than 100 digits",
     ),
-    "a list of holes": (lambda: sparse(4), "is sparse: pack it whole"),
+    "a list of holes": (lambda: sparse(4), "is a sparse file: pack it without holes"),
 }  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def test_what_no_tar_program_would_write_is_refused_in_words(
 
 @pytest.mark.parametrize("kind", ["bz2", "xz"])
 def test_what_asks_for_memory_without_bounds_is_refused(tmp_path: Path, kind: str) -> None:
-    refuses(tarball(member("a"), kind=kind), tmp_path, "pack it with gzip, or not at all")
+    refuses(tarball(member("a"), kind=kind), tmp_path, "unsupported compression: use gzip or none")
 
 
 @pytest.mark.parametrize("kind", ["", "gz"])

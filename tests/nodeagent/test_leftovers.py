@@ -9,13 +9,19 @@ from typing import Final
 
 import pytest
 
-from nodeagent.ended_jobs import MARKS, UNHEARD_S, YOUNG_S, Kept, Leftovers
+from nodeagent.ended_jobs import (
+    MARKS,
+    MIN_AGE_FOR_SIZE_S,
+    MIN_UNREPORTED_AGE_S,
+    KeepLimits,
+    Leftovers,
+)
 from schemas.ids import JobId
 
 NOW: Final = 10_000_000.0
 DAY: Final = 86_400.0
 MUCH: Final = 1 << 40
-WEEK: Final = Kept(7 * DAY, MUCH)
+WEEK: Final = KeepLimits(7 * DAY, MUCH)
 NOBODY: Final = frozenset[str]()
 
 
@@ -37,7 +43,7 @@ class Folder:
             self.area.note(JobId(name), ended=True)
             _at(self.area.root / MARKS / name, ended)
 
-    def keeps(self, kept: Kept, busy: frozenset[str] = NOBODY) -> list[str]:
+    def keeps(self, kept: KeepLimits, busy: frozenset[str] = NOBODY) -> list[str]:
         """Who is left."""
         self.area.delete(kept, busy, NOW, {})
         return self.left
@@ -62,7 +68,7 @@ def shared(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Folder:
-    return Folder(Leftovers(tmp_path / "work", ours="mark"))
+    return Folder(Leftovers(tmp_path / "work", marker_file="mark"))
 
 
 def test_what_ended_long_ago_goes_with_its_mark_and_what_nobody_said_has_ended_stays(
@@ -105,36 +111,36 @@ def test_the_oldest_go_sooner_where_all_are_too_much(shared: Folder) -> None:
         shared.job(name, ended=ended)
     shared.job("lives-4")
 
-    assert shared.keeps(Kept(7 * DAY, 20 << 10)) == ["b-2", "c-3", "lives-4"]
+    assert shared.keeps(KeepLimits(7 * DAY, 20 << 10)) == ["b-2", "c-3", "lives-4"]
 
 
 def test_what_just_ended_goes_by_its_age_only(shared: Folder) -> None:
-    shared.job("old-1", ended=1.1 * YOUNG_S / DAY)
-    shared.job("young-2", ended=0.9 * YOUNG_S / DAY)
+    shared.job("old-1", ended=1.1 * MIN_AGE_FOR_SIZE_S / DAY)
+    shared.job("young-2", ended=0.9 * MIN_AGE_FOR_SIZE_S / DAY)
 
-    assert shared.keeps(Kept(7 * DAY, 0)) == ["young-2"]
-    assert shared.keeps(Kept(0.95 * YOUNG_S, 0)) == ["young-2"]
-    assert shared.keeps(Kept(0.0, MUCH)) == []
+    assert shared.keeps(KeepLimits(7 * DAY, 0)) == ["young-2"]
+    assert shared.keeps(KeepLimits(0.95 * MIN_AGE_FOR_SIZE_S, 0)) == ["young-2"]
+    assert shared.keeps(KeepLimits(0.0, MUCH)) == []
 
 
 def test_folders_of_unknown_jobs_go_by_their_last_change_where_no_other_node_uses_them(
     own: Folder,
 ) -> None:
-    unheard = UNHEARD_S / DAY
+    unheard = MIN_UNREPORTED_AGE_S / DAY
     for name, changed in (("old-1", unheard + 2), ("young-2", unheard - 1)):
         own.job(name, changed=changed)
         (own.area.root / name / "mark").touch()
         _at(own.area.root / name, changed)
     own.job("foreign", changed=90.0)
 
-    assert own.keeps(Kept(unheard * DAY + 3 * DAY, MUCH)) == ["foreign", "old-1", "young-2"]
-    assert own.keeps(Kept(1.0, MUCH)) == ["foreign", "young-2"]
+    assert own.keeps(KeepLimits(unheard * DAY + 3 * DAY, MUCH)) == ["foreign", "old-1", "young-2"]
+    assert own.keeps(KeepLimits(1.0, MUCH)) == ["foreign", "young-2"]
 
 
 def test_jobs_of_which_no_end_was_heard_are_told_of_those_changed_last_first(
     own: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.ended_jobs.MOST_UNMARKED", 2)
+    monkeypatch.setattr("nodeagent.ended_jobs.MAX_UNMARKED", 2)
     for days, name in enumerate(("a-1", "b-2", "c-3", "no job", "foreign-4")):
         own.job(name, changed=days)
         if name != "foreign-4":
@@ -179,7 +185,7 @@ def test_nothing_is_deleted_behind_a_link(shared: Folder, tmp_path: Path) -> Non
     shared.job("old-2", ended=8.0)
     (shared.area.root / "old-2" / "link").symlink_to(precious)
 
-    assert shared.keeps(Kept(0.0, 0)) == ["linked-1"]
+    assert shared.keeps(KeepLimits(0.0, 0)) == ["linked-1"]
     assert (precious / "file").exists()
 
 
@@ -189,6 +195,6 @@ def test_files_are_measured_once(shared: Folder) -> None:
     shared.area.delete(WEEK, NOBODY, NOW, sizes)  # type: ignore[arg-type]
     (shared.area.root / "a-1" / "late").write_bytes(bytes(1 << 20))
 
-    gone = shared.area.delete(Kept(7 * DAY, 100 << 10), NOBODY, NOW, sizes)  # type: ignore[arg-type]
+    gone = shared.area.delete(KeepLimits(7 * DAY, 100 << 10), NOBODY, NOW, sizes)  # type: ignore[arg-type]
 
     assert (gone, list(sizes)) == ([], ["a-1"])

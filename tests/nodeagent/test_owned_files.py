@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from nodeagent.folders import FRAME, LARGEST, READ, WorkerFolder
+from nodeagent.folders import FRAME, MAX_REPORT_BYTES, READ_BYTES, WorkerFolder
 from nodeagent.job_folders import MARK, is_laid_out, read_manifest
 from nodeagent.logs import OutputFile
 from nodeagent.owned_files import (
@@ -92,7 +92,7 @@ def test_a_report_file_that_is_something_else_has_no_reports(
     reports, position = found.reports(0)
 
     assert reports == []
-    assert position <= LARGEST
+    assert position <= MAX_REPORT_BYTES
 
 
 def test_a_report_beyond_any_bound_is_passed_over_without_reading_it(tmp_path: Path) -> None:
@@ -129,7 +129,12 @@ def test_metrics_of_an_epoch_that_a_script_writes_down_itself_are_bounded_as_the
 def test_a_report_that_is_longer_than_what_is_read_at_once_is_read_whole(tmp_path: Path) -> None:
     found = worker(tmp_path)
     long = ScriptFailed(
-        job=A, version=Version(1), rank=Rank(0), index=1, error="x" * (2 * READ), where="train.py:1"
+        job=A,
+        version=Version(1),
+        rank=Rank(0),
+        index=1,
+        error="x" * (2 * READ_BYTES),
+        where="train.py:1",
     )
     data = encode(long)
     (found.own / "reports").write_bytes(FRAME.pack(len(data)) + data)

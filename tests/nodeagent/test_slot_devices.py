@@ -73,7 +73,7 @@ def test_a_gpu_with_mig_on_and_no_instance_is_no_slot_and_is_logged(hosts: Hosts
     answer = hosts.inventory(f"{UNMADE}\n{H100}")
 
     assert offered(answer) == [(1, "gpu", "GPU-aa11")]
-    assert answer["logged"] == ["MIG is on and has no instance: nothing is offered"]
+    assert answer["logged"] == ["MIG is enabled without instances, GPU not offered"]
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_keep_their_number
     answer = hosts.inventory(f"{H100}\n{LOST}\n{SECOND}")
 
     assert offered(answer) == [(0, "gpu", "GPU-aa11"), (2, "gpu", "GPU-aa22")]
-    assert answer["logged"] == ["a GPU does not answer, and is not offered"]
+    assert answer["logged"] == ["GPU does not respond, not offered"]
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_keep_their_number
     ("driver", "why"),
     [
         ("init|18", "RM has detected an NVML/RM version mismatch"),
-        (LOST, "none of its 1 GPUs answers"),
+        (LOST, "none of its 1 GPUs responds"),
     ],
 )
 def test_a_host_whose_driver_fails_does_not_pass_for_one_without_gpus(
@@ -100,7 +100,7 @@ def test_a_host_whose_driver_fails_does_not_pass_for_one_without_gpus(
     assert hosts.inventory(driver)["error"] == [
         "devices",
         f"devices: the GPU driver cannot be used: {why}",
-        'see what nvidia-smi says, or offer CPU slots with devices = "cpu"',
+        'check nvidia-smi, or offer CPU slots with devices = "cpu"',
     ]
 
 
@@ -162,16 +162,16 @@ def test_an_entry_that_names_no_gpu_ends_the_list_and_is_logged(hosts: Hosts) ->
     answer = hosts.inventory(f"{H100}\n{SECOND}", CUDA_VISIBLE_DEVICES="1,7,0")
 
     assert offered(answer) == [(1, "gpu", "GPU-aa22")]
-    assert answer["logged"] == ["CUDA_VISIBLE_DEVICES ends at what names no GPU"]
+    assert answer["logged"] == ["entry of CUDA_VISIBLE_DEVICES names no GPU"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "what", "remedy"),
     [
-        ("7", "it names no GPU that can be used", "nvidia-smi -L lists their UUIDs"),
-        ("GPU-ff", "it names no GPU that can be used", "nvidia-smi -L lists their UUIDs"),
-        ("0,0", "0 stands in it twice, and CUDA then shows no GPU", "name each GPU once"),
+        ("7", "it names no usable GPU", "nvidia-smi -L lists their UUIDs"),
+        ("GPU-ff", "it names no usable GPU", "nvidia-smi -L lists their UUIDs"),
+        ("0,0", "0 is listed twice, and CUDA then shows no GPU", "name each GPU once"),
     ],
 )
 def test_a_value_that_shows_nothing_by_mistake_is_refused(

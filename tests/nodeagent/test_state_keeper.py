@@ -196,7 +196,7 @@ async def test_what_nobody_gives_is_told_and_tried_again_with_the_next_order(nod
     missed = await here.hears()
     assert isinstance(missed, StateNotCopied)
     assert missed.why == (
-        f"state 2 of trial 3 cannot be had: {there.address}: it is not here; it is trained again"
+        f"state 2 of trial 3 is not available: {there.address}: not available here; it will be trained again"
     )
 
     there.has(3, 2)
@@ -212,7 +212,7 @@ async def test_a_state_that_should_be_here_and_is_gone_is_told(nodes: Nodes) -> 
     here.keeper.keep(delta(want(3, 2)))
 
     assert await here.hears() == StateNotCopied(
-        job=JOB, trial=3, version=2, why="it is not on this node's disk any more"
+        job=JOB, trial=3, version=2, why="the state is not on this node's disk any more"
     )
 
 
@@ -282,7 +282,7 @@ async def test_only_who_names_the_digest_gets_a_state_and_only_a_state(nodes: No
     assert asked.digest == DIGEST
     assert await asyncio.to_thread(got) == here.address
     for job, digest in (("../states/search-1", DIGEST), ("other-1", DIGEST), (JOB, "00" * 32)):
-        with pytest.raises(StateUnavailableError, match="it is not here"):
+        with pytest.raises(StateUnavailableError, match="not available here"):
             await asyncio.to_thread(got, job, digest)
 
 

@@ -52,7 +52,7 @@ class Node:
         for message in messages:
             assert dealer.send(encode(message))
             incoming = await asyncio.wait_for(self.channel.socket.receive(), LIMIT_S)
-            self.channel._take(incoming, message)  # type: ignore[arg-type]
+            self.channel._handle(incoming, message)  # type: ignore[arg-type]
 
     def all_heard(self) -> list[tuple[WorkerId, FromWorker]]:
         return [self.heard.get_nowait() for _ in range(self.heard.qsize())]

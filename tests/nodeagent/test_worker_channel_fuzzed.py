@@ -12,11 +12,11 @@ import zmq
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.worker_channel import MAX_SAID, WorkerChannel
+from nodeagent.worker_channel import MAX_WORKER_MESSAGE_BYTES, WorkerChannel
 from schemas.codec import encode
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.transport import ThreadDealer
-from schemas.transport.sockets import ENVELOPE, UNREAD_ON_IPC
+from schemas.transport.sockets import ENVELOPE, MAX_QUEUED_ON_IPC
 from schemas.wire.worker import FromWorker, Reported, WorkerHello
 from tests.support.builders import A
 from tests.support.sizes import examples
@@ -131,7 +131,7 @@ def test_a_message_that_no_worker_would_say_ends_its_connection() -> None:
         with socket.socket(socket.AF_UNIX) as wire:
             wire.connect(path)
             wire.settimeout(LIMIT_S)
-            large = framed(0, bytes(MAX_SAID + ENVELOPE + 1))
+            large = framed(0, bytes(MAX_WORKER_MESSAGE_BYTES + ENVELOPE + 1))
 
             def speak() -> None:
                 shake_hands(wire)
@@ -150,7 +150,7 @@ def test_a_message_that_no_worker_would_say_ends_its_connection() -> None:
 
 
 def test_what_waits_of_one_connection_is_a_few_mebibytes() -> None:
-    assert UNREAD_ON_IPC * (MAX_SAID + ENVELOPE) <= 8 << 20
+    assert MAX_QUEUED_ON_IPC * (MAX_WORKER_MESSAGE_BYTES + ENVELOPE) <= 8 << 20
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:
 
         async def bounds() -> tuple[object, object]:
@@ -159,4 +159,4 @@ def test_what_waits_of_one_connection_is_a_few_mebibytes() -> None:
             channel.close()
             return found
 
-        assert asyncio.run(bounds()) == (UNREAD_ON_IPC, MAX_SAID + ENVELOPE)
+        assert asyncio.run(bounds()) == (MAX_QUEUED_ON_IPC, MAX_WORKER_MESSAGE_BYTES + ENVELOPE)

@@ -169,7 +169,9 @@ def test_sockets_in_a_folder_of_somebody_else_are_refused(
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
 
-    with pytest.raises(SettingsError, match="belongs to somebody else; choose a shorter run"):
+    with pytest.raises(
+        SettingsError, match="belongs to another user; choose a shorter path for run"
+    ):
         folders.make()
 
 

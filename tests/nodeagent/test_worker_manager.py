@@ -89,7 +89,7 @@ def manager_of(
 async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_module, "EXIT_FILE_LIMIT_S", 0.0)
+    monkeypatch.setattr(manager_module, "EXIT_FILE_TIMEOUT_S", 0.0)
     folders = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
     folders.make()
     folders.job(A).mkdir()
@@ -179,7 +179,7 @@ async def test_a_worker_on_a_slot_that_is_not_offered_any_more_fails_to_start(
 ) -> None:
     event, given = await started_on(SlotSpec(index=1, kind="gpu", uuid="GPU-aa22"), folders)
 
-    hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
+    hint = "check devices and CUDA_VISIBLE_DEVICES of its agent"
     assert event == StartFailed(FIRST, "slot n1/0 is not offered any more", hint)
     assert given is None
 
@@ -218,7 +218,7 @@ async def test_whose_fault_it_is_that_a_worker_cannot_start(
 async def test_a_fenced_worker_is_asked_to_end_and_then_made_to_once(
     folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_module, "EXIT_FILE_LIMIT_S", 0.0)
+    monkeypatch.setattr(manager_module, "EXIT_FILE_TIMEOUT_S", 0.0)
     heard: asyncio.Queue[Event] = asyncio.Queue()
     zygote = Forking("signal.signal(signal.SIGTERM, lambda *_: print(flush=True));")
     manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
@@ -295,18 +295,18 @@ class Asked:
 async def test_a_worker_whose_folder_is_deleted_is_ended(
     folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_module, "EXIT_FILE_LIMIT_S", 0.0)
+    monkeypatch.setattr(manager_module, "EXIT_FILE_TIMEOUT_S", 0.0)
     heard: asyncio.Queue[Event] = asyncio.Queue()
     zygote = Forking()
     manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
     try:
         manager.perform(StartWorker(FIRST, 0, run(A)))
         assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Started)
-        manager.end_unheard()
+        manager.kill_unreportable()
         assert zygote.child.poll() is None
         shutil.rmtree(folders.run)
 
-        manager.end_unheard()
+        manager.kill_unreportable()
 
         ended = await asyncio.wait_for(heard.get(), 60.0)
         assert ended == Ended(FIRST, code=None, signal=None, unseen=True)

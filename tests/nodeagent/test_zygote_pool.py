@@ -199,7 +199,7 @@ async def test_an_interpreter_that_says_what_no_zygote_says_is_gone_at_once(fram
 
     reader.feed_data(frame)
 
-    with pytest.raises(StartError, match="the zygote is gone"):
+    with pytest.raises(StartError, match="the zygote has exited"):
         await asked
     assert not zygote.alive
 
@@ -210,5 +210,5 @@ async def test_a_zygote_that_has_ended_is_not_asked_and_not_waited_for() -> None
     reader.feed_eof()
     await zygote._task
 
-    with pytest.raises(StartError, match="the zygote did not fork; it has ended"):
+    with pytest.raises(StartError, match="the zygote did not fork; it has exited"):
         await asyncio.wait_for(zygote.fork(Path("worker")), 60.0)

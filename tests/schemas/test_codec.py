@@ -361,7 +361,7 @@ def test_a_message_of_the_largest_size_passes_and_one_byte_more_is_too_large() -
     with pytest.raises(TooLargeError) as refused:
         REQUEST.decode(data + b"\x00")
     assert str(refused.value) == (
-        f"a message of {MAX_BYTES + 1} bytes, the bound is {MAX_BYTES}; send large data in pieces"
+        f"message of {MAX_BYTES + 1} bytes exceeds {MAX_BYTES} bytes; send large data in pieces"
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from schemas.transport import Identity, KeyPair, Socket, StateServer, flood_guard, write_keys
-from schemas.transport.flood_guard import ConnectionWatch
+from schemas.transport.flood_guard import FloodGuard
 from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
 from tests.support.zmtp import speak_without_end
 
@@ -22,10 +22,10 @@ SLACK = 2000  # bytes: a handshake and heartbeats
 
 @pytest.fixture(autouse=True)
 def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flood_guard, "MAX_AHEAD", 8 * MIB)
-    monkeypatch.setattr(flood_guard, "MAX_AHEAD_OF_ALL", 12 * MIB)
-    monkeypatch.setattr(flood_guard, "GROWTH", -(1 << 60))  # each look finds it
-    monkeypatch.setattr(flood_guard, "EVERY_S", 0.005)
+    monkeypatch.setattr(flood_guard, "MAX_UNREAD_BYTES", 8 * MIB)
+    monkeypatch.setattr(flood_guard, "MAX_TOTAL_UNREAD_BYTES", 12 * MIB)
+    monkeypatch.setattr(flood_guard, "CHECK_GROWTH_BYTES", -(1 << 60))  # each look finds it
+    monkeypatch.setattr(flood_guard, "CHECK_INTERVAL_S", 0.005)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +63,13 @@ class Parties:
         watching = self.server.watch_connections(self.cut.append)
         self._tasks.append(asyncio.create_task(watching))
 
-    async def ahead(self, least: int) -> list[int]:
+    async def unread_bytes(self, least: int) -> list[int]:
         """What is ahead on each connection, once it is `least` in all."""
-        watch: ConnectionWatch = self.server._watch
+        watch: FloodGuard = self.server._flood_guard
         async with asyncio.timeout(60.0):
             while True:
-                watch.notice()
-                found = sorted(watch.ahead(each) for each in watch.descriptors())
+                watch.process_events()
+                found = sorted(watch.unread_bytes(each) for each in watch.descriptors())
                 if sum(found) >= least:
                     return found
                 await asyncio.sleep(0.005)
@@ -110,7 +110,7 @@ async def test_a_message_that_does_not_end_costs_its_sender_the_connection() -> 
     assert (await soon(router.receive())).frames[1:] == (b"still here",)
     (line,) = parties.cut
     assert line.startswith("127.0.0.1:")
-    assert line.endswith("bytes that it sent were not taken")
+    assert line.endswith("bytes that it sent were not read")
     await parties.close()
 
 
@@ -130,8 +130,8 @@ async def test_messages_that_wait_cost_it_as_well(parties: Parties) -> None:
 async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_else(
     keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flood_guard, "FREE", 1)
-    monkeypatch.setattr(flood_guard, "FIRST_S", flood_guard.MOST_S)
+    monkeypatch.setattr(flood_guard, "FREE_CUTS", 1)
+    monkeypatch.setattr(flood_guard, "FIRST_DELAY_S", flood_guard.MAX_DELAY_S)
     parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     parties.watch()
@@ -150,18 +150,18 @@ async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_el
         heard = await soon(router.receive())
 
     assert heard.frames[1:] == (b"still here",)
-    assert parties.denied == ["user:ada gets no connection for 60 s: others of its were cut off"]
+    assert parties.denied == ["user:ada cannot connect for 60 s: its connections were cut off"]
     await parties.close()
 
 
 async def test_a_node_that_was_cut_off_connects_again_at_once(
     keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flood_guard, "FREE", 0)
+    monkeypatch.setattr(flood_guard, "FREE_CUTS", 0)
     parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     for _ in range(3):
-        parties.server._watch.backoff.cut("ones-1", keys["node"].public)
+        parties.server._flood_guard.backoff.cut("ones-1", keys["node"].public)
 
     node = await parties.speaker("node")
     node.send(b"here")
@@ -178,10 +178,10 @@ async def test_one_who_has_many_connections_that_are_cut_together_is_blamed_once
     for _ in range(3):
         (await parties.speaker()).send(b"here")
         await soon(router.receive())
-    watch = parties.server._watch
-    watch.notice()
+    watch = parties.server._flood_guard
+    watch.process_events()
 
-    lines = watch.cut_those_ahead(dict.fromkeys(watch.descriptors(), 9 * MIB))
+    lines = watch.cut_flooding(dict.fromkeys(watch.descriptors(), 9 * MIB))
 
     assert len(lines) == 3
     assert [cuts.count for cuts in watch.backoff._cuts.values()] == [1]
@@ -195,11 +195,11 @@ async def test_what_was_taken_counts_no_more_to_the_byte(parties: Parties) -> No
 
     for _ in range(100):
         speaker.send(*frames)
-    (waiting,) = await parties.ahead(100 * sum(map(len, frames)))
+    (waiting,) = await parties.unread_bytes(100 * sum(map(len, frames)))
     for _ in range(100):
         await soon(router.receive())
 
-    (left,) = await parties.ahead(0)
+    (left,) = await parties.unread_bytes(0)
     assert waiting > 7_000_000
     assert left < SLACK
 
@@ -207,17 +207,17 @@ async def test_what_was_taken_counts_no_more_to_the_byte(parties: Parties) -> No
 async def test_who_is_gone_is_not_looked_at(parties: Parties) -> None:
     parties.server.bind("ROUTER", parties.address)
     speaker = await parties.speaker()
-    assert len(await parties.ahead(1)) == 1
-    watch = parties.server._watch
+    assert len(await parties.unread_bytes(1)) == 1
+    watch = parties.server._flood_guard
     (descriptor,) = watch.descriptors()
 
     speaker._socket.disconnect(parties.address)
     async with asyncio.timeout(60.0):
         while watch.descriptors():
-            watch.notice()
+            watch.process_events()
             await asyncio.sleep(0.005)
 
-    assert (watch.ahead(descriptor), watch.cut(descriptor)) == (0, "")
+    assert (watch.unread_bytes(descriptor), watch.cut(descriptor)) == (0, "")
 
 
 def _descriptors(path: Path) -> list[int]:
@@ -233,12 +233,12 @@ def _descriptors(path: Path) -> list[int]:
 def test_a_number_that_is_no_connection_any_more_leaves_nothing_open(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
-        assert ConnectionWatch()._peer(file.fileno(), "") is None
+        assert FloodGuard()._peer(file.fileno(), "") is None
         assert _descriptors(path) == [file.fileno()]
 
 
 def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
-    watch, gone = ConnectionWatch(), list[int]()
+    watch, gone = FloodGuard(), list[int]()
 
     def end(descriptor: int) -> flood_guard._Ended:
         gone.append(descriptor)
@@ -246,17 +246,17 @@ def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
 
     watch._end = end  # type: ignore[method-assign]
 
-    lines = watch.cut_those_ahead({3: 5 * MIB, 4: 7 * MIB, 5: 6 * MIB, 6: 10})
+    lines = watch.cut_flooding({3: 5 * MIB, 4: 7 * MIB, 5: 6 * MIB, 6: 10})
 
     assert gone == [4]
-    assert lines == [f"peer-4 is cut off: {7 * MIB} bytes that it sent were not taken"]
+    assert lines == [f"peer-4 is cut off: {7 * MIB} bytes that it sent were not read"]
 
 
 def test_memory_that_grew_is_noticed_once() -> None:
     sizes = iter([100, 100 + 15 * MIB, 50, 50 + 16 * MIB, 60 + 16 * MIB, 50 + 32 * MIB])
-    growth = flood_guard.Growth(lambda: next(sizes), 16 * MIB)
+    growth = flood_guard.GrowthDetector(lambda: next(sizes), 16 * MIB)
 
-    assert [growth.noticed() for _ in range(5)] == [False, False, True, False, True]
+    assert [growth.detected() for _ in range(5)] == [False, False, True, False, True]
 
 
 def test_a_request_for_a_state_that_does_not_end_is_cut_off() -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.transport.flood_guard import FIRST_S, FORGOTTEN_S, FREE, MOST_S, CutBackoff
+from schemas.transport.flood_guard import (
+    FIRST_DELAY_S,
+    FORGET_AFTER_S,
+    FREE_CUTS,
+    MAX_DELAY_S,
+    ReconnectBackoff,
+)
 
 PORT, OTHER_PORT = "ones-1", "ones-2"
 ADA, BOB = b"ada", b"bob"
 
 
-class Held(CutBackoff):
+class Held(ReconnectBackoff):
     """One whose time stands still."""
 
     def __init__(self) -> None:
@@ -26,11 +32,11 @@ class Held(CutBackoff):
     ("cuts", "wait_s"),
     [
         (0, 0.0),
-        (FREE, 0.0),
-        (FREE + 1, FIRST_S),
-        (FREE + 2, 2 * FIRST_S),
-        (FREE + 4, 8 * FIRST_S),
-        (FREE + 2000, MOST_S),
+        (FREE_CUTS, 0.0),
+        (FREE_CUTS + 1, FIRST_DELAY_S),
+        (FREE_CUTS + 2, 2 * FIRST_DELAY_S),
+        (FREE_CUTS + 4, 8 * FIRST_DELAY_S),
+        (FREE_CUTS + 2000, MAX_DELAY_S),
     ],
 )
 def test_each_cut_beyond_the_first_ones_doubles_the_time(cuts: int, wait_s: float) -> None:
@@ -44,7 +50,7 @@ def test_each_cut_beyond_the_first_ones_doubles_the_time(cuts: int, wait_s: floa
 
 def test_nobody_else_waits_and_nobody_at_another_port() -> None:
     backoff = Held()
-    backoff.cut_times(FREE + 3)
+    backoff.cut_times(FREE_CUTS + 3)
     backoff.cut(PORT, b"")  # of whom nobody knows whose it was
 
     found = [backoff.left_s(*who) for who in ((PORT, BOB), (OTHER_PORT, ADA), (PORT, b""))]
@@ -54,17 +60,17 @@ def test_nobody_else_waits_and_nobody_at_another_port() -> None:
 
 def test_after_some_time_without_a_cut_all_begins_anew() -> None:
     backoff = Held()
-    backoff.cut_times(FREE + 8)
-    backoff.now += FORGOTTEN_S
+    backoff.cut_times(FREE_CUTS + 8)
+    backoff.now += FORGET_AFTER_S
 
-    backoff.cut_times(FREE)
+    backoff.cut_times(FREE_CUTS)
 
     assert backoff.left_s(PORT, ADA) == 0.0
 
 
 def test_a_wait_is_told_of_once_for_each_cut() -> None:
     backoff = Held()
-    backoff.cut_times(FREE + 1)
+    backoff.cut_times(FREE_CUTS + 1)
     told = [backoff.first_refusal(PORT, ADA) for _ in range(2)]
     backoff.cut_times(1)
 
@@ -73,9 +79,9 @@ def test_a_wait_is_told_of_once_for_each_cut() -> None:
 
 def test_a_port_that_is_gone_is_forgotten() -> None:
     backoff = Held()
-    backoff.cut_times(FREE + 3)
-    backoff.cut_times(FREE + 3, port=OTHER_PORT)
+    backoff.cut_times(FREE_CUTS + 3)
+    backoff.cut_times(FREE_CUTS + 3, port=OTHER_PORT)
 
     backoff.port_closed(PORT)
 
-    assert (backoff.left_s(PORT, ADA), backoff.left_s(OTHER_PORT, ADA)) == (0.0, 4 * FIRST_S)
+    assert (backoff.left_s(PORT, ADA), backoff.left_s(OTHER_PORT, ADA)) == (0.0, 4 * FIRST_DELAY_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.errors import MORE_FILES, SettingsError, in_one_line
+from schemas.errors import MORE_FILES_HINT, SettingsError, in_one_line
 
 IN_A_LOADER = (
     "Caught OSError in DataLoader worker process 0.\n"
@@ -27,7 +27,7 @@ IN_A_LOADER = (
         ),
         (
             OSError(24, "Too many open files", "a.npy"),
-            f"OSError: [Errno 24] Too many open files: 'a.npy'; {MORE_FILES}",
+            f"OSError: [Errno 24] Too many open files: 'a.npy'; {MORE_FILES_HINT}",
         ),
         (
             OSError(IN_A_LOADER),

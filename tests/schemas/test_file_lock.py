@@ -52,7 +52,7 @@ def test_a_pid_file_names_its_owner_and_refuses_another(
 
     assert str(refused.value) == (
         f"pid_file: {path} is held by process {owner.pid}; "
-        "stop that one, or give each daemon a pid file of its own"
+        "stop that process, or give each daemon a pid file of its own"
     )
 
 

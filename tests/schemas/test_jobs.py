@@ -123,9 +123,11 @@ def test_a_good_name_is_accepted(name: str) -> None:
     "name", ["", "-a", "_a", "a b", "a/b", "..", "a.b", "größe", "a\n", "x" * 49, "x" * 10_000]
 )
 def test_a_bad_name_is_told_shortened(name: str) -> None:
-    remedy = "use 1 to 48 letters, digits, - or _, beginning with a letter or digit"
+    remedy = "use 1 to 48 letters, digits, - or _, starting with a letter or digit"
 
-    assert problems(spec(name=name)) == (Problem("name", f"{name[:60]!r} is no job name", remedy),)
+    assert problems(spec(name=name)) == (
+        Problem("name", f"{name[:60]!r} is not a job name", remedy),
+    )
 
 
 @pytest.mark.parametrize("family", ["", "x" * (MAX_FAMILY + 1)])
@@ -155,7 +157,7 @@ def test_a_script_outside_workdir_is_refused(script: str) -> None:
     )
 
 
-SHELL = "give the Python file that it runs; words behind it go into args, exports into env"
+SHELL = "give the Python file that it runs; its arguments go into args, exports into env"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_a_variable_that_no_process_can_take_is_refused(name: str, value: str) -
     remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
 
     assert problems(spec(env={name: value})) == (
-        Problem(f"env.{name}", "no usable variable", remedy),
+        Problem(f"env.{name}", "invalid variable", remedy),
     )
 
 
@@ -259,7 +261,7 @@ def test_a_variable_that_each_worker_is_given_is_refused(name: str, remedy: str)
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_batch_holds_at_least_one_sample(size: int) -> None:
     assert problems(spec(batch_size=size)) == (
-        Problem("batch_size", f"{size} is not 1 to {2**40}", "choose one of these"),
+        Problem("batch_size", f"{size} is not 1 to {2**40}", "choose a value in this range"),
     )
 
 
@@ -282,7 +284,9 @@ def test_a_batch_above_what_fits_one_slot_is_accepted_since_it_is_taken_in_passe
 
 @pytest.mark.parametrize("bound", [0, -1])
 def test_a_pass_has_a_sample_at_least(bound: int) -> None:
-    expected = Problem("max_local_batch", f"{bound} is not 1 to {MAX_BATCH}", "choose one of these")
+    expected = Problem(
+        "max_local_batch", f"{bound} is not 1 to {MAX_BATCH}", "choose a value in this range"
+    )
 
     assert problems(spec(max_local_batch=bound)) == (expected,)
 
@@ -295,7 +299,7 @@ def test_limits_equal_to_the_batch_are_accepted() -> None:
 def test_a_learning_rate_is_positive_and_finite(lr: float) -> None:
     remedy = "give a positive finite number, or leave it out to keep the script's"
 
-    assert problems(spec(lr=lr)) == (Problem("lr", f"{lr} is no learning rate", remedy),)
+    assert problems(spec(lr=lr)) == (Problem("lr", f"{lr} is not a learning rate", remedy),)
 
 
 # --- slots
@@ -306,7 +310,7 @@ def test_slots_that_are_no_range_are_refused(slots: tuple[int, int]) -> None:
     assert problems(spec(slots=slots)) == (
         Problem(
             "slots",
-            f"slots [{slots[0]}, {slots[1]}] is no range",
+            f"slots [{slots[0]}, {slots[1]}] is not a range",
             "give [least, most] with 1 <= least <= most",
         ),
     )
@@ -334,7 +338,7 @@ def test_wanted_slots_within_slots_are_accepted(wanted: int) -> None:
 @pytest.mark.parametrize("retries", [-1, 101])
 def test_retries_are_bounded(retries: int) -> None:
     assert problems(spec(retries=retries)) == (
-        Problem("retries", f"{retries} is not 0 to 100", "choose one of these"),
+        Problem("retries", f"{retries} is not 0 to 100", "choose a value in this range"),
     )
 
 
@@ -495,7 +499,7 @@ def test_a_job_of_the_wrong_shape_is_not_decoded(field: str, value: Any) -> None
 
 @pytest.mark.parametrize("priority", [0.0, -1.0, 100.5, math.inf, math.nan])
 def test_a_priority_that_is_no_weight_is_refused(priority: float) -> None:
-    remedy = "give a weight in this range; 1 is as important as others"
+    remedy = "give a weight in this range; 1 is the default"
 
     assert problems(spec(priority=priority)) == (
         Problem("priority", f"{priority} is not 0.01 to 100", remedy),
@@ -528,7 +532,7 @@ def test_a_sweep_has_no_problems() -> None:
 
 
 def test_a_sweep_has_neither_script_nor_batch_of_its_own() -> None:
-    batch = "a sweep has no batch of its own: it counts as its most slots, 4"
+    batch = "a sweep has no batch: its batch size is its maximum of slots, 4"
     remedy = "give batch_size = 4 and max_batch_size = 'keep'"
 
     assert problems(sweep(script="train.py", batch_size=32)) == (
@@ -547,7 +551,7 @@ def test_a_sweep_has_neither_script_nor_batch_of_its_own() -> None:
     [
         ("args", ("--width",), "give what varies in sweep.search.space, the rest in env"),
         ("lr", 0.1, "make it a value of sweep.search.space"),
-        ("record_samples", True, "`ones sweep manifest` has what each model saw"),
+        ("record_samples", True, "`ones sweep manifest` lists the samples of each model"),
         ("stop", StopRule(epochs=3), "give sweep.search.epochs"),
         ("seed", 7, "give sweep.search.seed"),
         ("utility", Utility(value=1.0), "give priority"),
@@ -555,7 +559,7 @@ def test_a_sweep_has_neither_script_nor_batch_of_its_own() -> None:
 )
 def test_what_means_nothing_to_a_sweep_is_refused(field: str, value: Any, remedy: str) -> None:
     assert problems(sweep(**{field: value})) == (
-        Problem(field, "means nothing to a sweep", f"{remedy}, and leave it out"),
+        Problem(field, "does not apply to a sweep", f"{remedy}, and leave it out"),
     )
 
 
@@ -563,8 +567,8 @@ def test_what_is_wrong_with_the_search_is_told_with_its_place() -> None:
     no_epochs = msgspec.structs.replace(SWEEP.search, epochs=0)
 
     for changes, expected in (
-        ({"partitions": 0}, Problem("sweep.partitions", "partitions = 0 is outside 1 to 4096", "choose one inside")),
-        ({"search": no_epochs}, Problem("sweep.search.epochs", "epochs = 0 is outside 1 to 1000000", "choose one inside")),
+        ({"partitions": 0}, Problem("sweep.partitions", "partitions = 0 is outside 1 to 4096", "choose a value in this range")),
+        ({"search": no_epochs}, Problem("sweep.search.epochs", "epochs = 0 is outside 1 to 1000000", "choose a value in this range")),
     ):  # fmt: skip
         assert problems(sweep(sweep=msgspec.structs.replace(SWEEP, **changes))) == (expected,)
 

@@ -18,7 +18,7 @@ ADA, BOB = b"ada", b"bob"
 
 @pytest.fixture(autouse=True)
 def _three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "MAX_OF_KEY", 3)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_KEY", 3)
 
 
 class Port(KeyConnections):
@@ -30,8 +30,8 @@ class Port(KeyConnections):
 
     def opened(self, descriptor: int, key: bytes, *, host: str = HOST) -> bool:
         self.now += 1.0
-        self.accepted(descriptor, PORT, host)
-        return self.admits(PORT, host, key)
+        self.record_opened(descriptor, PORT, host)
+        return self.admit(PORT, host, key)
 
 
 def test_a_key_may_have_so_many_and_is_told_of_once() -> None:
@@ -46,7 +46,7 @@ def test_each_connection_that_goes_makes_room_whether_it_ever_spoke() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
-    port.spoke(0, ADA)
+    port.record_key(0, ADA)
 
     for number in (0, 1):
         port.closed(number)
@@ -59,7 +59,7 @@ def test_a_connection_without_a_handshake_makes_no_room_when_it_goes() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
-    port.accepted(50, PORT, HOST)
+    port.record_opened(50, PORT, HOST)
     port.closed(50)
 
     assert not port.opened(4, ADA)
@@ -79,7 +79,7 @@ def test_a_number_that_is_used_again_is_another_connection() -> None:
     port = Port()
     for _ in range(20):
         assert port.opened(7, ADA)
-        port.spoke(7, ADA)
+        port.record_key(7, ADA)
 
     assert port._counts == {(PORT, ADA): 1}
 
@@ -88,7 +88,7 @@ def test_of_a_port_that_is_closed_nothing_is_left() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
-    port.spoke(0, ADA)
+    port.record_key(0, ADA)
 
     port.port_closed(PORT)
 
@@ -116,10 +116,10 @@ def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
         if what == "open" and port.opened(number, key, host=host):
             there[number] = key
         elif what in {"open", "knock"}:  # refused, or no handshake at all
-            port.accepted(number, PORT, host)
+            port.record_opened(number, PORT, host)
             there.pop(number, None)
         elif what == "speak" and number in there:
-            port.spoke(number, there[number])
+            port.record_key(number, there[number])
         elif what == "close":
             port.closed(number)
             there.pop(number, None)
@@ -130,7 +130,7 @@ def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
         assert max(counted.values(), default=0) <= 4
 
     for number, key in there.items():
-        port.spoke(number, key)
+        port.record_key(number, key)
     for number in list(port._open):
         if number not in there:
             port.closed(number)
@@ -141,18 +141,18 @@ def test_what_was_said_is_counted_for_its_key_while_the_connection_is_open() -> 
     port = Port()
     for number, key in enumerate((ADA, ADA, BOB)):
         port.opened(number, key)
-        port.spoke(number, key)
+        port.record_key(number, key)
 
-    assert [port.says(number, 10) for number in range(3)] == [10, 20, 10]
+    assert [port.count_kept_bytes(number, 10) for number in range(3)] == [10, 20, 10]
     port.closed(0)
-    assert [port.says(number, 1) for number in range(3)] == [None, 11, 11]
+    assert [port.count_kept_bytes(number, 1) for number in range(3)] == [None, 11, 11]
     port.port_closed(PORT)
-    assert not port._said
+    assert not port._kept_bytes
 
 
 def test_who_is_cut_off_before_his_message_was_whole_is_known_by_his_handshake() -> None:
     port = Port()
-    port.accepted(1, PORT, HOST)  # somebody who never shakes hands
+    port.record_opened(1, PORT, HOST)  # somebody who never shakes hands
     port.opened(2, ADA)
 
     assert [port.cut(each) for each in (2, 1, 7)] == [ADA, b"", b""]
@@ -163,7 +163,7 @@ def test_who_spoke_is_known_whoever_else_is_silent() -> None:
     port = Port()
     port.opened(1, BOB)
     port.opened(2, ADA)
-    port.spoke(2, ADA)
+    port.record_key(2, ADA)
 
     assert (port.is_of(2, ADA), port.is_of(2, BOB), port.is_of(7, ADA)) == (True, False, False)
     assert port.cut(2) == ADA
@@ -172,8 +172,8 @@ def test_who_spoke_is_known_whoever_else_is_silent() -> None:
 
 def test_nobody_is_blamed_for_another_one_of_his_host() -> None:
     port = Port()
-    port.accepted(1, PORT, HOST)  # shakes hands late
+    port.record_opened(1, PORT, HOST)  # shakes hands late
     port.opened(2, ADA)
-    port.admits(PORT, HOST, BOB)
+    port.admit(PORT, HOST, BOB)
 
     assert port.cut(1) == b""

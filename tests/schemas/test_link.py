@@ -294,7 +294,7 @@ async def test_a_connection_that_has_the_number_of_one_that_is_gone_is_not_cut(
 async def test_of_connections_that_were_cut_so_many_are_remembered(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "REMEMBERED", 2)
+    monkeypatch.setattr(sockets, "MAX_REMEMBERED_CUTS", 2)
     router = house.server.bind("ROUTER", free_address())
 
     for number in range(5):
@@ -373,7 +373,7 @@ async def test_an_unknown_key_is_denied_and_told_and_others_go_on(house: House) 
 async def test_one_key_has_so_many_connections_to_a_port_and_others_connect(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "MAX_OF_KEY", 3)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_KEY", 3)
     addresses = free_address(), free_address()
     routers = [house.server.bind("ROUTER", address) for address in addresses]
     first, other = addresses
@@ -399,7 +399,7 @@ async def test_one_key_has_so_many_connections_to_a_port_and_others_connect(
         assert wire.send(b"here")
         assert (await soon(routers[0].receive())).identity == ADA
 
-    assert house.denied == ["user:ada has 1000 connections to one port, as many as may be"]
+    assert house.denied == ["user:ada has 1000 connections to one port, the maximum"]
     many[0].close()
     await connected(Socket(late))
     late.close()
@@ -407,17 +407,17 @@ async def test_one_key_has_so_many_connections_to_a_port_and_others_connect(
 
 async def until_counted(house: House, connections: int) -> None:
     """The server knows of so many."""
-    watch = house.server._watch
+    watch = house.server._flood_guard
     async with asyncio.timeout(BOUND_S):
         while watch.keys._counts.total() != connections:
-            watch.notice()
+            watch.process_events()
             await asyncio.sleep(0.005)
 
 
 async def test_who_only_listens_counts_as_well_and_is_forgotten_when_he_goes(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "MAX_OF_KEY", 2)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_KEY", 2)
     address = free_address()
     house.server.bind("XPUB", address)
     link = house.link("ada")
@@ -745,7 +745,7 @@ def test_a_key_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) ->
         load_keys(secret)
 
     assert str(refused.value) == (
-        f"{secret} can be used by others than its owner (mode {mode:o}); chmod 600 {secret}"
+        f"{secret} is accessible to other users (mode {mode:o}); chmod 600 {secret}"
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from schemas.transport import Socket, flood_guard, unix_flood_guard
-from schemas.transport.unix_flood_guard import LocalWatch
+from schemas.transport.unix_flood_guard import UnixFloodGuard
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
 from tests.support.zmtp import speak_without_end
 
@@ -34,7 +34,7 @@ class Party:
         self._watching: asyncio.Task[None] | None = None
 
     @property
-    def watch(self) -> LocalWatch:
+    def watch(self) -> UnixFloodGuard:
         (found,) = self._links[0]._local
         return found
 
@@ -53,7 +53,7 @@ class Party:
         lines: list[str] = []
         async with asyncio.timeout(60.0):
             while True:
-                lines += self.watch.notice()[0]
+                lines += self.watch.process_events()[0]
                 if self.watch.count == connections:
                     return lines
                 await asyncio.sleep(0.005)
@@ -68,7 +68,7 @@ class Party:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_flood_guard, "EVERY_S", 0.005)
+    monkeypatch.setattr(unix_flood_guard, "CHECK_INTERVAL_S", 0.005)
 
 
 @pytest.fixture
@@ -100,24 +100,26 @@ async def test_a_message_that_does_not_end_costs_its_sender_the_connection(
 
     assert (await soon(party.router.receive())).frames[1:] == (b"still here",)
     assert sent > MIB
-    assert party.cut == [f"{ME} is cut off: it sends more than is taken"]
+    assert party.cut == [f"{ME} is cut off: it sends more than is read"]
 
 
 async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party: Party) -> None:
     now = 0
     party.watch._memory = lambda: now
-    party.watch._calm()
+    party.watch._reset()
     party.begin()
     honest = await party.speaker()
     cut = events_of(honest, zmq.Event.DISCONNECTED)
 
-    now = unix_flood_guard.MOST_GROWTH + 6 * MIB
+    now = unix_flood_guard.MAX_GROWTH_BYTES + 6 * MIB
     await soon(cut)
     again = await party.speaker()
     assert again.send(b"back")
 
     assert (await soon(party.router.receive())).frames[1:] == (b"back",)
-    assert party.cut == ["all have to connect again: 70 MiB more are in use, and nobody stands out"]
+    assert party.cut == [
+        "all connections are cut: 70 MiB more are in use, and no connection stands out"
+    ]
 
 
 async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) -> None:
@@ -125,10 +127,10 @@ async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) ->
 
     def memory() -> int:
         seen.append(len(seen))
-        return min(len(seen) * MIB, unix_flood_guard.MOST_GROWTH - 1)
+        return min(len(seen) * MIB, unix_flood_guard.MAX_GROWTH_BYTES - 1)
 
     party.watch._memory = memory
-    party.watch._least, party.watch._next_look = 0, unix_flood_guard.GROWTH
+    party.watch._minimum, party.watch._next_check_bytes = 0, unix_flood_guard.CHECK_GROWTH_BYTES
     honest = await party.speaker()
     party.begin()
 
@@ -144,7 +146,7 @@ async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) ->
 async def test_one_user_has_so_many_connections(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unix_flood_guard, "MAX_OF_USER", 2)
+    monkeypatch.setattr(unix_flood_guard, "MAX_CONNECTIONS_PER_USER", 2)
     honest = [await party.speaker() for _ in range(2)]
     await party.until_counted(2)
 
@@ -152,7 +154,7 @@ async def test_one_user_has_so_many_connections(
     lines: list[str] = []
     async with asyncio.timeout(60.0):
         while not lines:
-            lines += party.watch.notice()[0]
+            lines += party.watch.process_events()[0]
             await asyncio.sleep(0.005)
     assert all(each.send(b"here") for each in honest)
     heard = [(await soon(party.router.receive())).frames[1:] for _ in honest]
@@ -171,24 +173,24 @@ def test_a_user_has_no_more_connections_than_a_quarter_of_the_files(
 ) -> None:
     for soft, most in (
         (64, 16),
-        (1 << 20, unix_flood_guard.MAX_OF_USER),
-        (-1, unix_flood_guard.MAX_OF_USER),
+        (1 << 20, unix_flood_guard.MAX_CONNECTIONS_PER_USER),
+        (-1, unix_flood_guard.MAX_CONNECTIONS_PER_USER),
     ):
         monkeypatch.setattr(unix_flood_guard.resource, "getrlimit", lambda _, soft=soft: (soft, -1))
-        assert unix_flood_guard.most_of_user() == most
+        assert unix_flood_guard.max_connections_per_user() == most
 
 
 async def test_who_connects_and_goes_without_end_leaves_the_loop_to_others(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flood_guard, "MOST_EVENTS", 4)
+    monkeypatch.setattr(flood_guard, "MAX_EVENTS", 4)
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as wire:
             wire.connect(str(party.path))
     turns = []
     async with asyncio.timeout(60.0):
         while sum(turns) < 8:  # most of 40 events, four at a time
-            _, more = party.watch.notice()
+            _, more = party.watch.process_events()
             turns.append(more)
             await asyncio.sleep(0.005)
 
@@ -200,6 +202,9 @@ async def test_what_an_honest_one_said_and_nobody_took_yet_is_little(
 ) -> None:
     await party.speaker()
     await party.until_counted(1)
-    for unread, behind in ((unix_flood_guard.UNREAD, 0), (unix_flood_guard.UNREAD + 1, 1)):
+    for unread, behind in (
+        (unix_flood_guard.MAX_KERNEL_BYTES, 0),
+        (unix_flood_guard.MAX_KERNEL_BYTES + 1, 1),
+    ):
         monkeypatch.setattr(unix_flood_guard, "_unread", lambda *_, unread=unread: unread)
-        assert len(await party.watch._cut_those_behind()) == behind
+        assert len(await party.watch._cut_flooding()) == behind

@@ -10,7 +10,7 @@ from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
 from schemas.session import (
     MAX_HELD,
     MAX_RESENT,
-    SPOOL_FULL,
+    MAX_SPOOLED,
     AgentSession,
     Apply,
     Condition,
@@ -602,10 +602,10 @@ def test_a_pulse_tells_what_is_committed_too() -> None:
 
 
 def test_a_full_spool_says_so_until_the_controller_catches_up() -> None:
-    session = welcomed(said=SPOOL_FULL - 1)
+    session = welcomed(said=MAX_SPOOLED - 1)
     assert not session.spool_full
 
-    session.happened(started(pid=SPOOL_FULL))
+    session.happened(started(pid=MAX_SPOOLED))
     assert session.spool_full
 
     session.receive(EventsCommitted(boot=BOOT, through=1), at(1.0))

@@ -68,11 +68,11 @@ def test_safe_changes_are_taken_over_and_others_named_and_left(
     assert daemon.reload.current == Settings(grace_s=3.0)
     assert said == [
         {
-            "event": "setting not changed: it needs a restart",
+            "event": "setting not changed: needs a restart",
             "field": "listen.port",
             "log_level": "warning",
         },
-        {"event": "setting not changed: it needs a restart", "field": "name", "log_level": "warning"},
+        {"event": "setting not changed: needs a restart", "field": "name", "log_level": "warning"},
         {
             "event": "settings reloaded",
             "changed": ["grace_s"],

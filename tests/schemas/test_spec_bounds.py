@@ -191,7 +191,7 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
     stop = StopRule(metric=metric, at_least=0.5)
     found = problems(JobSpec(name="a", script="train.py", batch_size=1, stop=stop))
 
-    what = f"{metric[:60]!r} is no name of a metric"
+    what = f"{metric[:60]!r} is not a metric name"
     assert found == (Problem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters"),)
 
 
@@ -202,14 +202,16 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
             {"slots": (1, MAX_SLOTS + 1)},
             Problem(
                 "slots",
-                f"slots: the most, {MAX_SLOTS + 1}, is above {MAX_SLOTS}",
-                "give as many as could ever help",
+                f"slots: the maximum {MAX_SLOTS + 1} exceeds {MAX_SLOTS}",
+                "lower the maximum",
             ),
         ),
         (
             {"max_local_batch": MAX_BATCH + 1},
             Problem(
-                "max_local_batch", f"{MAX_BATCH + 1} is not 1 to {MAX_BATCH}", "choose one of these"
+                "max_local_batch",
+                f"{MAX_BATCH + 1} is not 1 to {MAX_BATCH}",
+                "choose a value in this range",
             ),
         ),
         (
@@ -222,7 +224,7 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
         ),
         (
             {"python": "a\0b"},
-            Problem("python", "it is no path", "give one without NUL bytes, in UTF-8"),
+            Problem("python", "it is not a path", "give one without NUL bytes, in UTF-8"),
         ),
         (
             {"env": {f"A{number}": "" for number in range(MAX_VARIABLES + 1)}},
@@ -232,7 +234,7 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
                 "put them into a file of the working directory",
             ),
         ),
-        ({"family": NO_TEXT}, Problem("family", "it is no text in Unicode", "write it in UTF-8")),
+        ({"family": NO_TEXT}, Problem("family", "it is not valid Unicode", "write it in UTF-8")),
         (
             {"utility": Utility(value=1.0, deadline_s=1e300)},
             Problem(

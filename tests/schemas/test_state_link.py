@@ -126,12 +126,12 @@ def test_a_state_comes_whole_into_a_file(sources: Sources, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        pytest.param("hanging", "no answer within 1 s", marks=pytest.mark.slow),
-        ("gone", "nobody listens there: Connection refused"),
-        ("other", "it is not here"),
-        ("damaged", "a state whose digest is"),
-        ("short", "a piece that is cut"),
-        ("endless", "a state of"),
+        pytest.param("hanging", "no reply within 1 s", marks=pytest.mark.slow),
+        ("gone", "no process listens there: Connection refused"),
+        ("other", "not available here"),
+        ("damaged", "the digest of the state is"),
+        ("short", "truncated piece"),
+        ("endless", "invalid size of"),
     ],
 )
 def test_a_source_that_gives_nothing_is_passed_over(sources: Sources, kind: str, why: str) -> None:
@@ -175,7 +175,7 @@ def test_a_source_that_dies_while_it_gives_is_given_up_at_once(sources: Sources)
 
 
 def test_what_nobody_waits_for_any_more_is_given_up(sources: Sources) -> None:
-    with pytest.raises(StateUnavailableError, match="nobody wants it any more"):
+    with pytest.raises(StateUnavailableError, match="not needed any more"):
         fetch_state(
             [sources.hanging(), sources.hanging()], ASKED, MemoryTarget(), lambda: None,
             piece_s=60.0, stopped=lambda: True,
@@ -210,8 +210,8 @@ def test_a_server_answers_what_is_right_among_what_is_not(sources: Sources) -> N
     said = [FROM_STATES.decode(answer[0]) for answer in answers]
     total = len(header_of(FRAMES, DIGEST)) + sum(map(len, FRAMES))
     assert said == [
-        StateRefused(digest="../../etc", why="it is not here"),
-        StateRefused(digest=DIGEST, why="it is not here"),
+        StateRefused(digest="../../etc", why="not available here"),
+        StateRefused(digest=DIGEST, why="not available here"),
         StatePiece(digest=DIGEST, offset=0, total=total),
     ]
     assert sum(map(len, answers[2][1:])) == PIECE
@@ -255,7 +255,7 @@ def test_what_find_raises_is_a_refusal(sources: Sources) -> None:
     def find(_: AskState) -> Parts:
         raise FileNotFoundError
 
-    with pytest.raises(OnesError, match="it is not here"):
+    with pytest.raises(OnesError, match="not available here"):
         fetched(sources.of(find))
 
 

@@ -68,7 +68,7 @@ def test_a_search_is_read_as_its_user_writes_it() -> None:
     ("spec", "field", "what"),
     [
         (search({}), "space", "space is empty"),
-        (search({"a b": LR}), "space.a b", "'a b' is no name of an argument"),
+        (search({"a b": LR}), "space.a b", "'a b' is not an argument name"),
         (search({"lr": Parameter()}), "space.lr", "has no values"),
         (
             search({"lr": Parameter(choice=(1,), uniform=(0, 1))}),
@@ -78,12 +78,12 @@ def test_a_search_is_read_as_its_user_writes_it() -> None:
         (search({"lr": choice()}), "space.lr", "has 0 values"),
         (search({"lr": choice(1, 1)}), "space.lr", "repeats a value"),
         (search({"lr": choice(1.0, math.nan)}), "space.lr", "has nan"),
-        (search({"lr": uniform(1, 0)}), "space.lr", "is no range"),
-        (search({"lr": uniform(0, math.inf)}), "space.lr", "is no range"),
+        (search({"lr": uniform(1, 0)}), "space.lr", "is not a range"),
+        (search({"lr": uniform(0, math.inf)}), "space.lr", "is not a range"),
         (search({"n": integer(0, 2**70)}), "space.n", "goes beyond 2**53"),
         (search({"n": choice(2**70)}), "space.n", "a whole number beyond 2**53"),
         (search({"text": choice("a" * 2**17)}), "space", "space takes 131092 bytes"),
-        (search({"lr": uniform(-1.7e308, 1.7e308)}), "space.lr", "is wider than numbers go"),
+        (search({"lr": uniform(-1.7e308, 1.7e308)}), "space.lr", "exceeds the range of numbers"),
         (search({f"v{n}": LR for n in range(257)}), "space", "space has 257 values"),
         (
             search({f"v{n}": LR for n in range(11)}, RandomSearch(10_000)),

@@ -93,9 +93,9 @@ def test_everything_that_is_wrong_with_a_controllers_file_is_named_at_once(
         "store.log_bytes_per_job: Expected `int` >= 0; write log_bytes_per_job = 1073741824",
         "store.snapshot_bytes: Expected `int`, got `str`; write snapshot_bytes = 536870912",
         "silence.lost_s: 30.0 is not above silence.suspect_s (40.0); raise it",
-        f"keys.server: {secret} can be used by others than its owner (mode 644); chmod 600 {secret}",
+        f"keys.server: {secret} is accessible to other users (mode 644); chmod 600 {secret}",
         f'keys.authorised: {keys}/authorised.toml: key[0].public: is missing; write public = "40 characters"',
-        f"pid_file: {home}/file is no folder; choose another one",
+        f"pid_file: {home}/file is not a folder; choose another folder",
         f"listen.feed: port {taken} is that of listen.agents, too; give each its own",
     ]
     assert [line[:46] for line in lines if "choose one of" in line] == [
@@ -131,9 +131,9 @@ def test_everything_that_is_wrong_with_an_agents_file_is_named_at_once(
         "kill_grace_s: Expected `float` >= 0.0; write kill_grace_s = 10.0",
         "devices: slots: the node offers none; set slots to 1 or more",
         f"key: {home}/keys/node-2.key_secret: No such file or directory; check the path",
-        f"address: 192.0.2.1 is no address of this host ({cannot}); give one of its own",
-        f"work: {home}/file is no folder; choose another one",
-        "python: no program 'no-such-python'; give an interpreter of this host, or leave it out",
+        f"address: 192.0.2.1 is not an address of this host ({cannot}); give an address of this host",
+        f"work: {home}/file is not a folder; choose another folder",
+        "python: program 'no-such-python' not found; give an interpreter of this host, or leave it out",
     ]
 
 
@@ -176,7 +176,7 @@ def test_a_port_of_the_very_controller_is_free_and_that_of_another_is_not(
     assert code == 2
     assert len(lines) == 1
     assert lines[0].startswith(f"listen.feed: port {taken} is in use by ")
-    assert lines[0].endswith(f"(pid {os.getpid()}); choose another one, or stop what listens there")
+    assert lines[0].endswith(f"(pid {os.getpid()}); choose another port, or stop that process")
 
 
 def test_programs_get_the_problems_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,9 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str | None, w
 def test_a_value_that_cannot_be_accepted_is_named_with_a_remedy(file: Path) -> None:
     file.write_text(JOB.replace("[1, 4]", "[4, 1]"))
 
-    with pytest.raises(BadFieldError, match=r"slots: slots \[4, 1\] is no range; give") as refused:
+    with pytest.raises(
+        BadFieldError, match=r"slots: slots \[4, 1\] is not a range; give"
+    ) as refused:
         load_job(file)
     assert refused.value.field == "slots"
 

@@ -24,7 +24,7 @@ async def test_subscriptions_without_number_cost_their_sender_the_connection(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_feed, "MAX_SAID", 4096)
-    watch = house.controller._link._watch
+    watch = house.controller._link._flood_guard
     refused: list[tuple[str, str]] = []
     monkeypatch.setattr(
         house.controller._feed._audit,

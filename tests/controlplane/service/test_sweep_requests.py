@@ -106,19 +106,19 @@ def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
         ({"change": "resume", "trial": 0}, "trial: 0 is not paused"),
         ({"change": "add", "parent": -1}, "parent: there is no trial -1"),
         ({"change": "add", "values": {"lr": 0.1}}, "values.kind is missing"),
-        ({"change": "add", "values": {"rate": 1}}, "values.rate is no value of this sweep"),
+        ({"change": "add", "values": {"rate": 1}}, "values.rate is not a value of this sweep"),
         (
             {"change": "add", "values": {"lr": 0.1, "kind": "c"}},
-            "values.kind = 'c' is none of its choices",
+            "values.kind = 'c' is not one of its choices",
         ),
-        ({"change": "add", "values": {"lr": "x", "kind": "a"}}, "values.lr = 'x' is no number"),
+        ({"change": "add", "values": {"lr": "x", "kind": "a"}}, "values.lr = 'x' is not a number"),
         (
             {"change": "add", "values": {"lr": 0.1, "kind": "a", "layers": 1}},
-            "values.layers goes only with kind in ['b']",
+            "values.layers applies only with kind in ['b']",
         ),
         (
             {"change": "add", "values": {"lr": 0.1, "kind": "b", "layers": 1.5}},
-            "values.layers = 1.5 is no whole number",
+            "values.layers = 1.5 is not an integer",
         ),
     ],
 )

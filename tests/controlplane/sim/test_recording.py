@@ -442,7 +442,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         (b'"b-2"', b'"a-1"', "FILE:4: 'a-1' is there twice; delete one"),
         (b'"family":"m","spec"', b'"family":"n","spec"', "FILE:3: job a-1: nothing is known of"),
         (b'"ended_after_s":60.5', b'"ended_after_s":null', "FILE:3: job a-1 was cancelled, nobody"),
-        (b'"slots":[1,4]', b'"slots":[5,4]', "FILE:3: job a-1: slots: slots [5, 4] is no range"),
+        (b'"slots":[1,4]', b'"slots":[5,4]', "FILE:3: job a-1: slots: slots [5, 4] is not a range"),
         (b'"script":"train.py"', b'"script":7', "FILE:3: Expected `str`, got `int`"),
     ],
 )

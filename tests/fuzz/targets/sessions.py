@@ -67,7 +67,7 @@ def agent(data: bytes) -> None:
                 encode(output.numbered)
         assert len(outputs) <= 2 + happened // MAX_RESENT + 1
         assert len(session.spool) <= happened
-        assert len(session._unanswered) <= STEPS
+        assert len(session._pending) <= STEPS
         assert session.alone_s(Seconds(now)) >= 0.0
         assert session.sent == happened
 

@@ -20,7 +20,13 @@ from schemas.host.state_files import (
     read_frames,
     split_frames,
 )
-from schemas.transport.state_transfer import PIECE, MemoryTarget, _Request, _slices, _take
+from schemas.transport.state_transfer import (
+    PIECE,
+    MemoryTarget,
+    _piece_views,
+    _Request,
+    _store_piece,
+)
 from schemas.wire.files import AskState
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
@@ -74,10 +80,10 @@ def fetched_states(data: bytes) -> None:
             break
         request.more()
         body = hostile_bytes(choices, FROM_STATES.tags, known)
-        parts = [bytes(part) for part in _slices([content], choices.pick((0, 0, 1)))]
+        parts = [bytes(part) for part in _piece_views([content], choices.pick((0, 0, 1)))]
         frames: Any = [zmq.Frame(body), *map(zmq.Frame, parts if choices.often() else [])]
         try:
-            _take(frames, request, target)
+            _store_piece(frames, request, target)
         except OnesError:
             return
     assert len(target.content) <= max(len(content), PIECE * 16)
