@@ -1,4 +1,4 @@
-"""What a policy learns from: the core's announcements, telemetry, and the history of both."""
+"""Events that a policy learns from, made from records, telemetry and the history of jobs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,14 @@ from schemas.jobs import ENDED
 from schemas.wire.agent import StepsReported
 from schemas.wire.client import Decision, EpochInfo
 
-KEPT_JOBS: Final = 1000  # that a search learns from again when it begins anew
-KEPT_EPOCHS: Final = 50  # of each
+KEPT_JOBS: Final = 1000  # jobs that a restarted search learns from
+KEPT_EPOCHS: Final = 50  # epochs of each job
 
 
 def of_record(record: Record, state: State) -> PolicyEvent | None:
-    """What a record of the last input teaches.
+    """Return the policy event of a record of the last input, or None if it has none.
 
-    Args:
-        record: of any kind; most teach nothing.
-        state: of the core behind that input.
-
-    Returns:
-        None if a policy learns nothing from it.
+    `state` is the state after that input.
     """
     job = state.jobs.get(record.job)
     learnt = _of_record(record, job) if job is not None else None
@@ -68,11 +63,7 @@ def _of_record(record: Record, job: Job) -> PolicyEvent | None:
 
 
 def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
-    """What telemetry teaches, while its group is in force.
-
-    Returns:
-        None if they are of a group that does not train any more.
-    """
+    """Return the policy event of telemetry, or None if its group does not train any more."""
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
         return None
@@ -101,10 +92,9 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
 
 
 def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]]:
-    """Everything worth learning again, and when it happened; oldest first.
+    """Return past events of `jobs` with their times, oldest first, for a policy that starts.
 
-    Args:
-        jobs: to learn from, oldest first; of very many the latest.
+    Only the latest `KEPT_JOBS` of `jobs` (oldest first) are used.
     """
     found: list[tuple[Seconds, PolicyEvent]] = []
     for job in deque(jobs, maxlen=KEPT_JOBS):
@@ -140,7 +130,7 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
 
 
 def _gain(job: Job, decision: Decision) -> GainSeen | None:
-    """What a decision promised, and what came of it; None if that was not measured."""
+    """Return the promised and the measured gain of a decision, or None if it was not measured."""
     numbers = decision.numbers
     before, then = numbers.get("speed_now"), numbers.get("speed_then")
     if not before or then is None or REALISED not in numbers:
@@ -155,7 +145,7 @@ def _gain(job: Job, decision: Decision) -> GainSeen | None:
 
 
 def _stop_metric(job: Job, info: EpochInfo) -> float | None:
-    """What the epoch reported of the metric that its stop rule is on."""
+    """Return the epoch's value of the metric in the job's stop rule."""
     stop = job.spec.stop
     return info.metrics.get(stop.metric) if stop is not None and stop.metric else None
 

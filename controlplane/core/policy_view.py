@@ -1,4 +1,4 @@
-"""The view that policies decide on, built again and again; what did not change is kept."""
+"""Views of the cluster for policies, built incrementally."""
 
 from __future__ import annotations
 
@@ -20,20 +20,16 @@ from schemas.sweeps import MAX_METRIC
 
 
 class ViewBuilder:
-    """Builds views of one state; of a job that nothing touched since, the last one is good."""
+    """Builder of views of one state; views of unchanged jobs and slots are reused."""
 
     def __init__(self, state: State) -> None:
-        """Build views of `state`.
-
-        Args:
-            state: as it is now and later; it is only read.
-        """
+        """Build views of `state`, which is only read."""
         self._state = state
         self._jobs: dict[JobId, JobView] = {}  # in order of arrival
         self._stale: dict[JobId, None] = {}  # in the order of their changes
         self._whole = True  # any job may have changed
-        self._overrides = False  # there were jobs under a manual override
-        self._swaps = False  # there were jobs that trade slots
+        self._overrides = False  # True: the last view had jobs under a manual override
+        self._swaps = False  # True: the last view had jobs that trade slots
         self._row: list[SlotView] = []  # of the last view
         self._places: dict[SlotId, int] = {}
         self._held = 0
@@ -41,13 +37,13 @@ class ViewBuilder:
         self._slots: dict[tuple[SlotId, str, str, int, bool, bool, bool], SlotView] = {}
 
     def touch(self, jobs: Mapping[JobId, None]) -> None:
-        """These may have changed."""
+        """Mark jobs as possibly changed."""
         self._stale |= jobs
 
     def view(self) -> ClusterView:
-        """Active jobs, and slots of nodes that are not lost.
+        """Return the active jobs and the slots of nodes that are not lost.
 
-        Jobs under a manual override are not in it, nor is what their orders wait for.
+        Jobs under a manual override, and free slots that their orders need, are left out.
         """
         slots = tuple(self._all_slots())
         self._look_at_jobs()
@@ -71,7 +67,7 @@ class ViewBuilder:
         self._stale, self._whole, self._overrides = {}, False, bool(overrides)
 
     def _all_slots(self) -> list[SlotView]:
-        """The row of slots; only those that changed are looked at again."""
+        """Return all slot views; only changed slots are rebuilt."""
         state, slot_index = self._state, self._state.slot_index
         held = sum(
             max(0, (job.override.slots or 0) - len(job.members()))
@@ -100,7 +96,7 @@ class ViewBuilder:
     def _whole_row(
         self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]
     ) -> list[SlotView]:
-        """Every slot; some are held back, for jobs under a manual override or that trade slots."""
+        """Rebuild all slot views; withhold slots for overridden jobs and for swaps."""
         taken, slots = self._state.slot_index.is_taken, []
         for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:
@@ -124,7 +120,7 @@ class ViewBuilder:
         usable: bool,
         leaving: bool,
     ) -> SlotView:
-        """One view for each way that a slot can be; `what` says what its hardware is."""
+        """Return the cached view of a slot; `what` has its hardware."""
         up = node.usable
         host_cores = node.spec.cores
         key = (name, what.kind, what.model, host_cores, usable, leaving, up)
@@ -145,13 +141,12 @@ class ViewBuilder:
 
 
 def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView:
-    """One job as a policy may see it.
+    """Return a job as policies may see it.
 
     Args:
-        job: in any phase. While it changes, the group that it changes to is the one that it runs
-            on.
-        trades_to: slots and local batches (samples per step) that it is to have when it has traded
-            places with others: it runs there already, and nobody may move it.
+        job: in any phase. During a change its view has the slots of the new group.
+        trades_to: slots and local batches (samples per step) after a swap; the view shows the job
+            there already, and as not movable.
     """
     spec, status, progress = job.spec, job.status, job.progress
     account, attempts, group = job.accounting, job.attempts, status.group
@@ -199,14 +194,14 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
 
 
 def _rule(stop: StopRule | None) -> StopRule | None:
-    """A job's stop rule as a policy reads it: former releases bounded neither numbers nor names."""
+    """Return a job's stop rule with bounds: older releases bounded neither numbers nor names."""
     if stop is None or stop.metric is None or len(stop.metric) <= MAX_METRIC:
         return stop if stop is None else bounded(stop)
     return bounded(replace(stop, metric=stop.metric[:MAX_METRIC]))
 
 
 def _is_movable(status: JobStatus) -> bool:
-    """Whether a plan may start the job, or change its group."""
+    """True if a plan may start the job or change its group."""
     if isinstance(status, Running):
         return not status.script.finished
     return isinstance(status, Queued | Paused)
