@@ -78,7 +78,6 @@ def _alike(state: State, one: SlotId, other: SlotId) -> bool:
 
 
 def _kind(state: State, slot: SlotId) -> tuple[str, str]:
-    """Return the kind and the model of a slot."""
     node = state.slot_index.slots()[slot]
     index = int(slot.rpartition("/")[2])
     return next((one.kind, one.model) for one in node.spec.slots if one.index == index)

@@ -1,6 +1,6 @@
-"""Copies of a journal: taken beside whoever writes it, put back, and made small.
+"""Backup, restore, compaction and verification of journals.
 
-Whether a journal means what it says: its inputs are handled again, and all of it is compared.
+Verification handles all inputs again and compares the results with the stored events and snapshots.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
     """Copy a journal as it is at one moment, also while a controller writes it.
 
     Args:
-        copy: file that is written, whole or not at all.
+        copy: file to write, completely or not at all.
 
     Raises:
-        JournalError: if `copy` is there, there is no room, or what was copied is damaged.
+        JournalError: if `copy` exists, there is no room, or the copied data is damaged.
     """
     if copy.exists() and not force:
         raise JournalError(f"{copy} is there already", FORCE)
@@ -65,21 +65,21 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
 
 
 def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
-    """Put a copy in the place of a journal that nobody writes.
+    """Replace a journal that no controller uses by a copy.
 
-    The next incarnation's term is above all that any node may have heard of.
+    The term of the next incarnation will be above every term that a node may have seen.
 
     Args:
-        copy: as `back_up` made it, or any journal at rest.
-        journal: where a controller will look for it.
-        force: also if there is a journal with inputs.
+        copy: made by `back_up`, or any journal at rest.
+        journal: path where a controller will look for it.
+        force: True also replaces a journal that has inputs.
 
     Returns:
-        Where the former journal is now; None if there was none.
+        New path of the former journal; None if there was none.
 
     Raises:
-        JournalError: if a controller runs there, or has been there; if the copy is damaged; if
-            there is no room. The former journal is then where it was.
+        JournalError: if a controller runs there, the journal has inputs, the copy is damaged, or
+            there is no room. The former journal is then unchanged.
     """
     with _held(journal), _refused_as_journal_errors(journal):
         if journal.exists() and not force and _has_inputs(journal):
@@ -103,20 +103,19 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
 
 
 def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
-    """Make a journal that nobody writes as small as it can be.
+    """Shrink a journal that no controller uses as far as possible.
 
     Args:
-        journal: of a controller that does not run.
-        keep: what is kept beside what a restart needs.
+        keep: what is kept in addition to what a restart needs.
         now: seconds since the epoch.
 
     Returns:
-        Bytes of its file before and afterwards.
+        Bytes of the file before and after.
 
     Raises:
         JournalError: if a controller runs, the journal is damaged, or there is no room for a
-            second copy of it meanwhile.
-        CoreError: if its inputs are none that this release could have taken.
+            temporary second copy.
+        CoreError: if this release cannot handle the inputs.
     """
     with _held(journal), _refused_as_journal_errors(journal):
         if not journal.is_file():
@@ -132,7 +131,7 @@ def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
 
 
 def _prove(copy: Path, original: Path) -> None:
-    """A copy has a good state, and no damage of the past that is not the original's, too."""
+    """Check that a copy has a good state, and no damage that the original does not have."""
     with contextlib.closing(Reader(copy)) as reader:
         problems = list(reader.problems_of_state())
         past = reader.problems_of_past()
@@ -153,11 +152,11 @@ def _has_inputs(journal: Path) -> bool:
         with contextlib.closing(Reader(journal)) as reader:
             return reader.first_and_last() != (0, 0)
     except JournalError:
-        return True  # whatever it is
+        return True  # damaged, but not empty
 
 
 def _set_aside(journal: Path) -> Path | None:
-    """Rename a journal with all of its files; the newest is found by its time."""
+    """Rename a journal with all of its files; the new name has the time."""
     if not journal.exists():
         return None
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
@@ -171,7 +170,7 @@ def _set_aside(journal: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _held(journal: Path) -> Iterator[None]:
-    """No controller begins meanwhile."""
+    """Keep controllers from starting meanwhile."""
     lock = take_lock(journal.with_suffix(".lock"))
     try:
         yield
@@ -197,15 +196,15 @@ def _durable(path: Path) -> None:
         os.close(fd)
 
 
-MOST: Final = 10  # differences that are named
+MOST: Final = 10  # reported differences of events
 
 
 def differences(reader: Reader) -> Iterator[str]:
-    """Where a replay from the earliest state that is kept comes to something else than is written.
+    """Yield where a replay from the earliest stored state differs from what is stored.
 
     Raises:
         JournalError: if the journal is damaged.
-        CoreError: if its inputs are none that this release could have taken.
+        CoreError: if this release cannot handle the inputs.
     """
     reactor, first = earliest(reader)
     snapshots = {one.input: one for one in reader.snapshots() if one.input > first}
@@ -224,7 +223,7 @@ def differences(reader: Reader) -> Iterator[str]:
 
 
 class _Events:
-    """The events that are written, beside those that a replay announces."""
+    """Stored events, compared with those of a replay."""
 
     def __init__(self, reader: Reader, last: int) -> None:
         self._reader = reader
@@ -234,7 +233,7 @@ class _Events:
         self.last = last
 
     def differ(self, number: int, told: FeedEvent) -> Iterator[str]:
-        """What is wrong with the event that input `number` leads to."""
+        """Yield what is wrong with the stored event that input `number` led to."""
         if told.seq < self._first:
             self.last = told.seq
             return
@@ -251,7 +250,7 @@ class _Events:
 
 
 def problems(reader: Reader) -> Iterator[str]:
-    """Everything that is wrong with a journal; whether it can be replayed is part of that."""
+    """Yield everything that is wrong with a journal, including that it cannot be replayed."""
     found = False
     try:
         for problem in reader.problems_of_state():
@@ -262,5 +261,5 @@ def problems(reader: Reader) -> Iterator[str]:
             yield from differences(reader)
     except JournalError as error:
         yield error.message
-    except Exception as error:  # noqa: BLE001 - whatever a handler makes of it
+    except Exception as error:  # noqa: BLE001 - a handler may raise anything
         yield f"its inputs lead nowhere in this release: {error!r}"

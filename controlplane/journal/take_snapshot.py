@@ -1,9 +1,9 @@
-"""Write the state into the journal: at the end of a process that has it, or by one that replays.
+"""Snapshot process: replays a journal and writes the state into it.
 
-`python -P -m controlplane.journal.take_snapshot FILE` is the latter, a child of the controller:
-what takes long happens beside the loop, and by the way it shows that the journal tells the state.
-
-The past of jobs that a former release kept in memory, written down once.
+Run as `python -P -m controlplane.journal.take_snapshot FILE`, as a child of the controller, so that
+the event loop does not wait. The replay also proves that the journal leads to the state. A
+controller that stops writes its state by itself. `complete_records` writes the history of jobs that
+an older release kept in memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from controlplane.journal.replay import earliest, recover
 from controlplane.journal.snapshots import gives_back, image_of, write_snapshot
 from schemas.ids import Seconds
 
-NICE: Final = 15  # training and the controller come first
-FAST: Final = 1  # zlib's level
+NICE: Final = 15  # niceness: training and the controller come first
+FAST: Final = 1  # level of zlib
 AGAIN: Final = "free space or mend what it says; until then restarts read more inputs"
 
 
@@ -39,12 +39,12 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
     """Write the state of `reactor` into the journal, if it can be read back.
 
     Args:
-        path: of the journal, whoever writes it beside.
-        reactor: after input `number`, which is durable.
-        at: the time of that, seconds since the epoch.
+        path: journal, which another process may be writing.
+        reactor: state after input `number`, which is durable.
+        at: time of that input, seconds since the epoch.
 
     Raises:
-        JournalError: if it cannot be written, or would not be read back as it is.
+        JournalError: if it cannot be written, or would not be read back equal.
     """
     try:
         image = image_of(reactor)
@@ -57,17 +57,17 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
 
 
 def take_snapshot(path: Path) -> int:
-    """Replay what came since the last snapshot, and write the next one.
+    """Replay the inputs since the last snapshot, and write the next one.
 
     Args:
-        path: of the journal, whoever writes it beside.
+        path: journal, which another process may be writing.
 
     Returns:
-        The number of the last input in the snapshot; 0: another process takes one just now.
+        Number of the last input in the snapshot; 0: another process is taking a snapshot.
 
     Raises:
         JournalError: if the journal is damaged, or there is no room.
-        CoreError: if its inputs are none that this release could have taken.
+        CoreError: if this release cannot handle the inputs.
     """
     with _alone(path) as alone:
         if not alone:
@@ -93,7 +93,7 @@ def _alone(path: Path) -> Iterator[bool]:
 
 
 def main() -> None:
-    """Take one; exit code 1 and the reason on standard error if that cannot be."""
+    """Take a snapshot; on failure exit with code 1 and the reason on standard error."""
     os.nice(NICE)
     setproctitle(f"ones: snapshot of {sys.argv[1]}")
     try:
@@ -113,16 +113,16 @@ RETRY_S: Final = "free space there and start again: what is written already stay
 
 
 def complete_records(path: Path, reader: Reader) -> None:
-    """Write the records of all inputs, if that was never done; those of new ones come with them.
+    """Write the records of all inputs, if that was never done; new inputs bring their own.
 
-    It replays what is kept of the journal, and leaves a snapshot of the state that this comes to.
+    Replays the journal and writes a snapshot of the resulting state.
 
     Args:
-        path: of the journal; nobody appends to it meanwhile.
+        path: journal; no process may append to it meanwhile.
 
     Raises:
         JournalError: if the journal is damaged, or there is no room.
-        CoreError: if its inputs are none that this release could have taken.
+        CoreError: if this release cannot handle the inputs.
     """
     try:
         with contextlib.closing(open_for_reading(path)) as database:

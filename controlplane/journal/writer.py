@@ -1,4 +1,4 @@
-"""One thread that commits whatever is queued: one fdatasync for as many entries as there are."""
+"""Writer of a journal: one thread commits all queued entries with one fdatasync."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST: Final = "look at the disk and the system's log; what was said to be durabl
 
 
 class _Row(NamedTuple):
-    """An entry as it is written."""
+    """An entry as stored."""
 
     at: Seconds
     body: bytes
@@ -42,17 +42,17 @@ Tidy = Callable[[sqlite3.Connection], None]
 _Item = _Row | Tidy
 
 
-def _NOTHING(_: sqlite3.Connection) -> None:  # noqa: N802 - stands for no item
-    """Nothing else is waiting."""
+def _NOTHING(_: sqlite3.Connection) -> None:  # noqa: N802 - a constant of type Tidy
+    """Marker of an empty queue."""
 
 
 class Writer:
     """Appends entries in order and reports how many are durable.
 
-    A commit for which there is no room, or that another process holds up, is tried again until it
-    succeeds; meanwhile nothing behind it is reported, `stalled` says why, and no effect of these
-    entries may leave the process. Any other failure is the end: nobody knows what a disk holds that
-    once failed to say so. `failed` is called, and nothing is committed any more.
+    A commit that finds no room, or is blocked by another process, is retried until it succeeds.
+    Meanwhile no later entry is reported as durable, `stalled` has the reason, and effects of these
+    entries must not leave the process. Any other failure ends the writer, because the content of a
+    disk is unknown after a failed write: `failed` is called, and nothing more is committed.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Writer:
         """Take the journal at `path` for this process.
 
         Args:
-            path: the database file; `path.lock` is held while the writer lives.
+            path: database file; `path.lock` is held while the writer lives.
             committed: called from the writer's thread with the number of durable entries.
-            failed: called from the writer's thread, at most once, when it gave up.
+            failed: called from the writer's thread, at most once, when the writer gives up.
 
         Raises:
-            JournalError: if another process has it, or it cannot be used.
+            JournalError: if another process holds the journal, or it cannot be used.
         """
         self._path = path
         self._lock = take_lock(path.with_suffix(".lock"))
@@ -90,35 +90,34 @@ class Writer:
 
     @property
     def durable(self) -> int:
-        """The number of the last input that is durable."""
+        """Number of the last durable input."""
         return self.base + self._count
 
     def append(self, entry: Entry) -> None:
-        """Queue `entry`; `committed` will be called when it is durable.
+        """Queue `entry`; `committed` is called when it is durable.
 
-        Args:
-            entry: committed behind those of earlier calls, maybe together with later ones. Its id
-                in the journal is `base` and the number of entries up to it.
+        Entries are committed in order, possibly several at once. The entry's number in the journal
+        is `base` plus the number of entries up to it.
 
         Raises:
-            ValueError: if it cannot be written down, and so for whatever else is wrong with it
-                (TypeError, OverflowError): nothing was queued.
+            ValueError: if it cannot be encoded; also TypeError and OverflowError. Nothing was
+                queued.
         """
         feed = [(event.seq, encode(event)) for event in entry.feed]
         records = rows_of(entry.records)
         self._queue.put(_Row(entry.at, encode(entry.input), feed, records))
 
     def between_commits(self, work: Tidy) -> None:
-        """Let the writer's thread do something small with the database when it is its turn.
+        """Let the writer's thread run a short task on the database between two commits.
 
         Args:
-            work: takes no more than some milliseconds, as commits wait meanwhile. If it finds no
-                room it is given up, and what it did in a transaction is undone.
+            work: takes a few milliseconds at most, as commits wait meanwhile. If it finds no room
+                it is dropped, and its open transaction is rolled back.
         """
         self._queue.put(work)
 
     def close(self) -> None:
-        """Commit what is queued and stop; gives up if the disk does not take it."""
+        """Commit what is queued and stop; give up if the disk does not accept it."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -128,7 +127,7 @@ class Writer:
     def _run(self) -> None:
         try:
             self._commit_all()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end in silence
+        except Exception as error:  # noqa: BLE001 - the thread must not end silently
             self._failed(JournalError(f"{self._path} cannot be written: {error!r}", LOST))
 
     def _commit_all(self) -> None:
@@ -144,7 +143,7 @@ class Writer:
             item = self._queue.get() if item is _NOTHING else item
 
     def _batch_from(self, first: _Row) -> tuple[list[_Row], _Item | None]:
-        """Rows that wait, and what is behind them."""
+        """Return the rows that are queued, and the item after them."""
         batch = [first]
         while len(batch) < MAX_BATCH:
             try:
@@ -157,7 +156,7 @@ class Writer:
         return batch, _NOTHING
 
     def _tidy(self, work: Tidy) -> None:
-        """Do something between two commits; what finds no room is tried again by who asked."""
+        """Run a task between two commits; if it finds no room, its caller has to retry."""
         try:
             work(self._database)
         except sqlite3.Error as error:
@@ -211,12 +210,12 @@ class Writer:
         self._merged = merged
 
     def _passes(self, error: sqlite3.Error) -> bool:
-        """Whether it is no more than a lack of room, or another process that is at it."""
+        """True if the error is only a lack of room or a lock of another process."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in RETRIED:
             return True
         if code in {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}:
-            return False  # pages may be lost that a second fsync would call durable
+            return False  # lost pages would be reported as durable by a second fsync
         return code & 0xFF == sqlite3.SQLITE_IOERR and _has_no_room(self._path)
 
     def _last(self) -> int:
@@ -232,7 +231,7 @@ class Writer:
 
 
 def _has_no_room(path: Path) -> bool:
-    """Whether a file as large as the journal's next one could not be had there (disk, quota)."""
+    """True if the disk or quota has no room for a file of the size that the log will have."""
     probe = path.with_suffix(".probe")
     wal = path.with_name(f"{path.name}-wal")
     try:
@@ -248,16 +247,12 @@ def _has_no_room(path: Path) -> bool:
 
 
 def take_lock(path: Path) -> int:
-    """Be the one process that writes a journal.
+    """Lock a journal for this process; create the lock file and its folder if necessary.
 
-    Args:
-        path: of the lock's file, made with its folder if it is not there.
-
-    Returns:
-        A file descriptor: closing it gives the lock up.
+    Returns a file descriptor; closing it releases the lock.
 
     Raises:
-        JournalError: if another process has it, or its disk does not take it.
+        JournalError: if another process holds the lock, or the disk does not accept the file.
     """
     try:
         lock = try_lock(path)

@@ -1,4 +1,4 @@
-"""A process ended, was refused, or never began: what that means for its slot and its job."""
+"""Handlers of processes that exited, were refused, or never started."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ from schemas.wire.feed import Detail
 
 
 def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
-    """A slot's owner has exited; who was prepared beside it owns the slot now.
-
-    Args:
-        slot: nothing happens if somebody owns it after all, or nobody is prepared there.
-    """
+    """Give a slot whose owner exited to the worker that was prepared for it, if any."""
     index = ctx.state.slot_index
     reservation = index.reservations().get(slot)
     if reservation is not None and slot not in index.owners():
@@ -37,11 +33,9 @@ def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
 
 
 def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerExited) -> None:
-    """A process has ended, and what it held is free.
+    """Handle the exit of a process, and free its slot.
 
-    Args:
-        worker: nothing happens if it is known to have exited.
-        event: its exit code or signal; neither if only its absence was seen.
+    The event has an exit code, a signal, or neither if only the absence of the process was seen.
     """
     was = worker.phase
     if was is WorkerPhase.EXITED:
@@ -68,7 +62,6 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
 
 
 def _recovers(job: Job) -> bool:
-    """Whether something else was lost before, of which this may be a consequence."""
     return job.change is not None and job.change.kind == RECOVER
 
 
@@ -78,12 +71,10 @@ def _count_death(job: Job, worker: Worker) -> None:
 
 
 def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerRefused) -> None:
-    """A node could not start a process at all.
+    """Handle a process that its node could not start.
 
-    Args:
-        job: it fails if the worker is of its group, or starts elsewhere if that is the node's
-            fault; it abandons its change if the worker is a newcomer.
-        event: why, in words, and what helps.
+    The job fails if the worker is in its group, or restarts elsewhere if the node is at fault. A
+    change is abandoned if the worker is a newcomer.
     """
     why = f"{event.error}; {event.hint}" if event.hint else event.error
     was = worker.phase
@@ -105,14 +96,10 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
 
 
 def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared) -> None:
-    """Processes that were ordered, and called off before they began, never exit.
+    """Mark workers as exited that were called off before they started: no exit will be reported.
 
-    One that began says so before; of those that the node counted as members when it said
-    this, it says nothing.
-
-    Args:
-        job: whose processes were called off.
-        event: the version before which the node has none of the job's processes any more.
+    The node states that it has no process of the job older than `event.version`, except members of
+    the job's group. A worker with a process id started, so its own exit is awaited.
     """
     counted = {member.worker for member in job.members()}
     for worker in job.workers.values():
@@ -133,7 +120,7 @@ def _go_on_without(
     *,
     left: bool,
 ) -> None:
-    """Handle the end of a worker that was asked to quiesce.
+    """Handle the exit of a worker that was ordered to quiesce.
 
     Peers may report the broken group before the node reports the exit. If the script failed, and no
     other member was lost before, that exit is what broke the group.
@@ -157,7 +144,7 @@ def _lose_worker(
     worker: Worker,
     event: WorkerExited,
 ) -> None:
-    """A worker ended that was not ordered to."""
+    """Handle the exit of a worker that was not ordered to stop."""
     change = status.change
     cause, why = _cause(job, status, event)
     incumbent = status.group.member(worker.worker) is not None
@@ -165,7 +152,7 @@ def _lose_worker(
     if _nobody_left(job, status):
         _all_gone(ctx, job, status, event)
     elif not incumbent and (change is None or change.kind != RECOVER):
-        # A script that is through may end before its node says that it has joined.
+        # A finished script may exit before its node reports that it has joined.
         if stays and not (cause is ExitCause.DONE and _leaves(change)):
             what = why if cause is not ExitCause.DONE else "a newcomer ended"
             abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {what}")
@@ -173,7 +160,7 @@ def _lose_worker(
         job.attempts.exit_code = _code(event)
         fail(ctx, job, why)
     elif change is not None and change.phase is RescalePhase.REJOINING:
-        recover(ctx, job, why)  # whatever its end was, the others wait for it
+        recover(ctx, job, why)  # whatever the cause, the other members wait for this one
     elif cause is ExitCause.LOST and (stays or not _leaves(change)):
         recover(ctx, job, why)
     elif cause is ExitCause.DONE:
@@ -183,7 +170,7 @@ def _lose_worker(
 def _all_gone(
     ctx: HandlerContext, job: Job, status: Running | Rescaling, event: WorkerExited
 ) -> None:
-    """Nobody is left who may have the state."""
+    """Handle an exit after which no worker has the training state."""
     change = status.change
     cause, why = _cause(job, status, event)
     job.attempts.exit_code = _code(event)
@@ -197,7 +184,7 @@ def _all_gone(
 
 
 def _cause(job: Job, status: Running | Rescaling, event: WorkerExited) -> tuple[ExitCause, str]:
-    """What the end of a worker means; that of a sweep's worker concerns its unit alone."""
+    """Return the cause of an exit; the exit of a sweep's worker concerns only its unit."""
     cause, why = exit_cause(event, status.script, job.progress.epoch)
     if job.sweep is not None and not status.script.error:
         return ExitCause.LOST, why
@@ -205,7 +192,10 @@ def _cause(job: Job, status: Running | Rescaling, event: WorkerExited) -> tuple[
 
 
 def _nobody_left(job: Job, status: Running | Rescaling) -> bool:
-    """Whether nobody is left who may have the state; a newcomer has it when it is a member."""
+    """True if no remaining worker may hold the training state.
+
+    A newcomer holds it once it is a member. In a recovery so may the members of the new group.
+    """
     heirs = status.group.members
     if status.change is not None and status.change.kind == RECOVER:
         heirs = (*heirs, *status.change.group.members)
@@ -220,10 +210,10 @@ def _nobody_left(job: Job, status: Running | Rescaling) -> bool:
 
 
 def _leaves(change: Rescale | None) -> bool:
-    """Whether some members leave or join by agreement, and may exit before all is settled."""
+    """True while the group switches; members that leave as agreed may exit meanwhile."""
     return change is not None and change.phase is RescalePhase.SWITCHING
 
 
 def _code(event: WorkerExited) -> int | None:
-    """As a shell gives it."""
+    """Return the exit code as a shell gives it."""
     return 128 + event.signal if event.signal is not None else event.code

@@ -1,4 +1,4 @@
-"""Nodes come, fall silent, are lost; a controller begins and hears what they run."""
+"""Handlers of nodes and of the start of a controller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMER_BOOTS: Final = 8
 
 
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """A new incarnation took over; every node has to greet it again."""
+    """Take over as a new incarnation; every node has to greet it again."""
     state = ctx.state
     state.term, state.rules = event.term, event.rules
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
@@ -45,11 +45,9 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
 
 
 def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
-    """An agent said hello: what it runs is held against what it should run.
+    """Handle the hello of an agent: compare what it runs with what it should run.
 
-    Args:
-        event: the node, its boot and hardware, and the workers that its agent has. One of a former
-            boot changes nothing.
+    A hello of a former boot is ignored.
     """
     node = ctx.state.nodes.get(event.node)
     wiped = node is not None and "" != node.run_id != event.run_id != ""
@@ -59,7 +57,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
     else:
         if event.boot in node.former:
-            return  # late words of an agent that was replaced
+            return  # late message of a replaced agent
         if node.boot != event.boot:
             node.former = [*node.former, node.boot][-FORMER_BOOTS:]
             node.boot, node.committed = event.boot, 0
@@ -76,10 +74,9 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
 def _reconcile(
     ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen], *, wiped: bool
 ) -> Container[JobId]:
-    """Hold what the node runs against what it should run, and order the difference.
+    """Compare the node's workers with the desired ones and order the difference.
 
-    Returns:
-        The jobs of which it was told.
+    Returns the jobs whose desired state was sent.
     """
     state = ctx.state
     present = {worker_id(s.job, s.version, s.rank): s for s in seen}
@@ -96,7 +93,7 @@ def _reconcile(
         if (there := present.get(worker.worker)) is not None:
             if there.pid is not None:
                 note_process(ctx, job, worker, there.pid)
-            # One that ended says so in an event of its own, behind the reports it wrote before.
+            # An exit comes as an event of its own, after the worker's earlier reports.
         else:
             _reconcile_absent(ctx, job, worker, wiped=wiped)
     touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in here}
@@ -105,7 +102,7 @@ def _reconcile(
 
 
 def _tell(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
-    """Tell a node what it should run of jobs now: of those that have ended nothing, for ever."""
+    """Send a node its desired state of jobs; for ended jobs that is to run nothing."""
     for name in names:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
@@ -114,10 +111,10 @@ def _tell(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
 
 
 def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: bool) -> None:
-    """A worker that its node does not have has exited, if it ever began.
+    """Handle a worker that its node does not have: it has exited, if it ever started.
 
-    One that was never heard of has not begun: it is ordered or called off again. But where the
-    node lost its folders it may have begun, trained and printed, and nothing tells.
+    A worker without any report has not started; its order, or its cancellation, is sent again. But
+    if the node lost its folders, the worker may have started, trained and printed without a trace.
     """
     unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING} and worker.pid is None
     if unheard and not wiped:
@@ -133,21 +130,13 @@ def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: b
 
 
 def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
-    """A suspect node spoke again.
-
-    Args:
-        event: of a node that has greeted before.
-    """
+    """Handle a message of a suspect node."""
     _advance(ctx, ctx.state.nodes[event.node], NodeTrigger.HEARD, "node.up")
     ctx.ask = True
 
 
 def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
-    """A node has been silent for a while: nothing new goes there.
-
-    Args:
-        event: of a node that has greeted before, and how long it is silent, in seconds.
-    """
+    """Stop starting workers on a node that has been silent for a while."""
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     _advance(ctx, node, NodeTrigger.SUSPECTED, "node.suspect", detail)
@@ -155,11 +144,7 @@ def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
 
 
 def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
-    """A node has been silent for too long: jobs go on without it.
-
-    Args:
-        event: of a node that has greeted before, and how long it is silent, in seconds.
-    """
+    """Continue all jobs without a node that has been silent for too long."""
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     if not _advance(ctx, node, NodeTrigger.LOST, "node.lost", detail):
@@ -171,22 +156,13 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
 
 
 def on_commits_resumed(ctx: HandlerContext, event: CommitsResumed) -> None:
-    """The journal takes inputs again.
-
-    Args:
-        event: why it did not, and since when.
-    """
+    """Announce that the journal accepts inputs again."""
     lasted_s = round(max(0.0, ctx.now - event.since), 3)
     ctx.announce("controller.stalled", detail={"reason": event.why, "lasted_s": lasted_s})
 
 
 def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:
-    """An input could not be taken: its place in the node's stream is passed over.
-
-    Args:
-        event: the input's sequence number, with its node and boot; nothing happens if it came from
-            no node, or from another boot.
-    """
+    """Skip the place of a failed input in its node's stream; inputs of other boots are ignored."""
     node = ctx.state.nodes.get(event.node) if event.node else None
     if node is not None and node.boot == event.boot:
         node.committed = max(node.committed, event.seq)

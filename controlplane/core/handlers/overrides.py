@@ -1,4 +1,4 @@
-"""Manual overrides: bring jobs to the size that somebody asked for, as slots allow."""
+"""Handlers of manual overrides: bring jobs to the size that an operator ordered, as slots allow."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ from schemas.wire.agent import SUSPEND
 from schemas.wire.client import Decision
 from schemas.wire.feed import Detail
 
-# --- what operators ask for
+# --- requests of operators
 
 
 def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
-    """An operator asks for a size; what is not said stays as an earlier override said.
+    """Override the size of a job; fields that are None keep the values of an earlier override.
 
-    Args:
-        event: the job, who asks, and what for; 0 slots are a pause. Nothing happens to a job that
-            has ended.
+    0 slots pause the job. An ended job is left alone.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -51,7 +49,7 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
     if slots is None and not on:
         slots = before.slots if before else None
     if before is not None and not on and not event.slots:
-        # An order for the batch, or a pause, is none to move.
+        # An order for the batch, or a pause, does not move the job.
         on = tuple(SlotId(slot) for slot in before.on)
     paused = event.slots == 0 or (event.slots is None and bool(before and before.paused))
     if event.slots == 0:
@@ -63,10 +61,7 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
 
 
 def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
-    """An operator takes a job's slots away.
-
-    Args:
-        event: the job, and who asks. Nothing happens to a job that has ended.
+    """Take a job's slots away, unless the job has ended.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -82,11 +77,10 @@ def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
 
 
 def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
-    """An operator ends a pause, or gives a job back to the policy.
+    """End a pause, or return a job to the policy's control.
 
-    Args:
-        event: the job, and who asks; `auto` gives it back to the policy, whatever was ordered
-            before. Nothing happens to a job that has ended or is under nobody's override.
+    `auto` returns it to the policy whatever was ordered before. A job that has ended or has no
+    override is left alone.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -121,17 +115,13 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order
         "batch": override.batch,
     }
     ctx.announce("job.override", job, detail)
-    ctx.ask = True  # what it leaves free may be used
+    ctx.ask = True  # slots that it leaves may be used
 
 
 def _note_order(
     ctx: HandlerContext, job: Job, was: ManualOverride | None, order: str, state: str
 ) -> None:
-    """Record an order among the decisions, and in the reason of a job that waits.
-
-    Args:
-        was: the order before; None: there was none.
-    """
+    """Record an order as a decision, and as the reason of a waiting job."""
     if not ctx.state.rules:
         return
     decision = Decision(
@@ -146,24 +136,20 @@ def _note_order(
 
 
 def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
-    """It is time to try an order again.
-
-    Args:
-        event: the job, which may be unknown.
-    """
+    """Allow an order to be tried again."""
     job = ctx.state.jobs.get(event.job)
     if job is not None:
         job.attempts.change_at = Seconds(0.0)
         ctx.changed_jobs[job.job] = None
 
 
-# --- what is done about it
+# --- carrying them out
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Do the next thing for every job that is under somebody's override.
+    """Order the next step for every job under a manual override.
 
-    Twice: what a later one gives up, an earlier one may have waited for.
+    Runs twice, since an earlier job may wait for slots that a later one gives up.
     """
     for _ in range(2):
         before = len(ctx.out)
@@ -180,7 +166,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 
 def _trade_places(ctx: HandlerContext) -> None:
-    """Orders that name slots which others have who are ordered away wait for each other."""
+    """Start swaps for orders that name slots of each other's jobs."""
     trading = {name for swap in ctx.state.swaps for name in swap.targets}
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
@@ -201,7 +187,7 @@ def _trade_places(ctx: HandlerContext) -> None:
 
 
 def _mover(job: Job) -> Mover | None:
-    """What a job needs that waits for slots by name; None if it does not."""
+    """Return the move of a job that waits for named slots, or None if it waits for none."""
     override, group = job.override, job.group
     if override is None or override.paused or group is None:
         return None
@@ -228,7 +214,7 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         _reconcile(ctx, job, override)
     elif ctx.state.rules and not override.on:
         more = (override.slots or 0) - len(job.members())
-        if more > 0:  # policies leave it the slots that become free
+        if more > 0:  # views withhold these slots from policies
             job.override_waits = f"waits for slots as {override.user} asked: {more} more"
 
 
@@ -245,7 +231,7 @@ def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
 
 
 def _before_training(job: Job) -> str:
-    """What becomes of a job whose workers are ended before they trained."""
+    """Describe what happens to a job whose workers are stopped before they trained."""
     progress = job.progress
     if progress.checkpoint is None:
         return "before its first epoch: its script was ended, and will begin anew"
@@ -308,9 +294,9 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
 def _slots_to_add(
     index: SlotIndex, job: Job, override: ManualOverride, have: list[SlotId], size: int
 ) -> tuple[list[SlotId], list[SlotId]]:
-    """Slots that the job is to get beside those that it has, and those of them that it cannot have.
+    """Return the slots that the job needs in addition, and those of them that are not available.
 
-    Without names they are free ones close by, then ones that are about to be free.
+    Without named slots these are free slots nearby, then slots that are about to be free.
     """
     named = [SlotId(slot) for slot in override.on if slot not in have]
     need = len(named) if override.on else size - len(have)
@@ -333,7 +319,7 @@ def _preparing(job: Job) -> bool:
 
 
 def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
-    """Whether the change that is prepared leads to something else than what was ordered."""
+    """True if the change that is being prepared does not lead to what was ordered."""
     change = job.status.change
     if change is None or change.kind == SUSPEND:
         return True
@@ -343,7 +329,7 @@ def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
         slots = not there >= set(override.on)
     else:
         size = _size(job, override)
-        # Growth in part goes on when it has settled: giving it up for more would end its newcomers,
+        # A partial growth is continued when it has settled: abandoning it would stop its newcomers,
         # whose slots would then be free for the next change, and so on.
         part = ctx.state.rules and len(job.size.slots) < len(there) < size
         slots = len(there) != size and not part
@@ -359,7 +345,7 @@ def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason
 
 
 def _named(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
-    """Return the order in words, without what it leaves open."""
+    """Return the order as text, without the fields that it leaves open."""
     size = "" if slots is None else f"{slots} slot{'s' * (slots != 1)}"
     said = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
     return ", ".join(filter(None, said))
@@ -383,7 +369,7 @@ def _batch(job: Job, override: ManualOverride, size: int) -> int:
 
 
 def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:
-    """`size` of the free slots: where the job is already, then where most are free."""
+    """Return `size` free slots: on the job's nodes first, then on nodes with most free slots."""
     here = Counter(node_of(slot) for slot in have)
     room = Counter(node_of(slot) for slot in free)
     order_ = {slot: place for place, slot in enumerate(free)}

@@ -1,12 +1,11 @@
-"""Follows a plan: what still fits of it becomes starts, changes and pauses.
+"""Handlers of plans and swaps.
 
-Running jobs trade slots: one steps aside, the others follow, and it comes last.
-
-Every move is one of the changes that groups make anyway: newcomers are prepared beside owners that
-leave, a slot changes hands when its process has exited. One that has to pause trains on until those
-who get its slots are prepared and wait for them. A swap is only the intention behind them,
-looked at after every input; if anything comes in between, it is given up, and its jobs are where
-they are: whatever a policy does next fits that.
+The part of a plan that still fits becomes starts, changes and pauses. In a swap, running jobs trade
+slots: one job yields, the others move, and the yielding job moves last. Every move is an ordinary
+group change: newcomers are prepared beside owners that leave, and a slot changes hands when its
+process has exited. A job that has to pause trains until the workers for its slots are prepared. A
+swap only records the intention and is checked after every input. If anything intervenes, it is
+dropped; its jobs stay where they are, and any later plan fits that.
 """
 
 from __future__ import annotations
@@ -32,17 +31,14 @@ from schemas.nodes import Group
 from schemas.wire.agent import RECOVER
 from schemas.wire.client import Decision, PromiseInfo
 
-PATIENCE_S: Final = 300.0  # a pause waits no longer for newcomers who never say that they wait
+PATIENCE_S: Final = 300.0  # longest wait of a pause for newcomers to be prepared
 
 
 def begin(ctx: HandlerContext, swap: Swap) -> bool:
-    """Take up a swap; its first orders follow with `reconcile_all`.
+    """Start a swap of running jobs; `reconcile_all` orders its steps.
 
-    Args:
-        swap: of jobs that train; none of them is in another one.
-
-    Returns:
-        False if it cannot be: nothing is changed then.
+    None of the jobs may be in another swap. Returns False, without any change, if the swap is
+    impossible.
     """
     if _broken(ctx, swap):
         return False
@@ -55,7 +51,7 @@ def begin(ctx: HandlerContext, swap: Swap) -> bool:
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Do the next thing for every swap, and end those that are over or broken."""
+    """Order the next steps of every swap; end swaps that are done or broken."""
     for swap in list(ctx.state.swaps):
         why = _broken(ctx, swap)
         if not why:
@@ -75,7 +71,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 
 def _call_off_waits(ctx: HandlerContext, swap: Swap) -> None:
-    """Nobody waits for slots that are not given up."""
+    """Cancel workers that wait for slots that are not given up."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
@@ -92,17 +88,17 @@ def _names(swap: Swap) -> str:
 
 
 def _touch(ctx: HandlerContext, swap: Swap) -> None:
-    """Policies see something else of these from now on, and what they planned before is stale."""
+    """Mark the jobs of a swap as changed for policies, which makes earlier plans for them stale."""
     for name in swap.targets:
         ctx.state.jobs[name].changed_at = ctx.state.version
         ctx.changed_jobs[name] = None
 
 
-# --- whether it can go on
+# --- conditions
 
 
 def _broken(ctx: HandlerContext, swap: Swap) -> str:
-    """Why it is given up; nothing while it goes on."""
+    """Return why a swap has to be dropped; empty while it can continue."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         why = _left(ctx, job, swap) or _lost_slots(ctx, job, swap)
@@ -112,7 +108,7 @@ def _broken(ctx: HandlerContext, swap: Swap) -> str:
 
 
 def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
-    """Why a job takes part no longer; nothing if it does."""
+    """Return why a job no longer takes part; empty if it does."""
     aside = swap.aside.get(job.job)
     pauses = aside is not None and aside.way is Way.PAUSE and job.job in swap.stepped
     change = job.change
@@ -132,13 +128,13 @@ def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
 
 
 def _wants(override: ManualOverride, target: Mapping[SlotId, int]) -> bool:
-    """Whether the swap is what an operator ordered."""
+    """True if an operator ordered what the swap does."""
     batch = override.batch in {None, sum(target.values())}
     return batch and not override.paused and {*override.on} == {*target}
 
 
 def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
-    """Whether a slot of its future is gone, or somebody else came to have it."""
+    """Return which target or current slot was lost or taken; empty if all are available."""
     nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
     for slot in (*swap.targets[job.job], *job.size.slots):
         node = nodes.get(slot)
@@ -149,11 +145,11 @@ def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     return ""
 
 
-# --- the next orders
+# --- next steps
 
 
 def _go_on(ctx: HandlerContext, swap: Swap) -> None:
-    """Order what can be ordered: what one gives up may be what another one waits for."""
+    """Order all steps that are possible; one job's step may free what another one waits for."""
     while any(_order(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
         _pause(ctx, ctx.state.jobs[name], swap) for name in swap.aside
     ):
@@ -161,7 +157,7 @@ def _go_on(ctx: HandlerContext, swap: Swap) -> None:
 
 
 def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
-    """The next order for one job; False if it has to wait, or is there."""
+    """Order the next step of one job; False if it has to wait, or is at its target."""
     target, aside = swap.targets[job.job], swap.aside.get(job.job)
     reason = swap.reasons[job.job]
     if job.phase is Phase.PAUSED:
@@ -185,7 +181,7 @@ def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 
 
 def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
-    """Let a job stop that has to, once nobody who gets its slots keeps it waiting afterwards."""
+    """Pause a job that has to, once the workers for its slots need nothing else."""
     aside, group = swap.aside[job.job], job.group
     if aside.way is not Way.PAUSE or job.job in swap.stepped or group is None:
         return False
@@ -196,10 +192,10 @@ def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 
 
 def _heirs_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
-    """Whether those who are prepared beside `group` are done with what can be done there.
+    """True if the workers that are prepared beside `group` wait only for its slots.
 
-    If nobody is, because all of them need slots of others, too, its pause comes when nothing else
-    is under way: that is what they wait for.
+    If none is prepared, because all of them need slots of other jobs, too, the pause comes when
+    nothing else is in progress: that is what they wait for.
     """
     reservations = ctx.state.slot_index.reservations()
     heirs = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
@@ -212,7 +208,7 @@ def _heirs_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
 def _change(
     ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Reason, by: str
 ) -> bool:
-    """To these slots, or first to both places, beside those who leave; as in any migration."""
+    """Order a change to these slots, or first to the union with the current ones."""
     have = [member.slot for member in job.group.members] if job.group else []
     new = [slot for slot in placed if slot not in have]
     before = job.version
@@ -225,7 +221,7 @@ def _change(
 
 
 def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
-    """Whether a slot is free, or one of the others has it and has none of its own to wait for."""
+    """True if a slot is free, or a job of the swap has it and will leave it."""
     index = ctx.state.slot_index
     owner = index.owners().get(slot)
     if slot in index.reservations():
@@ -234,7 +230,7 @@ def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
 
 
 def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) -> bool:
-    """Whether each is free, or its owner leaves it, or will as soon as this job is prepared."""
+    """True if each slot is free, being left, or will be left once this job is prepared."""
     available = ctx.state.slot_index.available()
     pausing = _to_be_left(ctx, swap)
     room = {*available.free, *pausing}
@@ -242,7 +238,7 @@ def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) ->
 
 
 def _to_be_left(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
-    """Slots of those who are to pause and train on until then, and that nobody reserved."""
+    """Return the unreserved slots of jobs that train until they have to pause."""
     groups = [
         ctx.state.jobs[name].group
         for name, aside in swap.aside.items()
@@ -262,22 +258,21 @@ def _is_there(job: Job, swap: Swap) -> bool:
 def _aside_reason(swap: Swap, name: JobId) -> Reason:
     others = ", ".join(other for other in swap.targets if other != name)
     reason, words = _without_speed(swap.reasons[name]), swap.aside[name].way.value
-    if reason.code != "trade":  # else its policy says so
+    if reason.code != "trade":  # else the policy's reason says so
         words += f", because it trades places with {others}"
     return Reason("swap", f"{words}: {reason.text}", reason.numbers)
 
 
 def _without_speed(reason: Reason) -> Reason:
-    """The speed that is expected is that of the last step."""
+    """Remove the expected speed from a reason: it belongs to the last step."""
     numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
     return Reason(reason.code, reason.text, numbers)
 
 
 def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
-    """Do what fits of a plan; ask again if something did not.
+    """Carry out the part of a plan that fits; request another plan if a part did not.
 
-    Args:
-        event: the plan, and how the search stood that made it; without that, it is not announced.
+    A plan without search statistics is not announced.
     """
     verdict, stats = check(event.plan, ctx.state, ctx.now), event.stats
     for name, reason in verdict.rejected.items():
@@ -306,7 +301,7 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
 
 
 def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
-    """A job that never started ends, and its history says why."""
+    """End a job that never started, with the reason in its history."""
     decision = Decision(
         time=ctx.now,
         was=job.size,
@@ -321,7 +316,7 @@ def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
 
 
 def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
-    """The first promise of a job's end counts; what is said later is news of it."""
+    """Record a promised end; the first promise counts, later ones update the expectation."""
     ctx.state.living_counts.promised.add(job.job)
     first = job.promised_end.first if job.promised_end else at
     job.promised_end = PromisedEnd(first=first, latest=at)
@@ -338,7 +333,7 @@ def _follow(ctx: HandlerContext, move: Move) -> bool:
         return True
     before = job.version
     placed, reason = _first_step(job, move), move.reason
-    if placed.keys() != move.local_batch.keys():  # the expected speed is that of the last step
+    if placed.keys() != move.local_batch.keys():  # the expected speed belongs to the last step
         numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
         reason = Reason(reason.code, reason.text, numbers)
     order_change(ctx, job, placed, reason)
@@ -346,13 +341,14 @@ def _follow(ctx: HandlerContext, move: Move) -> bool:
 
 
 def _first_step(job: Job, move: Move) -> dict[SlotId, int]:
-    """A job that gets new slots and gives up others grows to all of them first.
+    """Return the slots of the first of the steps that lead to a move's target.
 
-    When that has settled, the next plan takes back what is too much: a migration.
+    A job that gets new slots and gives up old ones grows to the union first. When that has settled,
+    the next plan removes the rest: a migration.
     """
     have = [member.slot for member in job.group.members] if job.group else []
     new = [slot for slot in move.local_batch if slot not in have]
     if not new or all(slot in move.local_batch for slot in have):
         return dict(move.local_batch)
-    union = [*have, *new]  # not above the limit of its batch: `plan_check.check` saw to that
+    union = [*have, *new]  # `plan_check.check` has refused unions above the batch limit
     return split(max(sum(move.local_batch.values()), len(union)), union)

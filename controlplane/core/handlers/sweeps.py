@@ -1,8 +1,8 @@
-"""A sweep follows its job: workers that come, go or are to leave, nodes that are lost, its end.
+"""Reconciliation of sweeps with their jobs: workers, nodes and ends.
 
-After every input each sweep that it may concern is held against its job: the one of the job that it
-names, those of jobs that it changed, and all when a node came or went. So there is one place that
-knows what a start, a change, a pause, a loss or an end of a job means for its sweep.
+After every input each sweep that it may concern is compared with its job: the sweep of the job that
+the input names, sweeps of changed jobs, and all sweeps when a node came or went. So one place knows
+what a start, a change, a pause, a loss or an end of a job means for its sweep.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GONE: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 
 
 def reconcile(ctx: HandlerContext, event: Input) -> None:
-    """Hold the sweeps that an input may concern against their jobs, and tell nodes what changed."""
+    """Compare the sweeps that an input may concern with their jobs, and notify nodes of changes."""
     if isinstance(event, OF_NODES):
         reconcile_those(ctx, list(ctx.state.sweeps))
         return
@@ -56,11 +56,7 @@ def reconcile(ctx: HandlerContext, event: Input) -> None:
 
 
 def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
-    """Hold these sweeps against their jobs; without need that changes nothing.
-
-    Args:
-        names: of sweeps that go on, or that some node has to hear of.
-    """
+    """Compare these sweeps with their jobs; repeating it changes nothing."""
     for name in names:
         job = ctx.state.jobs[name]
         sweep = job.sweep
@@ -77,7 +73,7 @@ def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
         if sweep.stale:
             before = len(ctx.out)
             send_stale(ctx, job, sweep)
-            if job.ended:  # a node hears what it keeps before it hears that it may forget the job
+            if job.ended:  # a node must learn what it keeps before it may forget the job
                 ctx.out[:] = [*ctx.out[before:], *ctx.out[:before]]
         if name in ctx.changed_jobs:
             _ask_when_it_needs_other_slots(ctx, job, sweep)
@@ -86,7 +82,7 @@ def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
 
 
 def _file_away(ctx: HandlerContext, name: JobId) -> None:
-    """Nothing more happens to it; only nodes that come back have to hear of it."""
+    """Move a closed sweep to the ended ones; only returning nodes still need its deltas."""
     ended = ctx.state.ended_sweeps
     del ctx.state.sweeps[name]
     ended.pop(name, None)
@@ -97,13 +93,13 @@ def _file_away(ctx: HandlerContext, name: JobId) -> None:
 
 
 def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Lost nodes take their states with them, and bring them back."""
+    """Remove the states of lost nodes, and restore those of returning nodes."""
     engine = sweep.engine
     for node in sweep.told:
         known = ctx.state.nodes.get(node)
         lost = known is None or known.phase is NodePhase.LOST
         if lost and node not in engine.state.away:
-            sweep.holders = {}  # its partitions are shared anew
+            sweep.holders = {}  # partitions are assigned again
             carry_out(ctx, job, sweep, engine.node_lost(node, ctx.now))
         elif not lost and node in engine.state.away:
             sweep.stale[node] = None
@@ -111,7 +107,7 @@ def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Members of the group take units, who leaves ends its unit, and who is gone loses it."""
+    """Give units to members; revoke those of leaving workers; drop those of exited workers."""
     engine, spec = sweep.engine, job.spec.stated_sweep
     serving = {worker.worker: worker for worker in job.workers.values() if _serves(job, worker)}
     for name, place in list(engine.state.workers.items()):
@@ -137,7 +133,7 @@ def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def _serves(job: Job, worker: Worker) -> bool:
-    """Whether a worker takes units: it is there, and stays."""
+    """True if a worker takes units: it is a member and stays one."""
     sweep, status = job.sweep, job.status
     if sweep is None or worker.phase is not WorkerPhase.MEMBER:
         return False
@@ -151,7 +147,7 @@ def _serves(job: Job, worker: Worker) -> bool:
 def _share_partitions(
     ctx: HandlerContext, job: Job, sweep: JobSweep, serving: dict[WorkerId, Worker]
 ) -> None:
-    """Give every partition to nodes that have workers, when these changed or one could not."""
+    """Assign every partition to nodes with workers, after these changed or data was refused."""
     spec = job.spec.stated_sweep
     workers: dict[NodeId, int] = dict(Counter(node_of(one.slot) for one in serving.values()))
     faults = sum(sweep.engine.state.data.failed.values())
@@ -192,11 +188,7 @@ def _ask_when_it_needs_other_slots(ctx: HandlerContext, job: Job, sweep: JobSwee
 
 
 def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
-    """A unit took too long.
-
-    Args:
-        event: its job. Nothing happens if what was waited for is there by now.
-    """
+    """Handle a unit that took too long."""
     job = ctx.state.jobs.get(event.job)
     if job is not None and job.sweep is not None and not job.ended:
         carry_out(ctx, job, job.sweep, job.sweep.engine.deadline_passed(ctx.now))
@@ -204,7 +196,7 @@ def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
 
 
 def on_controller_started(ctx: HandlerContext) -> None:
-    """Every wait begins again: nothing could be heard while no controller was there."""
+    """Restart all waits; no message could arrive while the controller was down."""
     for name in ctx.state.sweeps:
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None:
@@ -212,7 +204,7 @@ def on_controller_started(ctx: HandlerContext) -> None:
 
 
 def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
-    """A node hears anew what it should do and keep of every sweep that it ever heard of."""
+    """Mark every sweep that the node ever got a delta of, to send it again."""
     for name in (*ctx.state.sweeps, *ctx.state.ended_sweeps):
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None and node in sweep.told:
@@ -222,11 +214,7 @@ def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
 
 
 def late(state: State, now: Seconds) -> list[UnitExpired]:
-    """Sweeps with a unit that took too long.
-
-    Args:
-        now: up to when, in seconds since the epoch.
-    """
+    """Return the sweeps with a unit whose deadline has passed by `now`."""
     found = []
     for name in state.sweeps:
         sweep = state.jobs[name].sweep

@@ -84,7 +84,7 @@ NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
 
 
 class ScriptReports(msgspec.Struct, kw_only=True):
-    """What the script reported about its end, while its processes may still exist."""
+    """Reports of the script about its end, while its processes may still exist."""
 
     finished: str = ""  # the stop rule that is met
     error: str = ""  # the exception and its place

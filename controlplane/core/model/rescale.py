@@ -124,7 +124,7 @@ def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhas
 
 
 class Way(Enum):
-    """How a job yields its slots; the value is shown to users. Cheaper ways come first."""
+    """Ways for a job to yield its slots; the value is shown to users. Cheaper ways come first."""
 
     STAGING = "goes to free slots meanwhile"
     SHRINK = "goes on with fewer slots meanwhile"
