@@ -62,12 +62,12 @@ class CoreError(OnesError):
 class IllegalTransitionError(CoreError):
     """Raised when a transition table has no entry for a trigger in a phase."""
 
-    def __init__(self, who: str, phase: str, happening: str, story: str) -> None:
-        """Name the missing transition; `happening` is the trigger."""
-        super().__init__(f"{who} is {phase} and cannot take {happening}; before: {story}")
-        self.who = who
+    def __init__(self, subject: str, phase: str, trigger: str, story: str) -> None:
+        """Name the missing transition."""
+        super().__init__(f"{subject} is {phase} and cannot take {trigger}; before: {story}")
+        self.subject = subject
         self.phase = phase
-        self.happening = happening
+        self.trigger = trigger
 
 
 class InvariantBrokenError(CoreError):

@@ -43,7 +43,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
             version=version,
             stage=stage,
             group=group,
-            spec=_spec_told(state, job),
+            spec=_current_spec(state, job),
             snapshot=job.snapshot,
             user=job.user,
             store=_store_of(state, job) if stage == SWITCH else "",
@@ -67,7 +67,7 @@ def lives_on(state: State, job: Job) -> bool:
     return any(trial is not None and trial.sweep == job.job for trial in trials)
 
 
-def _spec_told(state: State, job: Job) -> JobSpec:
+def _current_spec(state: State, job: Job) -> JobSpec:
     """Return the job's spec with the current addresses of its trial's state: agents may move."""
     trial = job.spec.stated_trial
     former = state.jobs.get(trial.sweep) if trial is not None else None
@@ -111,7 +111,7 @@ def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDe
         version=change.group.version,
         stage=stage,
         group=change.group,
-        spec=_spec_told(state, job),
+        spec=_current_spec(state, job),
         snapshot=job.snapshot,
         user=job.user,
         kind=change.kind,

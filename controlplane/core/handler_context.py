@@ -37,12 +37,12 @@ class HandlerContext:
         self.records: list[Record] = []  # for the history of jobs
         self.out: list[Command] = []
         self.now = Seconds(0.0)
-        self.ask = False  # request a plan after this input
+        self.plan_needed = False  # request a plan after this input
         self.changed_jobs: dict[JobId, None] = {}  # their views may have changed
 
     def begin(self, now: Seconds) -> None:
         """Start the next input at `now`; discard the results of the last one."""
-        self.out, self.now, self.ask, self.changed_jobs = [], now, False, {}
+        self.out, self.now, self.plan_needed, self.changed_jobs = [], now, False, {}
         self.records = []
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
@@ -118,7 +118,7 @@ class HandlerContext:
             self.state.slot_index.touch(job.job)
         return moved
 
-    def hear_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
+    def advance_reported(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
         """Move a worker along its table because of its own report.
 
         Returns False if that is already recorded or impossible; an impossible report is announced

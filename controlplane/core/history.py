@@ -162,9 +162,9 @@ class SweepLeft(Message, tag="history.sweep_left.1"):
     history: SweepHistory
 
 
-OfGroups = GroupOrdered | Decided | GroupConcluded | SpeedMeasured
-OfLeft = JobLeft | SweepLeft
-Record = PhaseChanged | OfGroups | EpochFinished | EndPromised | ProcessStarted | OfLeft
+GroupRecord = GroupOrdered | Decided | GroupConcluded | SpeedMeasured
+LeaveRecord = JobLeft | SweepLeft
+Record = PhaseChanged | GroupRecord | EpochFinished | EndPromised | ProcessStarted | LeaveRecord
 
 CHANGES: Final = "changes"
 GROUPS: Final = "groups"
@@ -258,7 +258,7 @@ def _add(history: JobHistory, record: Record) -> None:
             _add_to_groups(history, record)
 
 
-def _add_to_groups(history: JobHistory, record: OfGroups) -> None:
+def _add_to_groups(history: JobHistory, record: GroupRecord) -> None:
     decisions, versions = history.decisions, history.versions
     if isinstance(record, GroupConcluded | SpeedMeasured):
         for place in reversed(range(len(decisions))):
@@ -276,7 +276,7 @@ def _add_to_groups(history: JobHistory, record: OfGroups) -> None:
         versions.append(record.version)
 
 
-def stories(records: Iterable[tuple[int, OfGroups]]) -> Iterator[tuple[int, GroupStory]]:
+def stories(records: Iterable[tuple[int, GroupRecord]]) -> Iterator[tuple[int, GroupStory]]:
     """Join decisions with their outcomes.
 
     Args:

@@ -8,7 +8,7 @@ from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.rescale import OPEN
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.slot_index import SlotIndex
-from controlplane.core.state import LivingCounts, State
+from controlplane.core.state import JobCounters, State
 from schemas.ids import SlotId
 from schemas.nodes import Group
 
@@ -34,7 +34,7 @@ def check(state: State) -> None:
             job.sweep is not None or job.progress.epoch == _checkpointed(job),
             f"{name}: epoch {job.progress.epoch} has no checkpoint",
         )
-    kept, anew = state.living_counts, LivingCounts(state.jobs[name] for name in state.active)
+    kept, anew = state.living_counts, JobCounters(state.jobs[name] for name in state.active)
     same = (kept.phases, kept.promised) == (anew.phases, anew.promised)
     _require(same, "jobs are counted where they are not")
     _deadlines_have_their_reason(state)

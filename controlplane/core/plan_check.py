@@ -23,7 +23,7 @@ from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-ENOUGH: Final = 2  # workers of a job that died on a node before it is avoided
+DEATHS_BEFORE_AVOIDED: Final = 2  # workers of a job that died on a node before it is avoided
 
 Placed = Mapping[JobId, Mapping[SlotId, int]]
 
@@ -56,7 +56,7 @@ def around_bad_nodes(
         instead = dict[SlotId, SlotId]()
         for slot in new:
             other = next(
-                (s for s in spare if node_of(s) not in bad and _alike(state, s, slot)), None
+                (s for s in spare if node_of(s) not in bad and _same_kind(state, s, slot)), None
             )
             if other is not None:
                 spare.remove(other)
@@ -66,14 +66,14 @@ def around_bad_nodes(
 
 
 def _bad_for(job: Job) -> set[NodeId]:
-    return {node for node, died in job.attempts.died_on.items() if died >= ENOUGH}
+    return {node for node, died in job.attempts.died_on.items() if died >= DEATHS_BEFORE_AVOIDED}
 
 
 def _has(job: Job, slot: SlotId) -> bool:
     return job.group is not None and any(member.slot == slot for member in job.group.members)
 
 
-def _alike(state: State, one: SlotId, other: SlotId) -> bool:
+def _same_kind(state: State, one: SlotId, other: SlotId) -> bool:
     return _kind(state, one) == _kind(state, other)
 
 
@@ -152,15 +152,15 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
         plan: entries (ONES eq. 1) map slots of each job to local batches in samples per step.
         now: seconds since the epoch.
     """
-    usable = _Slots(state)
+    usable = _FreeSlots(state)
     restarts = {n for n in plan.restart if n in state.jobs and state.jobs[n].phase is Phase.RUNNING}
     gives: list[Move] = []
     takes: list[Move] = []
     rejected, refused = _rejections(plan, state)
     for job, placed in _entries(plan, state):
-        why_not = _out_of_bounds(job, placed) or _stale(job, plan, now)
-        if why_not:
-            refused[job.job] = why_not
+        problem = _out_of_bounds(job, placed) or _stale(job, plan, now)
+        if problem:
+            refused[job.job] = problem
             continue
         stops = job.job in restarts and placed.keys() != _slots(job)
         target = {} if stops else dict(placed)  # restarted by a later plan, once its slots are free
@@ -173,9 +173,9 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     kept, blocked = list(gives), list[Move]()
     for move in takes:
         job = state.jobs[move.job]
-        why_not = usable.take(job, move.local_batch)
-        if why_not:
-            refused[job.job] = why_not
+        problem = usable.take(job, move.local_batch)
+        if problem:
+            refused[job.job] = problem
             blocked.append(move)
         else:
             kept.append(move)
@@ -186,12 +186,12 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     promised = {
         name: end
         for name, end in plan.promised.items()
-        if name not in rejected and _is_news(state.jobs.get(name), end)
+        if name not in rejected and _is_new_promise(state.jobs.get(name), end)
     }
     return Verdict(tuple(kept), tuple(swaps), refused, rejected, promised)
 
 
-def _swaps(blocked: Iterable[Move], state: State, usable: _Slots) -> list[Swap]:
+def _swaps(blocked: Iterable[Move], state: State, usable: _FreeSlots) -> list[Swap]:
     """Find swaps among moves that were refused because other refused jobs hold their slots."""
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
@@ -204,7 +204,7 @@ def _swaps(blocked: Iterable[Move], state: State, usable: _Slots) -> list[Swap]:
     return swaps_among(movers, [slot for slot in spare if usable.is_free(slot)], usable.is_free)
 
 
-class _Slots:
+class _FreeSlots:
     """Slots that may still be taken, while the entries of a plan take them."""
 
     def __init__(self, state: State) -> None:
@@ -281,7 +281,7 @@ def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[Job
     return rejected, refused
 
 
-def _is_news(job: Job | None, end: Seconds) -> bool:
+def _is_new_promise(job: Job | None, end: Seconds) -> bool:
     """True if a promise differs from the job's latest one; False for an ended job."""
     if job is None or job.ended or not math.isfinite(end):
         return False

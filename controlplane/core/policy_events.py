@@ -41,8 +41,8 @@ def of_record(record: Record, state: State) -> PolicyEvent | None:
     `state` is the state after that input.
     """
     job = state.jobs.get(record.job)
-    learnt = _of_record(record, job) if job is not None else None
-    return learnt if learnt is None else bounded(learnt)
+    event = _of_record(record, job) if job is not None else None
+    return event if event is None else bounded(event)
 
 
 def _of_record(record: Record, job: Job) -> PolicyEvent | None:

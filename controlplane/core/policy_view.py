@@ -27,11 +27,11 @@ class ViewBuilder:
         self._state = state
         self._jobs: dict[JobId, JobView] = {}  # in order of arrival
         self._stale: dict[JobId, None] = {}  # in the order of their changes
-        self._whole = True  # any job may have changed
+        self._all_jobs_stale = True  # any job may have changed
         self._overrides = False  # True: the last view had jobs under a manual override
         self._swaps = False  # True: the last view had jobs that trade slots
-        self._row: list[SlotView] = []  # of the last view
-        self._places: dict[SlotId, int] = {}
+        self._slot_views: list[SlotView] = []  # of the last view
+        self._positions: dict[SlotId, int] = {}
         self._held = 0
         self._dirty = state.slot_index.dirty_slots()
         self._slots: dict[tuple[SlotId, str, str, int, bool, bool, bool], SlotView] = {}
@@ -45,14 +45,14 @@ class ViewBuilder:
 
         Jobs under a manual override, and free slots that their orders need, are left out.
         """
-        slots = tuple(self._all_slots())
-        self._look_at_jobs()
+        slots = tuple(self._update_slots())
+        self._update_jobs()
         return ClusterView(version=self._state.version, slots=slots, jobs=dict(self._jobs))
 
-    def _look_at_jobs(self) -> None:
+    def _update_jobs(self) -> None:
         state, overrides = self._state, self._state.overrides
         targets = {name: to for swap in state.swaps for name, to in swap.targets.items()}
-        if self._whole or self._overrides or overrides:
+        if self._all_jobs_stale or self._overrides or overrides:
             self._jobs = {
                 job: job_view(state.jobs[job], targets.get(job))
                 for job in state.active
@@ -64,9 +64,9 @@ class ViewBuilder:
                     self._jobs[job] = job_view(state.jobs[job], targets.get(job))
                 else:
                     self._jobs.pop(job, None)
-        self._stale, self._whole, self._overrides = {}, False, bool(overrides)
+        self._stale, self._all_jobs_stale, self._overrides = {}, False, bool(overrides)
 
-    def _all_slots(self) -> list[SlotView]:
+    def _update_slots(self) -> list[SlotView]:
         """Return all slot views; only changed slots are rebuilt."""
         state, slot_index = self._state, self._state.slot_index
         held = sum(
@@ -77,23 +77,23 @@ class ViewBuilder:
         leaving = slot_index.releasing()
         promised = {slot for swap in state.swaps for slot in swap.slots()}
         if held or self._held or promised or self._swaps or self._dirty.everything:
-            self._row = self._whole_row(held, leaving, promised)
-            self._places = {view.slot: place for place, view in enumerate(self._row)}
+            self._slot_views = self._rebuild_slots(held, leaving, promised)
+            self._positions = {view.slot: place for place, view in enumerate(self._slot_views)}
         else:
             nodes = slot_index.slots()
             for slot in self._dirty.slots:
-                place = self._places.get(slot)
+                place = self._positions.get(slot)
                 if place is not None:
-                    node, was = nodes[slot], self._row[place]
+                    node, before = nodes[slot], self._slot_views[place]
                     usable = node.usable and not slot_index.is_taken(slot)
-                    self._row[place] = self._slot(
-                        node, slot, was, usable=usable, leaving=slot in leaving
+                    self._slot_views[place] = self._slot(
+                        node, slot, before, usable=usable, leaving=slot in leaving
                     )
         self._held, self._swaps = held, bool(promised)
         self._dirty.slots, self._dirty.everything = {}, False
-        return self._row
+        return self._slot_views
 
-    def _whole_row(
+    def _rebuild_slots(
         self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]
     ) -> list[SlotView]:
         """Rebuild all slot views; withhold slots for overridden jobs and for swaps."""
@@ -178,7 +178,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         samples_done=progress.samples_done,
         samples_per_s=progress.samples_per_s,
         stop_samples=job.stop_samples,
-        stop=_rule(spec.stop),
+        stop=_bounded_stop_rule(spec.stop),
         noise_scale=progress.noise_scale,
         noise_epochs=progress.noise_epochs,
         ran_s=account.running_s,
@@ -193,7 +193,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
     return bounded(view)
 
 
-def _rule(stop: StopRule | None) -> StopRule | None:
+def _bounded_stop_rule(stop: StopRule | None) -> StopRule | None:
     """Return a job's stop rule with bounds: older releases bounded neither numbers nor names."""
     if stop is None or stop.metric is None or len(stop.metric) <= MAX_METRIC:
         return stop if stop is None else bounded(stop)

@@ -114,7 +114,7 @@ class Reactor:
         ctx.begin(now)
         self.state.version += 1
         if self.state.leaving:
-            lifecycle.leave(ctx)
+            lifecycle.remove_leaving(ctx)
         HANDLERS[type(event)](ctx, event)
         if self.state.swaps:
             plans.reconcile_all(ctx)
@@ -126,7 +126,7 @@ class Reactor:
             sweeps.reconcile(ctx, event)
         self.state.slot_index.keep_up()  # later queries must not change the order of entries
         self._views.touch(ctx.changed_jobs)
-        if ctx.ask:
+        if ctx.plan_needed:
             ctx.out.append(AskForPlan())
         return ctx.out
 
@@ -142,4 +142,4 @@ class Reactor:
             for name in state.overrides
             if 0 < state.jobs[name].attempts.change_at <= now
         ]
-        return [*passed, *again, *drains.due(state, now), *sweeps.late(state, now)]
+        return [*passed, *again, *drains.due(state, now), *sweeps.expired_units(state, now)]

@@ -17,7 +17,7 @@ from schemas.nodes import NodeSpec
 
 K = TypeVar("K")
 V = TypeVar("V")
-_GOING = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
+_LEAVING_PHASES = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ class SlotIndex:
         self._nodes: dict[NodeId, None] = dict.fromkeys(nodes)  # changed since the last query
         self._specs: dict[NodeId, NodeSpec] = {}  # that `_slots` was built from
         self._jobs_on: dict[NodeId, dict[JobId, None]] = {}
-        self._begun = dict(
+        self._start_order = dict(
             zip(jobs_with_processes, count(), strict=False)
         )  # job -> rank of its first process
-        self._next = count(len(self._begun))
+        self._next = count(len(self._start_order))
         self._readers: WeakSet[DirtySlots] = WeakSet()
 
     # --- changes
@@ -108,16 +108,16 @@ class SlotIndex:
         """Mark a job whose workers, group or change have changed."""
         self._dirty[job] = None
 
-    def job_begins(self, job: JobId) -> None:
+    def job_starts(self, job: JobId) -> None:
         """Order a job behind those that have processes; call it before adding its processes."""
         if job not in self._jobs_with_processes:
-            self._begun[job] = next(self._next)
+            self._start_order[job] = next(self._next)
 
     def touch_node(self, node: NodeId) -> None:
         """Mark a node that is new, or whose phase, hardware or foreign processes changed."""
         self._nodes[node] = None
 
-    def touch_row(self) -> None:
+    def touch_all(self) -> None:
         """Mark everything as changed for readers: a node became lost, or is not lost any more."""
         for reader in self._readers:
             reader.everything = True
@@ -174,8 +174,8 @@ class SlotIndex:
     def jobs_on(self, node: NodeId) -> list[Job]:
         """Return the jobs with a process that may exist on `node`, in the order of their starts."""
         self._sync()
-        here = sorted(self._jobs_on.get(node, ()), key=self._begun.__getitem__)
-        return [self._jobs[name] for name in here]
+        names = sorted(self._jobs_on.get(node, ()), key=self._start_order.__getitem__)
+        return [self._jobs[name] for name in names]
 
     def workers_on(self, node: NodeId) -> list[tuple[Job, Worker]]:
         """Return every process that may exist on `node`, with its job."""
@@ -183,7 +183,7 @@ class SlotIndex:
             (job, worker)
             for job in self.jobs_on(node)
             for worker in job.workers.values()
-            if _lives(worker) and node_of(worker.slot) == node
+            if _is_alive(worker) and node_of(worker.slot) == node
         ]
 
     def is_taken(self, slot: SlotId) -> bool:
@@ -220,13 +220,13 @@ class SlotIndex:
 
     def _sync(self) -> None:
         if self._nodes:
-            self._look_at_nodes()
+            self._update_nodes()
         if self._dirty:
             for name in self._dirty:
-                self._look_at(name)
+                self._update_job(name)
             self._dirty.clear()
 
-    def _look_at_nodes(self) -> None:
+    def _update_nodes(self) -> None:
         for name in self._nodes:
             node = self._all_nodes.get(name)
             if node is None:
@@ -241,7 +241,7 @@ class SlotIndex:
                     reader.slots |= dict.fromkeys(slots)
             else:
                 self._specs[name] = node.spec
-                self.touch_row()
+                self.touch_all()
             self._foreign_of.pop(name, None)
             if node.foreign:
                 self._foreign_of[name] = {
@@ -252,22 +252,22 @@ class SlotIndex:
         }
         self._nodes.clear()
 
-    def _look_at(self, name: JobId) -> None:
-        was = self._parts.get(name, _NONE)
+    def _update_job(self, name: JobId) -> None:
+        before = self._parts.get(name, _NONE)
         job = self._jobs.get(name) if name in self._jobs_with_processes else None
         part = slots_of_job(job) if job is not None else _NONE
         if job is None:
-            self._begun.pop(name, None)
-        if part == was:
+            self._start_order.pop(name, None)
+        if part == before:
             return
-        self._take_out(name, was)
+        self._remove(name, before)
         if job is not None:
-            self._put_in(job, part)
-        slots = dict.fromkeys((*was.slots, *part.slots))
+            self._insert(job, part)
+        slots = dict.fromkeys((*before.slots, *part.slots))
         for reader in self._readers:
             reader.slots |= slots
 
-    def _take_out(self, name: JobId, part: JobSlots) -> None:
+    def _remove(self, name: JobId, part: JobSlots) -> None:
         for slot in part.owned:
             if self._owner.get(slot) == name:
                 del self._owner[slot]
@@ -283,7 +283,7 @@ class SlotIndex:
         self._parts.pop(name, None)
         self._allocations.pop(name, None)
 
-    def _put_in(self, job: Job, part: JobSlots) -> None:
+    def _insert(self, job: Job, part: JobSlots) -> None:
         name = job.job
         self._owner.update(dict.fromkeys(part.owned, name))
         self._releasing.update(dict.fromkeys(part.releasing, name))
@@ -305,7 +305,7 @@ def _arrange(entries: dict[K, V], order: Iterable[K]) -> None:
             entries[key] = entries.pop(key)
 
 
-def _lives(worker: Worker) -> bool:
+def _is_alive(worker: Worker) -> bool:
     return worker.phase is not WorkerPhase.EXITED
 
 
@@ -322,7 +322,7 @@ def slots_of_job(job: Job) -> JobSlots:
             continue
         owned.append(worker.slot)
         released = staying is not None and worker.worker not in staying
-        if phase in _GOING or (phase is WorkerPhase.MEMBER and released):
+        if phase in _LEAVING_PHASES or (phase is WorkerPhase.MEMBER and released):
             releasing.append(worker.slot)
     placed = {m.slot: m.local_batch for m in group.members} if group else {}
     return JobSlots(tuple(owned), tuple(reserved), tuple(releasing), placed)

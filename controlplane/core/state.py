@@ -67,7 +67,7 @@ class Deadlines(msgspec.Struct, kw_only=True):
         self.starts.pop(job, None)
         self.rescales.pop(job, None)
 
-    def begin_anew(self, now: Seconds) -> None:
+    def restart(self, now: Seconds) -> None:
         """Restart all limits at `now`; no message could arrive while the controller was down."""
         for deadline in (*self.starts.values(), *self.rescales.values()):
             deadline.at = Seconds(now + deadline.limit_s)
@@ -95,7 +95,7 @@ def pause_before(tries: int) -> float:
     return float(min(RETRY_LONGEST_S, RETRY_FIRST_S * 2 ** min(tries - 1, 10)))
 
 
-class LivingCounts:
+class JobCounters:
     """Counts of jobs that have not ended: computed from `jobs` once, then kept up to date."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
@@ -167,9 +167,9 @@ class State(msgspec.Struct, kw_only=True, dict=True):
                     yield job, worker
 
     @cached_property
-    def living_counts(self) -> LivingCounts:
+    def living_counts(self) -> JobCounters:
         """Counts of jobs that have not ended, derived from them."""
-        return LivingCounts(self.jobs[name] for name in self.active)
+        return JobCounters(self.jobs[name] for name in self.active)
 
     @cached_property
     def slot_index(self) -> SlotIndex:

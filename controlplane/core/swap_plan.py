@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controlplane.core.model.job import Job, batch_limit, local_limit
-from controlplane.core.model.rescale import Aside, Swap, Way
+from controlplane.core.model.rescale import Swap, SwapYield, YieldMode
 from controlplane.policy.api import Reason
 from controlplane.policy.placement.slot_partition import split
 from schemas.ids import JobId, SlotId
 
-_CHEAPEST = {way: rank for rank, way in enumerate(Way)}
+_CHEAPEST = {way: rank for rank, way in enumerate(YieldMode)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,36 +115,40 @@ class _Order:
 
     needs: Mapping[JobId, set[JobId]]
     waiting: list[JobId]
-    gone: set[JobId] = field(default_factory=set)  # jobs that have left their slots
+    moved: set[JobId] = field(default_factory=set)  # jobs that have left their slots
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Move all jobs that wait for no other job."""
-        while ready := [name for name in self.waiting if self.needs[name] <= self.gone]:
-            self.gone |= set(ready)
-            self.waiting = [name for name in self.waiting if name not in self.gone]
+        while ready := [name for name in self.waiting if self.needs[name] <= self.moved]:
+            self.moved |= set(ready)
+            self.waiting = [name for name in self.waiting if name not in self.moved]
 
     def blocking(self) -> set[JobId]:
         """Return the jobs that a blocked job waits for."""
         needed = {other for name in self.waiting for other in self.needs[name]}
-        return needed - self.gone
+        return needed - self.moved
 
 
 def _swap(movers: Sequence[Mover], needs: Mapping[JobId, set[JobId]], spare: list[SlotId]) -> Swap:
     """Let the cheapest jobs yield until all others can move; removes slots from `spare`."""
     by_name = {mover.job.job: mover for mover in movers}
     order = _Order(needs, list(by_name))
-    aside: dict[JobId, Aside] = {}
-    order.go_on()
+    aside: dict[JobId, SwapYield] = {}
+    order.advance()
     while blocking := order.blocking():
-        ways = {name: _aside(by_name[name], spare) for name in order.waiting if name in blocking}
+        ways = {
+            name: _cheapest_yield(by_name[name], spare)
+            for name in order.waiting
+            if name in blocking
+        }
         name = min(ways, key=lambda name: _cost(by_name[name], ways[name]))
         aside[name] = ways[name]
         for slot in ways[name].local_batch:
             if slot in spare:
                 spare.remove(slot)
-        order.gone.add(name)
+        order.moved.add(name)
         order.waiting.remove(name)
-        order.go_on()
+        order.advance()
     return Swap(
         targets={name: dict(mover.target) for name, mover in by_name.items()},
         aside=aside,
@@ -152,7 +156,7 @@ def _swap(movers: Sequence[Mover], needs: Mapping[JobId, set[JobId]], spare: lis
     )
 
 
-def _aside(mover: Mover, spare: Sequence[SlotId]) -> Aside:
+def _cheapest_yield(mover: Mover, spare: Sequence[SlotId]) -> SwapYield:
     """Return the cheapest way for a job to yield the slots that it gives up."""
     job, kept = mover.job, mover.kept
     group = job.group
@@ -162,10 +166,10 @@ def _aside(mover: Mover, spare: Sequence[SlotId]) -> Aside:
     both = len({*mover.have, *meanwhile, *mover.target})
     batch = group.global_batch if group else job.spec.batch_size
     if len(meanwhile) > len(kept) and len(meanwhile) >= least and both <= batch_limit(job):
-        return Aside(way=Way.STAGING, local_batch=_shares(job, batch, meanwhile))
+        return SwapYield(way=YieldMode.STAGING, local_batch=_shares(job, batch, meanwhile))
     if len(kept) >= least:
-        return Aside(way=Way.SHRINK, local_batch=_shares(job, batch, kept))
-    return Aside(way=Way.PAUSE)
+        return SwapYield(way=YieldMode.SHRINK, local_batch=_shares(job, batch, kept))
+    return SwapYield(way=YieldMode.PAUSE)
 
 
 def _shares(job: Job, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
@@ -173,7 +177,7 @@ def _shares(job: Job, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
     return split(max(len(slots), min(batch, local_limit(job) * len(slots))), slots)
 
 
-def _cost(mover: Mover, aside: Aside) -> tuple[int, float]:
+def _cost(mover: Mover, aside: SwapYield) -> tuple[int, float]:
     """Rank of the way to yield, then the start time multiplied by the number of slots."""
     slots = len(mover.have)
     return _CHEAPEST[aside.way], slots * (mover.job.accounting.started_s or 1.0)

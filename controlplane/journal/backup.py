@@ -17,7 +17,7 @@ from typing import Final
 
 from controlplane.core.commands import Announce
 from controlplane.journal.database import (
-    BROKEN,
+    CHECK_DISK,
     TERM_FLOOR,
     JournalError,
     migrate,
@@ -27,13 +27,13 @@ from controlplane.journal.database import (
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import earliest
 from controlplane.journal.retention import Retention, forget
-from controlplane.journal.snapshots import FORMAT, gives_back, image_of
+from controlplane.journal.snapshots import FORMAT, image_of, round_trips
 from controlplane.journal.take_snapshot import take_snapshot
 from controlplane.journal.writer import take_lock
 from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
-BESIDE: Final = ("", "-wal", "-shm")  # the files of one database
+FILE_SUFFIXES: Final = ("", "-wal", "-shm")  # the files of one database
 FORCE: Final = "name another file, or say --force"
 
 
@@ -49,7 +49,7 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
     if copy.exists() and not force:
         raise JournalError(f"{copy} is there already", FORCE)
     part = copy.with_name(f"{copy.name}.part")
-    with _refused_as_journal_errors(copy):
+    with _as_journal_errors(copy):
         part.unlink(missing_ok=True)
         with (
             contextlib.closing(open_for_reading(journal)) as source,
@@ -58,7 +58,7 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
             part.chmod(0o600)
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")
-        _prove(part, journal)
+        _verify(part, journal)
         _durable(part)
         part.replace(copy)
         _durable(copy.parent)
@@ -81,7 +81,7 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
         JournalError: if a controller runs there, the journal has inputs, the copy is damaged, or
             there is no room. The former journal is then unchanged.
     """
-    with _held(journal), _refused_as_journal_errors(journal):
+    with _locked(journal), _as_journal_errors(journal):
         if journal.exists() and not force and _has_inputs(journal):
             raise JournalError(f"{journal} has a history of its own", "say --force: it is kept")
         part = journal.with_name(f"{journal.name}.part")
@@ -94,7 +94,7 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
             insert = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
             database.execute(insert, (TERM_FLOOR, str(int(time.time()))))
             database.execute("PRAGMA journal_mode=DELETE")
-        _prove(part, copy)
+        _verify(part, copy)
         _durable(part)
         kept = _set_aside(journal)
         part.replace(journal)
@@ -117,7 +117,7 @@ def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
             temporary second copy.
         CoreError: if this release cannot handle the inputs.
     """
-    with _held(journal), _refused_as_journal_errors(journal):
+    with _locked(journal), _as_journal_errors(journal):
         if not journal.is_file():
             raise JournalError(f"{journal}: there is no such file", "name the state folder")
         before = journal.stat().st_size
@@ -130,7 +130,7 @@ def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
     return before, journal.stat().st_size
 
 
-def _prove(copy: Path, original: Path) -> None:
+def _verify(copy: Path, original: Path) -> None:
     """Check that a copy has a good state, and no damage that the original does not have."""
     with contextlib.closing(Reader(copy)) as reader:
         problems = list(reader.problems_of_state())
@@ -161,7 +161,7 @@ def _set_aside(journal: Path) -> Path | None:
         return None
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     kept = journal.with_name(f"{journal.name}.before-{stamp}")
-    for end in BESIDE:
+    for end in FILE_SUFFIXES:
         file = journal.with_name(journal.name + end)
         if file.exists():
             file.replace(kept.with_name(kept.name + end))
@@ -169,7 +169,7 @@ def _set_aside(journal: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def _held(journal: Path) -> Iterator[None]:
+def _locked(journal: Path) -> Iterator[None]:
     """Keep controllers from starting meanwhile."""
     lock = take_lock(journal.with_suffix(".lock"))
     try:
@@ -179,13 +179,13 @@ def _held(journal: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refused_as_journal_errors(path: Path) -> Iterator[None]:
+def _as_journal_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", BROKEN) from None
+        raise JournalError(f"{path}: {error}", CHECK_DISK) from None
     except OSError as error:
-        raise JournalError(f"{path}: {error.strerror}", BROKEN) from None
+        raise JournalError(f"{path}: {error.strerror}", CHECK_DISK) from None
 
 
 def _durable(path: Path) -> None:
@@ -196,7 +196,7 @@ def _durable(path: Path) -> None:
         os.close(fd)
 
 
-MOST: Final = 10  # reported differences of events
+MAX_DIFFERENCES: Final = 10  # reported differences of events
 
 
 def differences(reader: Reader) -> Iterator[str]:
@@ -211,12 +211,12 @@ def differences(reader: Reader) -> Iterator[str]:
     events = _Events(reader, reactor.state.feed_seq)
     for number, at, event in reader.numbered_inputs(first):
         commands = reactor.handle(event, at)
-        for told in (one.event for one in commands if isinstance(one, Announce)):
-            yield from events.differ(number, told)
+        for announced in (one.event for one in commands if isinstance(one, Announce)):
+            yield from events.differ(number, announced)
         snapshot = snapshots.get(number)
         if snapshot is not None and snapshot.format == FORMAT:
             image = zlib.decompress(reader.body_of(snapshot))
-            if not (image == image_of(reactor) or gives_back(image, reactor)):
+            if not (image == image_of(reactor) or round_trips(image, reactor)):
                 yield f"snapshot {number} is another state than the inputs before it lead to"
     if events.last != reactor.state.feed_seq:
         yield f"the feed ends with event {events.last}, the inputs with {reactor.state.feed_seq}"
@@ -232,21 +232,22 @@ class _Events:
         self._named = 0
         self.last = last
 
-    def differ(self, number: int, told: FeedEvent) -> Iterator[str]:
+    def differ(self, number: int, announced: FeedEvent) -> Iterator[str]:
         """Yield what is wrong with the stored event that input `number` led to."""
-        if told.seq < self._first:
-            self.last = told.seq
+        if announced.seq < self._first:
+            self.last = announced.seq
             return
-        if told.seq not in self._page:
-            page = self._reader.feed(told.seq, 5000)
+        if announced.seq not in self._page:
+            page = self._reader.feed(announced.seq, 5000)
             self._page = {event.seq: event for event in page}
-        written = self._page.get(told.seq)
+        written = self._page.get(announced.seq)
         if written is not None:
-            self.last = told.seq
-        if written != told and self._named < MOST:
+            self.last = announced.seq
+        if written != announced and self._named < MAX_DIFFERENCES:
             self._named += 1
             what = "is not there" if written is None else f"says {written.event} of {written.job}"
-            yield f"event {told.seq} of input {number}, {told.event} of {told.job}, {what}"
+            event = f"{announced.event} of {announced.job}"
+            yield f"event {announced.seq} of input {number}, {event}, {what}"
 
 
 def problems(reader: Reader) -> Iterator[str]:

@@ -101,8 +101,8 @@ def checksum(number: int, at: float, body: bytes) -> int:
 
 # SQLite's error message about a damaged file may not be valid text.
 UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
-BROKEN: Final = "check the disk and the file's owner"
-WHERE: Final = "name the file journal.sqlite in a controller's state folder"
+CHECK_DISK: Final = "check the disk and the file's owner"
+NAME_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
 UNCHECKED: Final = "unchecked_inputs"  # last input row without a checksum
 UNCHECKED_FEED: Final = "unchecked_feed"
 UNCHECKED_RECORDS: Final = "unchecked_records"  # last input whose records have no checksum
@@ -111,8 +111,8 @@ TERM_FLOOR: Final = "term_floor"  # of a copy: nodes may have seen later terms t
 LOG_PAGES: Final = (
     8000  # of the write-ahead log, 32 MiB: a page that many commits change is copied once
 )
-READ: Final = frozenset(str(number) for number in range(FIRST_VERSION, SCHEMA_VERSION + 1))
-FREED: Final = "INCREMENTAL"  # freed pages are returned piece by piece
+READABLE: Final = frozenset(str(number) for number in range(FIRST_VERSION, SCHEMA_VERSION + 1))
+AUTO_VACUUM: Final = "INCREMENTAL"  # freed pages are returned piece by piece
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -125,13 +125,13 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """
     try:
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        database.execute(f"PRAGMA auto_vacuum={FREED}")  # affects new files only
+        database.execute(f"PRAGMA auto_vacuum={AUTO_VACUUM}")  # affects new files only
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
         database.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
         migrate(database)
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", BROKEN) from None
+        raise JournalError(f"{path}: {error}", CHECK_DISK) from None
     return _readable(path, database, {str(SCHEMA_VERSION)})
 
 
@@ -148,7 +148,7 @@ def migrate(database: sqlite3.Connection) -> None:
     try:
         tables = {row[0] for row in database.execute("SELECT name FROM sqlite_schema")}
         found = schema_of(database) if "meta" in tables else ""
-        if found == "" or found in READ:
+        if found == "" or found in READABLE:
             if found == str(FIRST_VERSION):
                 _add_checksums(database)
             elif found and int(found) < RECORDS_CHECKED_SINCE:
@@ -195,13 +195,13 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         JournalError: if the file is missing, is no journal, or this release cannot read its schema.
     """
     if not path.is_file():
-        raise JournalError(f"{path}: there is no such file", WHERE)
+        raise JournalError(f"{path}: there is no such file", NAME_JOURNAL)
     name = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
         database = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", BROKEN) from None
-    return _readable(path, database, READ)
+        raise JournalError(f"{path}: {error}", CHECK_DISK) from None
+    return _readable(path, database, READABLE)
 
 
 def schema_of(database: sqlite3.Connection) -> str:
@@ -230,7 +230,7 @@ def _readable(
         found = schema_of(database)
     except UNREADABLE as error:
         database.close()
-        raise JournalError(f"{path}: {error}", f"{BROKEN}, or {WHERE}") from None
+        raise JournalError(f"{path}: {error}", f"{CHECK_DISK}, or {NAME_JOURNAL}") from None
     if found not in schemas:
         database.close()
         remedy = (
@@ -241,9 +241,9 @@ def _readable(
     return database
 
 
-PLACES: Final = 16  # bits of a record's position, behind its input's number
+POSITION_BITS: Final = 16  # bits of a record's position, behind its input's number
 DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
-TOLD: Final = 1000  # damaged rows that are remembered
+MAX_DAMAGED_ROWS: Final = 1000  # damaged rows that are remembered
 FIELDS: Final = "number, job, user, name, state, key, ended, body"  # of `ended_jobs`
 
 
@@ -261,13 +261,13 @@ class RowChecks:
     """Verification of rows about the history of jobs; remembers damaged ones.
 
     Args:
-        told: called once with the name of each damaged row.
+        on_damage: called once with the name of each damaged row.
     """
 
     def __init__(
-        self, database: sqlite3.Connection, told: Callable[[str], None] = lambda _: None
+        self, database: sqlite3.Connection, on_damage: Callable[[str], None] = lambda _: None
     ) -> None:
-        self._database, self._told = database, told
+        self._database, self._on_damage = database, on_damage
         self._damaged: dict[tuple[str, str], None] = {}  # (job, row)
         schema = int(schema_of(database))
         has_checksums = schema >= RECORDS_CHECKED_SINCE
@@ -278,17 +278,17 @@ class RowChecks:
         self._input = int(meta(database, UNCHECKED_RECORDS) or 0) if has_checksums else everything
         self._end = float(meta(database, UNCHECKED_ENDED) or 0) if has_checksums else everything
 
-    def proves_record(self, job: str, name: str, at: int, body: bytes, crc: int | None) -> bool:
+    def is_intact_record(self, job: str, name: str, at: int, body: bytes, crc: int | None) -> bool:
         """True if a row of `job_records` is as it was written; a damaged row is reported."""
         if crc is None:
-            good = at >> PLACES <= self._input
+            good = at >> POSITION_BITS <= self._input
         else:
             good = isinstance(body, bytes) and crc == record_checksum(job, name, at, body)
         if not good:
-            self.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+            self.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
         return good
 
-    def proves_ended(self, row: Sequence[Any], crc: int | None) -> bool:
+    def is_intact_ended_job(self, row: Sequence[Any], crc: int | None) -> bool:
         """True if a row of `ended_jobs` is as it was written; a damaged row is reported."""
         if crc is None:
             good = isinstance(row[-2], float) and row[-2] <= self._end
@@ -300,9 +300,9 @@ class RowChecks:
 
     def damaged(self, job: str, what: str) -> None:
         """Report a damaged row once."""
-        if (job, what) not in self._damaged and len(self._damaged) < TOLD:
+        if (job, what) not in self._damaged and len(self._damaged) < MAX_DAMAGED_ROWS:
             self._damaged[job, what] = None
-            self._told(what)
+            self._on_damage(what)
 
     def damage_of(self, job: str) -> tuple[str, ...]:
         """Return the damaged rows about a job that were found so far."""
@@ -319,11 +319,11 @@ class RowChecks:
             columns = f"job, list, at, body, {self.crc}"
             select = " UNION ".join(f"SELECT {columns} FROM {table}" for table in self.tables)  # noqa: S608
             for job, name, at, body, crc in self._database.execute(select):
-                if not self.proves_record(job, name, at, body, crc):
-                    what = f"{name} of {job}, record of input {at >> PLACES}"
+                if not self.is_intact_record(job, name, at, body, crc):
+                    what = f"{name} of {job}, record of input {at >> POSITION_BITS}"
                     yield f"{what}: its checksum is another one"
         if "ended_jobs" in tables:
             select = f"SELECT {FIELDS}, {self.crc} FROM ended_jobs"  # noqa: S608
             for *row, crc in self._database.execute(select):
-                if not self.proves_ended(row, crc):
+                if not self.is_intact_ended_job(row, crc):
                     yield f"ended job {row[1]}: its checksum is another one"

@@ -20,7 +20,7 @@ from controlplane.core.model.job import Job, JobOwner, number_of
 from controlplane.journal.database import (
     DAMAGED,
     FIELDS,
-    PLACES,
+    POSITION_BITS,
     UNREADABLE,
     JournalError,
     RowChecks,
@@ -194,7 +194,7 @@ class EndedJobs:
 
     def _decoded(self, row: Sequence[Any]) -> Job:
         job = row[1]
-        if not self._checks.proves_ended(row[:-1], row[-1]):
+        if not self._checks.is_intact_ended_job(row[:-1], row[-1]):
             what = f"the journal's ended job {job}: its checksum is another one"
             raise JournalError(what, DAMAGED)
         try:
@@ -310,7 +310,7 @@ class EndedSweeps:
             rows = self._database.execute(select, (job, name, first, last)).fetchall()
         except UNREADABLE as error:
             raise JournalError(f"the journal's sweeps: {error}", DAMAGED) from None
-        prove = self._checks.proves_record
+        prove = self._checks.is_intact_record
         return [(at, body if prove(job, name, at, body, crc) else None) for at, body, crc in rows]
 
     def _decoded(self, decoder: Any, job: JobId, name: str, at: int, body: bytes | None) -> Any:
@@ -318,7 +318,7 @@ class EndedSweeps:
         try:
             return None if body is None else decoder.decode(body)
         except ValueError:  # msgspec's errors are ValueErrors
-            self._checks.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+            self._checks.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
             return None
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from controlplane.core.inputs import Input
 from controlplane.journal.database import (
-    BROKEN,
+    CHECK_DISK,
     FIRST_VERSION,
     TERM_FLOOR,
     UNCHECKED,
@@ -64,7 +64,7 @@ class Reader:
             self._checked = schema_of(self._database) != str(FIRST_VERSION)
         except (sqlite3.Error, ValueError) as error:
             self._database.close()
-            raise JournalError(f"{path}: {error}", BROKEN) from None
+            raise JournalError(f"{path}: {error}", CHECK_DISK) from None
         self.records = JobRecords(self._database, self._past)
         self.ended = EndedJobs(self._database, self._past)
         self.sweeps = EndedSweeps(self._database, self._past)
@@ -96,7 +96,7 @@ class Reader:
             JournalError: also if an input is damaged or missing.
         """
         for number, at, body, crc in self._input_rows(after, most):
-            if not self._proves(number, at, body, crc, self._unchecked):
+            if not self._is_intact(number, at, body, crc, self._unchecked):
                 raise self._damage(f"input {number}", "its checksum is another one")
             yield number, Seconds(at), self._decoded(input_from, body, f"input {number}")
 
@@ -111,7 +111,7 @@ class Reader:
         select = f"SELECT seq, body, {self._crc} FROM feed WHERE seq >= ? ORDER BY seq LIMIT ?"  # noqa: S608
         found = []
         for seq, body, crc in self._rows(select, from_seq, limit):
-            if not self._proves(seq, 0.0, body, crc, self._unchecked_feed):
+            if not self._is_intact(seq, 0.0, body, crc, self._unchecked_feed):
                 raise self._damage(f"feed event {seq}", "its checksum is another one")
             found.append(self._decoded(feed_from, body, f"feed event {seq}"))
         return tuple(found)
@@ -123,11 +123,11 @@ class Reader:
 
     def term_floor(self) -> int:
         """Return the lowest term that the next incarnation may have; 0 without a restriction."""
-        return int(self._asked(lambda database: meta(database, TERM_FLOOR)) or 0)
+        return int(self._query(lambda database: meta(database, TERM_FLOOR)) or 0)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Return the complete snapshots, newest first."""
-        return self._asked(snapshots_in) if self._checked else ()
+        return self._query(snapshots_in) if self._checked else ()
 
     def body_of(self, snapshot: Snapshot) -> bytes:
         """Return the bytes of a snapshot.
@@ -135,7 +135,7 @@ class Reader:
         Raises:
             JournalError: also if the snapshot is damaged.
         """
-        body = self._asked(lambda database: body_of(database, snapshot))
+        body = self._query(lambda database: body_of(database, snapshot))
         if body is None:
             raise self._damage(f"snapshot {snapshot.input}", "its checksum is another one")
         return body
@@ -147,7 +147,7 @@ class Reader:
 
     def problems_of_past(self) -> list[str]:
         """Return the damaged rows of the history of jobs, which is only displayed."""
-        return self._asked(lambda _: list(self._past.problems()))
+        return self._query(lambda _: list(self._past.problems()))
 
     def problems_of_state(self) -> Iterator[str]:
         """Yield the damage of inputs, events and snapshots, which were reported as durable."""
@@ -159,14 +159,14 @@ class Reader:
             if expected is not None and number != expected:
                 yield f"inputs {expected} to {number - 1} are missing"
             expected = number + 1
-            if not self._proves(number, at, body, crc, self._unchecked):
+            if not self._is_intact(number, at, body, crc, self._unchecked):
                 yield f"input {number}: its checksum is another one"
         expected = None
         for seq, body, crc in self._rows(f"SELECT seq, body, {self._crc} FROM feed"):  # noqa: S608
             if expected is not None and seq != expected:
                 yield f"feed events {expected} to {seq - 1} are missing"
             expected = seq + 1
-            if not self._proves(seq, 0.0, body, crc, self._unchecked_feed):
+            if not self._is_intact(seq, 0.0, body, crc, self._unchecked_feed):
                 yield f"feed event {seq}: its checksum is another one"
         for snapshot in self.snapshots():
             try:
@@ -198,7 +198,9 @@ class Reader:
                 known, last = True, row[0]
                 yield row
 
-    def _proves(self, number: int, at: float, body: bytes, crc: int | None, unchecked: int) -> bool:
+    def _is_intact(
+        self, number: int, at: float, body: bytes, crc: int | None, unchecked: int
+    ) -> bool:
         if crc is None:
             return not self._checked or number <= unchecked
         try:
@@ -212,7 +214,7 @@ class Reader:
         except UNREADABLE as error:
             raise JournalError(f"{self._path}: {error}", DAMAGED) from None
 
-    def _asked(self, question: Callable[[sqlite3.Connection], T]) -> T:
+    def _query(self, question: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return question(self._database)
         except UNREADABLE as error:

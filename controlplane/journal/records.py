@@ -10,7 +10,7 @@ moves later to `job_records`, together with the records of its job that came mea
 page: the rolling merge of an LSM-tree of two levels (O'Neil et al., 1996, section 2.1). The younger
 level is on disk as well, since a record is durable with its input. Each commit merges twice as many
 records as it adds, in its own transaction: commits never wait for a merge, no merge runs while
-nothing happens, and the younger level has at most twice `LEAST` records.
+nothing happens, and the younger level has at most twice `MERGE_THRESHOLD` records.
 
 A pass copies the records of all jobs; the copied ones are deleted afterwards, oldest first, which
 frees whole pages. Meanwhile a record is stored twice and read once (`UNION`). So a pass needs
@@ -47,7 +47,7 @@ from controlplane.core.history import (
 )
 from controlplane.journal.database import (
     DAMAGED,
-    PLACES,
+    POSITION_BITS,
     UNREADABLE,
     JournalError,
     RowChecks,
@@ -59,8 +59,8 @@ from schemas.codec import encode
 from schemas.ids import JobId, WorkerId
 from schemas.wire.client import Change, EpochInfo, PromiseInfo
 
-LEAST: Final = 65_536  # records in the younger level before a pass starts
-SHARE: Final = 2  # merged records per added record
+MERGE_THRESHOLD: Final = 65_536  # records in the younger level before a pass starts
+MERGE_RATIO: Final = 2  # merged records per added record
 
 _ENDS: Final = (
     "SELECT ifnull((SELECT min(id) FROM recent_records), 0), "
@@ -103,10 +103,10 @@ def merge(database: sqlite3.Connection, done: Pass, added: int) -> Pass:
         return done
     oldest, newest = database.execute(_ENDS).fetchone()
     if done == IDLE:
-        if newest - oldest < LEAST:
+        if newest - oldest < MERGE_THRESHOLD:
             return IDLE
         done = Pass(newest, _FIRST)
-    most = SHARE * added
+    most = MERGE_RATIO * added
     if done.behind is not None:
         return _copied(database, done.upto, done.behind, most)
     last = min(done.upto, oldest + most - 1)
@@ -135,8 +135,8 @@ def settle(database: sqlite3.Connection, job: JobId, name: str) -> None:
 COMPLETE: Final = "records_complete"  # of `meta`
 PAGE: Final = 200  # rows read at a time
 EVERY_LIST: Final = (CHANGES, GROUPS, EPOCHS, PROMISES, PROCESSES)
-LATEST: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
-EVERY: Final = 1_000_000
+LIST_LIMITS: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
+NO_LIMIT: Final = 1_000_000
 INSERT: Final = "INSERT OR REPLACE INTO job_records VALUES (?, ?, ?, ?, ?)"
 INSERT_RECENT: Final = (
     "INSERT OR REPLACE INTO recent_records (job, list, at, body, crc) VALUES (?, ?, ?, ?, ?)"
@@ -226,7 +226,7 @@ def _placed(
         if isinstance(row, EndedRow):
             ended.append(row)
         else:
-            at = number << PLACES | row.place
+            at = number << POSITION_BITS | row.place
             crc = record_checksum(row.job, row.list, at, row.body)
             level = recent if row.list in EVERY_LIST else settled
             level.append((row.job, row.list, at, row.body, crc))
@@ -350,13 +350,13 @@ class JobRecords:
     def _behind(self, job: JobId, name: str, after: int) -> Iterator[tuple[int, Any]]:
         select = self._select("AND at > ?3 ", "ORDER BY at LIMIT ?4")
         while page := self._rows(select, job, name, after, PAGE):
-            yield from self._good(job, name, page)
+            yield from self._intact_records(job, name, page)
             after = page[-1][0]
 
     def _latest(self, job: JobId, name: str) -> Iterator[Any]:
         select = self._select("", "ORDER BY at DESC LIMIT ?3")
-        rows = self._rows(select, job, name, LATEST.get(name, EVERY))
-        return (record for _, record in self._good(job, name, rows))
+        rows = self._rows(select, job, name, LIST_LIMITS.get(name, NO_LIMIT))
+        return (record for _, record in self._intact_records(job, name, rows))
 
     def _select(self, which: str, order: str) -> str:
         """Return the SELECT of a job's list from both levels."""
@@ -372,16 +372,16 @@ class JobRecords:
         except UNREADABLE as error:
             raise JournalError(f"the journal's records: {error}", DAMAGED) from None
 
-    def _good(
+    def _intact_records(
         self, job: JobId, name: str, rows: Iterable[tuple[int, bytes, int | None]]
     ) -> Iterator[tuple[int, Any]]:
         """Decode rows, skipping damaged ones."""
         for at, body, crc in rows:
-            if not self._checks.proves_record(job, name, at, body, crc):
+            if not self._checks.is_intact_record(job, name, at, body, crc):
                 continue
             try:
                 record = _records.decode(body)
             except ValueError:  # msgspec's errors are ValueErrors
-                self._checks.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+                self._checks.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
             else:
                 yield at, record

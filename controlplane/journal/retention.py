@@ -12,11 +12,11 @@ import msgspec
 from controlplane.journal.database import feed_from
 from controlplane.journal.ended import forget_ended
 from controlplane.journal.records import drop_oldest
-from controlplane.journal.snapshots import KEPT, snapshots_in
+from controlplane.journal.snapshots import KEPT_SNAPSHOTS, snapshots_in
 from schemas.ids import JobId, Seconds
 
-LOOKED_AT: Final = 4  # jobs whose lists are counted between two commits
-JOBS: Final = 50  # ended jobs deleted in one transaction
+JOBS_PER_CHECK: Final = 4  # jobs whose lists are counted between two commits
+ENDED_JOBS_PER_PIECE: Final = 50  # ended jobs deleted in one transaction
 PIECE: Final = 2000  # rows deleted in one transaction
 FREE_SHARE: Final = 0.25  # of the file that stays free for later use
 FREED_PAGES: Final = 1000  # returned in one transaction
@@ -50,11 +50,11 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     crowded = used_bytes(database) > keep.used_bytes
     deleted = _forget_inputs(database, float("inf") if crowded else now - keep.inputs_s)
     deleted += _forget_events(database, now - keep.events_s)
-    deleted += len(forget_ended(database, before=now - keep.jobs_s, most=JOBS))
+    deleted += len(forget_ended(database, before=now - keep.jobs_s, most=ENDED_JOBS_PER_PIECE))
     if not deleted and crowded:
         deleted = _forget_events(database, float("inf"))
     if not deleted and crowded:
-        deleted = len(forget_ended(database, before=float("inf"), most=JOBS))
+        deleted = len(forget_ended(database, before=float("inf"), most=ENDED_JOBS_PER_PIECE))
     if not deleted:
         _shrink(database)
     return deleted
@@ -70,7 +70,7 @@ def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Reten
     Raises:
         sqlite3.Error: if there is no room.
     """
-    for _ in range(min(LOOKED_AT, len(jobs))):
+    for _ in range(min(JOBS_PER_CHECK, len(jobs))):
         if drop_oldest(database, jobs[0], keep.records, PIECE):
             return
         jobs.popleft()
@@ -89,9 +89,9 @@ def used_bytes(database: sqlite3.Connection) -> int:
 
 def _forget_inputs(database: sqlite3.Connection, before: float) -> int:
     snapshots = snapshots_in(database)
-    if len(snapshots) < KEPT:
+    if len(snapshots) < KEPT_SNAPSHOTS:
         return 0
-    covered = snapshots[KEPT - 1].input
+    covered = snapshots[KEPT_SNAPSHOTS - 1].input
     delete = (
         "DELETE FROM inputs WHERE id IN "
         "(SELECT id FROM inputs WHERE id <= ? AND at < ? ORDER BY id LIMIT ?)"

@@ -88,7 +88,7 @@ def copy_of(reactor: Reactor) -> Reactor:
     return reactor_from(image_of(reactor))
 
 
-def gives_back(image: bytes, reactor: Reactor) -> bool:
+def round_trips(image: bytes, reactor: Reactor) -> bool:
     """True if decoding `image` gives the complete state of `reactor`."""
     again = reactor_from(image)
     if (again.state, again.totals) == (reactor.state, reactor.totals):
@@ -96,7 +96,7 @@ def gives_back(image: bytes, reactor: Reactor) -> bool:
     return NAN in image and image_of(again) == image  # NaN is not equal to itself
 
 
-KEPT: Final = 2  # if one is damaged, the one before and the later inputs replace it
+KEPT_SNAPSHOTS: Final = 2  # if one is damaged, the one before and the later inputs replace it
 PART_BYTES: Final = 1 << 20  # written at a time, since commits wait meanwhile
 
 
@@ -161,7 +161,7 @@ def write_snapshot(database: sqlite3.Connection, number: int, at: Seconds, body:
         (number, at, __version__, FORMAT, len(body), zlib.crc32(body)),
     )
     database.execute("PRAGMA synchronous=NORMAL")
-    for old in snapshots_in(database)[KEPT:]:
+    for old in snapshots_in(database)[KEPT_SNAPSHOTS:]:
         database.execute("DELETE FROM snapshots WHERE input = ?", (old.input,))
     _drop(database, "input NOT IN (SELECT input FROM snapshots)")
 

@@ -27,12 +27,12 @@ from controlplane.journal.ended import EndedRow
 from controlplane.journal.reader import Reader
 from controlplane.journal.records import COMPLETE, RecordRow, insert_rows, rows_of
 from controlplane.journal.replay import earliest, recover
-from controlplane.journal.snapshots import gives_back, image_of, write_snapshot
+from controlplane.journal.snapshots import image_of, round_trips, write_snapshot
 from schemas.ids import Seconds
 
-NICE: Final = 15  # niceness: training and the controller come first
-FAST: Final = 1  # level of zlib
-AGAIN: Final = "free space or mend what it says; until then restarts read more inputs"
+NICENESS: Final = 15  # niceness: training and the controller come first
+ZLIB_LEVEL: Final = 1  # level of zlib
+SNAPSHOT_REMEDY: Final = "free space or mend what it says; until then restarts read more inputs"
 
 
 def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
@@ -48,12 +48,16 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
     """
     try:
         image = image_of(reactor)
-        if not gives_back(image, reactor):
-            raise JournalError(f"{path}: the state is not read back as it is written", AGAIN)
+        if not round_trips(image, reactor):
+            raise JournalError(
+                f"{path}: the state is not read back as it is written", SNAPSHOT_REMEDY
+            )
         with contextlib.closing(open_for_reading(path)) as database:
-            write_snapshot(database, number, at, zlib.compress(image, FAST))
+            write_snapshot(database, number, at, zlib.compress(image, ZLIB_LEVEL))
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        raise JournalError(f"{path}: no snapshot of input {number}: {error}", AGAIN) from None
+        raise JournalError(
+            f"{path}: no snapshot of input {number}: {error}", SNAPSHOT_REMEDY
+        ) from None
 
 
 def take_snapshot(path: Path) -> int:
@@ -69,7 +73,7 @@ def take_snapshot(path: Path) -> int:
         JournalError: if the journal is damaged, or there is no room.
         CoreError: if this release cannot handle the inputs.
     """
-    with _alone(path) as alone:
+    with _exclusive(path) as alone:
         if not alone:
             return 0
         with contextlib.closing(Reader(path)) as reader:
@@ -80,7 +84,7 @@ def take_snapshot(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
+def _exclusive(path: Path) -> Iterator[bool]:
     lock = os.open(path.with_suffix(".snapshot.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,7 +98,7 @@ def _alone(path: Path) -> Iterator[bool]:
 
 def main() -> None:
     """Take a snapshot; on failure exit with code 1 and the reason on standard error."""
-    os.nice(NICE)
+    os.nice(NICENESS)
     setproctitle(f"ones: snapshot of {sys.argv[1]}")
     try:
         taken = take_snapshot(Path(sys.argv[1]))
@@ -108,8 +112,8 @@ if __name__ == "__main__":
     main()
 
 
-AT_ONCE: Final = 5000  # rows in one transaction
-RETRY_S: Final = "free space there and start again: what is written already stays"
+ROWS_PER_TRANSACTION: Final = 5000  # rows in one transaction
+COMPLETE_REMEDY: Final = "free space there and start again: what is written already stays"
 
 
 def complete_records(path: Path, reader: Reader) -> None:
@@ -129,7 +133,7 @@ def complete_records(path: Path, reader: Reader) -> None:
             if not meta(database, COMPLETE):
                 _complete(path, database, reader)
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", RETRY_S) from None
+        raise JournalError(f"{path}: {error}", COMPLETE_REMEDY) from None
 
 
 def _complete(path: Path, database: sqlite3.Connection, reader: Reader) -> None:
@@ -140,7 +144,7 @@ def _complete(path: Path, database: sqlite3.Connection, reader: Reader) -> None:
         reactor.handle(event, when)
         rows += [(number, row) for row in rows_of(reactor.records)]
         last, at = number, when
-        if len(rows) >= AT_ONCE:
+        if len(rows) >= ROWS_PER_TRANSACTION:
             _write(database, rows)
             rows = []
     _write(database, rows)

@@ -12,7 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from controlplane.journal.database import BROKEN, Entry, JournalError, checksum, open_for_writing
+from controlplane.journal.database import (
+    CHECK_DISK,
+    Entry,
+    JournalError,
+    checksum,
+    open_for_writing,
+)
 from controlplane.journal.ended import EndedRow
 from controlplane.journal.records import IDLE, RecordRow, append_rows, merge, rows_of
 from schemas.codec import encode
@@ -42,7 +48,7 @@ Tidy = Callable[[sqlite3.Connection], None]
 _Item = _Row | Tidy
 
 
-def _NOTHING(_: sqlite3.Connection) -> None:  # noqa: N802 - a constant of type Tidy
+def _EMPTY(_: sqlite3.Connection) -> None:  # noqa: N802 - a constant of type Tidy
     """Marker of an empty queue."""
 
 
@@ -134,13 +140,13 @@ class Writer:
         item = self._queue.get()
         while item is not None:
             if not isinstance(item, _Row):
-                self._tidy(item)
+                self._run_task(item)
                 item = self._queue.get()
                 continue
             batch, item = self._batch_from(item)
             if not self._commit(batch):
                 return
-            item = self._queue.get() if item is _NOTHING else item
+            item = self._queue.get() if item is _EMPTY else item
 
     def _batch_from(self, first: _Row) -> tuple[list[_Row], _Item | None]:
         """Return the rows that are queued, and the item after them."""
@@ -153,16 +159,16 @@ class Writer:
             if not isinstance(item, _Row):
                 return batch, item
             batch.append(item)
-        return batch, _NOTHING
+        return batch, _EMPTY
 
-    def _tidy(self, work: Tidy) -> None:
+    def _run_task(self, work: Tidy) -> None:
         """Run a task between two commits; if it finds no room, its caller has to retry."""
         try:
             work(self._database)
         except sqlite3.Error as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            if not self._passes(error):
+            if not self._is_transient(error):
                 raise
 
     def _commit(self, batch: list[_Row]) -> bool:
@@ -170,7 +176,7 @@ class Writer:
             try:
                 self._write(batch)
             except sqlite3.Error as error:
-                if not self._passes(error):
+                if not self._is_transient(error):
                     raise
                 self.stalled = str(error)
                 if self._closing.is_set():
@@ -209,7 +215,7 @@ class Writer:
             raise
         self._merged = merged
 
-    def _passes(self, error: sqlite3.Error) -> bool:
+    def _is_transient(self, error: sqlite3.Error) -> bool:
         """True if the error is only a lack of room or a lock of another process."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in RETRIED:
@@ -226,7 +232,7 @@ class Writer:
             )
             (last,) = self._database.execute(select).fetchone()
         except sqlite3.Error as error:
-            raise JournalError(f"{self._path}: {error}", BROKEN) from None
+            raise JournalError(f"{self._path}: {error}", CHECK_DISK) from None
         return int(last or 0)
 
 
@@ -257,7 +263,7 @@ def take_lock(path: Path) -> int:
     try:
         lock = try_lock(path)
     except OSError as error:
-        raise JournalError(f"{path} cannot be locked: {error.strerror}", BROKEN) from None
+        raise JournalError(f"{path} cannot be locked: {error.strerror}", CHECK_DISK) from None
     if lock is None:
         raise JournalError(
             f"{path} is held by another process", "one controller owns a journal; stop the other"

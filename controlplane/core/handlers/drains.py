@@ -60,7 +60,7 @@ def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
 def _announce(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> None:
     ctx.state.slot_index.touch_node(node.node)
     ctx.announce(event, node=node, detail=detail)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
@@ -73,7 +73,7 @@ def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
     for job in ctx.state.slot_index.jobs_on(node.node):
         recovery.lose_node(ctx, job, node.node, f"node {node.node} is {drain.why}")
         ctx.send_to(job, [node.node])
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_drain_due(_ctx: HandlerContext, _event: DrainDue) -> None:
@@ -92,7 +92,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
             continue
         jobs = ctx.state.slot_index.jobs_on(name)
         for job in jobs:
-            _leave(ctx, job, drain)
+            _reconcile_job(ctx, job, drain)
         drain.moved = {job: at for job, at in drain.moved.items() if job in _names(jobs)}
         if drain.empty and jobs:
             drain.empty = False
@@ -105,7 +105,7 @@ def _names(jobs: Iterable[Job]) -> set[JobId]:
     return {job.job for job in jobs}
 
 
-def _leave(ctx: HandlerContext, job: Job, drain: Drain) -> None:
+def _reconcile_job(ctx: HandlerContext, job: Job, drain: Drain) -> None:
     status, why = job.status, drain.why
     if isinstance(status, Starting) and _on_draining(ctx.state, status.group.members):
         withdraw(ctx, job, "drained", JobTrigger.SUSPENDED, f"its node is {why}, while it started")
@@ -115,16 +115,16 @@ def _leave(ctx: HandlerContext, job: Job, drain: Drain) -> None:
         if change.phase is RescalePhase.PREPARING and _on_draining(ctx.state, new):
             recovery.abandon(ctx, job, RescaleTrigger.SUPERSEDED, f"a newcomer's node is {why}")
     elif isinstance(status, Running) and _movable(ctx.state, job, ctx.now):
-        _move(ctx, job, status, drain)
+        _move_away(ctx, job, status, drain)
 
 
-def _move(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
+def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
     """Order the next step of a job away from the draining nodes."""
     group = status.group
     have = [member.slot for member in group.members]
     leaving = set(_on_draining(ctx.state, group.members))
     stay = [slot for slot in have if slot not in leaving]
-    new = [] if job.job in drain.moved else _room(ctx.state, job, have, len(leaving))
+    new = [] if job.job in drain.moved else _find_slots(ctx.state, job, have, len(leaving))
     if new:
         drain.moved[job.job] = group.version
         target, what = [*have, *new], "grows elsewhere first"
@@ -138,7 +138,7 @@ def _move(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
     order_change(ctx, job, split(batch, target) if target else {}, reason, by=OPERATOR)
 
 
-def _room(state: State, job: Job, have: list[SlotId], count: int) -> list[SlotId]:
+def _find_slots(state: State, job: Job, have: list[SlotId], count: int) -> list[SlotId]:
     """Return up to `count` free slots, nodes with the most free slots first."""
     promised = {slot for swap in state.swaps for slot in swap.slots()}
     free = [slot for slot in state.slot_index.available().free if slot not in promised]

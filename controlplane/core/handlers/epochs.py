@@ -28,7 +28,7 @@ from schemas.wire.client import EpochInfo, NodeCrowd
 from schemas.wire.feed import Detail
 
 MOST_SAMPLES: Final = 2**53  # a sum of reports has to fit into a journal
-KEPT_LATE: Final = 1000  # held reports; only a faulty node sends more
+MAX_HELD_REPORTS: Final = 1000  # held reports; only a faulty node sends more
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch
 
 
@@ -43,25 +43,25 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
         group = change.group
     if whole:
         _measure_speed(ctx, job, event)
-    others = _neighbours(ctx, job, group)
-    beside = _crowds(group, others)  # misses jobs that came and went within the epoch
-    together = whole and beside == progress.beside and _stayed(others, progress.epoch_at)
-    _hear_what_waited(ctx, job, event)
+    others = _other_jobs(ctx, job, group)
+    beside = _node_crowds(group, others)  # misses jobs that came and went within the epoch
+    unchanged = whole and beside == progress.beside and _trained_since(others, progress.epoch_at)
+    _record_held_epochs(ctx, job, event)
     # The script's own metric of this name, if it is valid, else the measured value.
     noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
-    take_over(progress, event, noise_scale, ctx.now)
+    _update_progress(progress, event, noise_scale, ctx.now)
     progress.beside = beside
-    _count_left_out(job, event)
+    _count_untrained(job, event)
     job.attempts.losses, job.attempts.changes = 0, 0
     slots = [member.slot for member in group.members]
-    info = epoch_info(event, slots, ctx.now, whole=whole, noise_scale=noise_scale)
-    info = replace(info, beside=beside if together else None)
-    tell(ctx, job, event, info)
+    info = _epoch_info(event, slots, ctx.now, whole=whole, noise_scale=noise_scale)
+    info = replace(info, beside=beside if unchanged else None)
+    _record_epoch(ctx, job, event, info)
     sweep_orders.epoch_reported(ctx, job, event)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-def tell(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -> None:
+def _record_epoch(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -> None:
     """Add a finished epoch to the job's history and announce it."""
     ctx.records.append(EpochFinished(job=job.job, epoch=info))
     detail: Detail = {
@@ -77,7 +77,7 @@ def tell(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -
     ctx.announce("job.epoch", job, detail)
 
 
-def epoch_info(
+def _epoch_info(
     event: EpochReported,
     slots: Sequence[SlotId],
     now: Seconds,
@@ -125,33 +125,33 @@ def on_training_finished(
         job.status.script.finished = event.why
 
 
-def go_on_from(progress: Progress, epoch: int) -> None:
+def _expect_reports(progress: Progress, epoch: int) -> None:
     """Mark the epochs after the last counted one, up to `epoch`, as finished but unreported."""
-    first = max(progress.epoch, epoch - KEPT_LATE) + 1
-    progress.unheard = [*progress.unheard, *range(first, epoch + 1)][-KEPT_LATE:]
+    first = max(progress.epoch, epoch - MAX_HELD_REPORTS) + 1
+    progress.unheard = [*progress.unheard, *range(first, epoch + 1)][-MAX_HELD_REPORTS:]
 
 
-def hear_late(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
+def _record_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """Record a late report of an epoch that the job continued from."""
     progress = job.progress
     progress.unheard.remove(event.epoch)
     noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
     if event.epoch == progress.epoch:
-        take_over(progress, event, noise_scale, ctx.now)
-    info = epoch_info(event, (), ctx.now, whole=False, noise_scale=noise_scale)
-    tell(ctx, job, event, info)
+        _update_progress(progress, event, noise_scale, ctx.now)
+    info = _epoch_info(event, (), ctx.now, whole=False, noise_scale=noise_scale)
+    _record_epoch(ctx, job, event, info)
     ctx.changed_jobs[job.job] = None
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-def _hear_what_waited(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
+def _record_held_epochs(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """Record held reports of earlier epochs, which the reporting group continued from."""
     progress = job.progress
-    go_on_from(progress, event.epoch - 1)
+    _expect_reports(progress, event.epoch - 1)
     late, progress.late = progress.late, []
     for before in sorted(late, key=lambda report: report.epoch):
         if before.epoch in progress.unheard:
-            hear_late(ctx, job, before)
+            _record_late_epoch(ctx, job, before)
 
 
 def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
@@ -164,25 +164,26 @@ def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
     )
 
 
-def _neighbours(ctx: HandlerContext, job: Job, group: Group) -> dict[NodeId, list[Job]]:
+def _other_jobs(ctx: HandlerContext, job: Job, group: Group) -> dict[NodeId, list[Job]]:
     """Return the other jobs on each node of a group."""
     on = ctx.state.slot_index.jobs_on
     nodes = dict.fromkeys(node_of(member.slot) for member in group.members)
     return {node: [other for other in on(node) if other is not job] for node in nodes}
 
 
-def _crowds(group: Group, others: Mapping[NodeId, Sequence[Job]]) -> tuple[NodeCrowd, ...]:
+def _node_crowds(group: Group, others: Mapping[NodeId, Sequence[Job]]) -> tuple[NodeCrowd, ...]:
     """Return, for each node, the group's workers and the families of the other jobs; sorted."""
     own = Counter(node_of(member.slot) for member in group.members)
     crowds = [
-        (own[node], tuple(sorted(job.family for job in here))) for node, here in others.items()
+        (own[node], tuple(sorted(job.family for job in neighbours)))
+        for node, neighbours in others.items()
     ]
     return tuple(sorted(crowds))
 
 
-def _stayed(others: Mapping[NodeId, Sequence[Job]], since: Seconds) -> bool:
+def _trained_since(others: Mapping[NodeId, Sequence[Job]], since: Seconds) -> bool:
     """True if all of these jobs trained in their groups since `since`."""
-    jobs = [job for here in others.values() for job in here]
+    jobs = [job for neighbours in others.values() for job in neighbours]
     return all(isinstance(job.status, Running) and job.accounting.since <= since for job in jobs)
 
 
@@ -203,7 +204,7 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     ctx.announce("job.gain", job, detail)
 
 
-def take_over(
+def _update_progress(
     progress: Progress, event: EpochReported, noise_scale: float | None, now: Seconds
 ) -> None:
     """Set the job's progress to the end of this epoch."""
@@ -220,7 +221,7 @@ def take_over(
     progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
 
 
-def _count_left_out(job: Job, event: EpochReported) -> None:
+def _count_untrained(job: Job, event: EpochReported) -> None:
     """Count the samples that the epoch skipped, unless it was cut short by the job's end."""
     stop, progress = job.spec.stop, job.progress
     trained, all_samples = event.trained_samples, event.epoch_samples
@@ -239,12 +240,12 @@ def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """
     progress = job.progress
     if event.epoch in progress.unheard:
-        hear_late(ctx, job, event)
-    elif _follows(job, event):
-        if len(progress.late) < KEPT_LATE:
+        _record_late_epoch(ctx, job, event)
+    elif _may_belong(job, event):
+        if len(progress.late) < MAX_HELD_REPORTS:
             progress.late.append(event)
         if isinstance(job.status, Paused):
-            _go_on(ctx, job)
+            _advance_paused(ctx, job)
 
 
 def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
@@ -256,16 +257,16 @@ def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
     """
     progress, point = job.progress, job.progress.checkpoint
     if point is not None and epoch > point.epoch:
-        go_on_from(progress, epoch)
+        _expect_reports(progress, epoch)
         progress.epoch = epoch
         progress.checkpoint = ResumePoint(epoch=epoch, version=point.version)
     late, progress.late = progress.late, []
     for event in late:
         if event.epoch in progress.unheard:
-            hear_late(ctx, job, event)
+            _record_late_epoch(ctx, job, event)
 
 
-def _follows(job: Job, event: EpochReported) -> bool:
+def _may_belong(job: Job, event: EpochReported) -> bool:
     """True if the job may continue from this epoch, or did so when it recovered."""
     progress, status = job.progress, job.status
     if event.epoch <= progress.epoch:
@@ -276,7 +277,7 @@ def _follows(job: Job, event: EpochReported) -> bool:
     return isinstance(status, Paused | Starting) and (point is None or event.group >= point.version)
 
 
-def _go_on(ctx: HandlerContext, job: Job) -> None:
+def _advance_paused(ctx: HandlerContext, job: Job) -> None:
     """Advance a paused job to the last epoch that its lost group finished."""
     progress = job.progress
     for event in sorted(progress.late, key=lambda report: report.epoch):
@@ -284,5 +285,5 @@ def _go_on(ctx: HandlerContext, job: Job) -> None:
             progress.unheard.append(event.epoch)
             progress.epoch = event.epoch
             progress.late.remove(event)
-            hear_late(ctx, job, event)
+            _record_late_epoch(ctx, job, event)
             job.attempts.losses = 0

@@ -35,14 +35,16 @@ from schemas.wire.agent import SETTLED, GroupDelta
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
-AT_ONCE: Final = 200  # jobs that leave with one input: an older journal may have many
-UNITS_AT_ONCE: Final = 20_000  # units of leaving sweeps, whose history is written with the input
-KEPT_LEFT: Final = 10_000  # jobs of which nodes may still have processes
-KEPT_SWEEPS: Final = 200  # sweeps of which nodes may still have states
+MAX_LEAVING_JOBS: Final = 200  # jobs that leave with one input: an older journal may have many
+MAX_LEAVING_UNITS: Final = (
+    20_000  # units of leaving sweeps, whose history is written with the input
+)
+MAX_LEFT_JOBS: Final = 10_000  # jobs of which nodes may still have processes
+MAX_ENDED_SWEEPS: Final = 200  # sweeps of which nodes may still have states
 KEPT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
 
 
-def begin(ctx: HandlerContext, event: ControllerStarted) -> None:
+def enable_leaving(ctx: HandlerContext, event: ControllerStarted) -> None:
     """Let ended jobs leave from now on; those that have ended already leave with the next inputs.
 
     Once enabled, leaving stays enabled.
@@ -50,19 +52,19 @@ def begin(ctx: HandlerContext, event: ControllerStarted) -> None:
     ctx.state.ended_leave = ctx.state.ended_leave or event.ended_leave
     ctx.state.sweeps_leave = ctx.state.sweeps_leave or event.sweeps_leave
     for job in ctx.state.jobs.values():
-        may_leave(ctx, job)
+        schedule_leave(ctx, job)
 
 
-def may_leave(ctx: HandlerContext, job: Job) -> None:
+def schedule_leave(ctx: HandlerContext, job: Job) -> None:
     """Let a job leave with the next input, if it has ended and has no processes.
 
     For the rest of the current input the job can still be found.
     """
-    if ctx.state.ended_leave and job.ended and not job.workers and _is_through(ctx.state, job):
+    if ctx.state.ended_leave and job.ended and not job.workers and _is_finished(ctx.state, job):
         ctx.state.leaving[job.job] = None
 
 
-def _is_through(state: State, job: Job) -> bool:
+def _is_finished(state: State, job: Job) -> bool:
     """True if no orders of a sweep and no epochs of its trials can follow any more."""
     if job.sweep is None:
         return True
@@ -72,11 +74,11 @@ def _is_through(state: State, job: Job) -> bool:
     return not any(trial is not None and trial.sweep == job.job for trial in trials)
 
 
-def leave(ctx: HandlerContext) -> None:
+def remove_leaving(ctx: HandlerContext) -> None:
     """Remove waiting jobs from the state before an input is handled, a limited number at a time."""
     state, units = ctx.state, 0
-    for name in list(islice(state.leaving, AT_ONCE)):
-        if units >= UNITS_AT_ONCE:
+    for name in list(islice(state.leaving, MAX_LEAVING_JOBS)):
+        if units >= MAX_LEAVING_UNITS:
             break
         del state.leaving[name]
         job = state.jobs.pop(name)
@@ -90,8 +92,8 @@ def leave(ctx: HandlerContext) -> None:
             history = _leave_sweep(ctx, job, job.sweep)
             units += len(history.units)
         elif (trial := job.spec.stated_trial) is not None and trial.sweep in state.jobs:
-            may_leave(ctx, state.jobs[trial.sweep])
-    while len(state.left) > KEPT_LEFT:
+            schedule_leave(ctx, state.jobs[trial.sweep])
+    while len(state.left) > MAX_LEFT_JOBS:
         del state.left[next(iter(state.left))]
     while len(state.left_keys) > KEPT_KEYS:
         del state.left_keys[next(iter(state.left_keys))]
@@ -107,14 +109,14 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory
         attempts=sweep.engine.state.attempts,
         wanted={node: delta.wanted for node, delta in last.items()},
     )
-    while len(state.left_sweeps) > KEPT_SWEEPS:
+    while len(state.left_sweeps) > MAX_ENDED_SWEEPS:
         del state.left_sweeps[next(iter(state.left_sweeps))]
     history = ctx.totals.sweeps.pop(job.job, SweepHistory())
     ctx.records.append(SweepLeft(job=job.job, history=history))
     return history
 
 
-def keep_again(ctx: HandlerContext, node: NodeId) -> None:
+def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
     """Send a returning node the states that it keeps of sweeps that left, before other orders."""
     deltas = []
     for name, left in ctx.state.left_sweeps.items():
@@ -128,7 +130,7 @@ def keep_again(ctx: HandlerContext, node: NodeId) -> None:
     ctx.out[:] = [*deltas, *ctx.out]
 
 
-def stop_again(ctx: HandlerContext, name: JobId, version: Version, node: NodeId) -> None:
+def resend_stop(ctx: HandlerContext, name: JobId, version: Version, node: NodeId) -> None:
     """Order a returning node to stop its processes of a job that left."""
     delta = GroupDelta(
         job=name, term=ctx.state.term, version=version, stage=SETTLED,
@@ -205,7 +207,7 @@ def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, w
     ctx.move(job, trigger, Paused(suspended=resumes), why)
     ctx.send_to(job, nodes)
     ctx.announce_phase(job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def end(
@@ -226,12 +228,12 @@ def end(
     ctx.state.overrides.pop(job.job, None)
     job.override, job.override_waits = None, ""
     ctx.send_to(job, nodes)
-    _let_go_of_sweep(ctx, job)
+    _release_sweep(ctx, job)
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-def _let_go_of_sweep(ctx: HandlerContext, job: Job) -> None:
+def _release_sweep(ctx: HandlerContext, job: Job) -> None:
     """Let nodes forget an ended sweep once the last job that was its trial has ended."""
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
@@ -275,7 +277,7 @@ def forget_exited(ctx: HandlerContext, job: Job) -> None:
     }
     if not job.workers:
         ctx.state.jobs_with_processes.pop(job.job, None)
-        may_leave(ctx, job)
+        schedule_leave(ctx, job)
 
 
 def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project: str) -> Job:
@@ -302,11 +304,11 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
     state.active[name] = None
     ctx.changed_jobs[name] = None
     ctx.announce("job.submitted", job, {"name": spec.name, "user": user})
-    ctx.ask = True
+    ctx.plan_needed = True
     return job
 
 
-def note_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) -> None:
+def record_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) -> None:
     """Record the problems that keep a node from starting workers; running workers continue.
 
     While a node has problems, nothing new is started there.
@@ -315,7 +317,7 @@ def note_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) ->
         return
     if bool(problems) is not bool(node.problems):
         ctx.state.slot_index.touch_node(node.node)
-        ctx.ask = True
+        ctx.plan_needed = True
     node.problems = problems
     if problems:
         ctx.announce("node.unhealthy", node=node, detail={"reason": "; ".join(problems)})

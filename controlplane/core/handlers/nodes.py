@@ -7,7 +7,7 @@ from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import exits, lifecycle, recovery, sweeps
-from controlplane.core.handlers.reports import note_process
+from controlplane.core.handlers.reports import record_process
 from controlplane.core.history import ProcessStarted
 from controlplane.core.inputs import (
     CommitsResumed,
@@ -36,12 +36,12 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
     for node in state.nodes.values():
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
-    state.slot_index.touch_row()
-    state.deadlines.begin_anew(ctx.now)
+    state.slot_index.touch_all()
+    state.deadlines.restart(ctx.now)
     sweeps.on_controller_started(ctx)
     if event.ended_leave or event.sweeps_leave:
-        lifecycle.begin(ctx, event)
-    ctx.ask = True
+        lifecycle.enable_leaving(ctx, event)
+    ctx.plan_needed = True
 
 
 def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
@@ -64,11 +64,11 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
     node.run_id = event.run_id or node.run_id
-    lifecycle.note_problems(ctx, node, event.problems)
-    told = _reconcile(ctx, node, event.workers, wiped=wiped)
+    lifecycle.record_problems(ctx, node, event.problems)
+    sent = _reconcile(ctx, node, event.workers, wiped=wiped)
     sweeps.on_node_greeted(ctx, node.node)
-    _tell(ctx, node, [name for name in dict.fromkeys(event.jobs) if name not in told])
-    ctx.ask = True
+    _send_desired(ctx, node, [name for name in dict.fromkeys(event.jobs) if name not in sent])
+    ctx.plan_needed = True
 
 
 def _reconcile(
@@ -87,27 +87,27 @@ def _reconcile(
     }
     state.slot_index.touch_node(node.node)
     for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
-        exits.slot_freed(ctx, slot)
-    here = state.slot_index.workers_on(node.node)
-    for job, worker in here:
-        if (there := present.get(worker.worker)) is not None:
-            if there.pid is not None:
-                note_process(ctx, job, worker, there.pid)
+        exits.grant_reserved_slot(ctx, slot)
+    workers = state.slot_index.workers_on(node.node)
+    for job, worker in workers:
+        if (found := present.get(worker.worker)) is not None:
+            if found.pid is not None:
+                record_process(ctx, job, worker, found.pid)
             # An exit comes as an event of its own, after the worker's earlier reports.
         else:
             _reconcile_absent(ctx, job, worker, wiped=wiped)
-    touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in here}
-    _tell(ctx, node, touched)
+    touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in workers}
+    _send_desired(ctx, node, touched)
     return touched
 
 
-def _tell(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
+def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
     """Send a node its desired state of jobs; for ended jobs that is to run nothing."""
     for name in names:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
         elif (version := ctx.state.left.get(name)) is not None:
-            lifecycle.stop_again(ctx, name, version, node.node)
+            lifecycle.resend_stop(ctx, name, version, node.node)
 
 
 def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: bool) -> None:
@@ -116,12 +116,12 @@ def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: b
     A worker without any report has not started; its order, or its cancellation, is sent again. But
     if the node lost its folders, the worker may have started, trained and printed without a trace.
     """
-    unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING} and worker.pid is None
-    if unheard and not wiped:
+    unreported = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING} and worker.pid is None
+    if unreported and not wiped:
         return
-    if unheard:
-        where = node_of(worker.slot)
-        lost = ProcessStarted(job=job.job, worker=worker.worker, node=where, heard=False)
+    if unreported:
+        node = node_of(worker.slot)
+        lost = ProcessStarted(job=job.job, worker=worker.worker, node=node, heard=False)
         ctx.records.append(lost)
     exited = WorkerExited(
         job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
@@ -132,7 +132,7 @@ def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: b
 def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
     """Handle a message of a suspect node."""
     _advance(ctx, ctx.state.nodes[event.node], NodeTrigger.HEARD, "node.up")
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
@@ -140,7 +140,7 @@ def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     _advance(ctx, node, NodeTrigger.SUSPECTED, "node.suspect", detail)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
@@ -152,7 +152,7 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
     why = f"node {node.node} has been silent for {event.silent_s:.0f} s"
     for job in ctx.state.slot_index.jobs_on(node.node):
         recovery.lose_node(ctx, job, node.node, why)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_commits_resumed(ctx: HandlerContext, event: CommitsResumed) -> None:
@@ -175,11 +175,11 @@ def _advance(
     announced: str,
     detail: Detail | None = None,
 ) -> bool:
-    was = node.phase
+    phase_before = node.phase
     changed = nodes.advance(node, trigger, ctx.now)
     if changed:
         ctx.state.slot_index.touch_node(node.node)
-        if NodePhase.LOST in {was, node.phase}:
-            ctx.state.slot_index.touch_row()
+        if NodePhase.LOST in {phase_before, node.phase}:
+            ctx.state.slot_index.touch_all()
         ctx.announce(announced, node=node, detail=detail)
     return changed

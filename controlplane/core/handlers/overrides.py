@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.lifecycle import withdraw
-from controlplane.core.handlers.plans import begin
+from controlplane.core.handlers.plans import begin_swap
 from controlplane.core.handlers.plans import reconcile_all as reconcile_swaps
 from controlplane.core.handlers.recovery import abandon
 from controlplane.core.handlers.rescale import order_change
@@ -56,7 +56,7 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
         slots = before.slots if before else None
     batch = event.batch if event.batch is not None else (before.batch if before else None)
     override = ManualOverride(user=event.user, slots=slots, batch=batch, on=on, paused=paused)
-    asked = _named(event.slots, event.batch, event.on) if event.slots != 0 else "a pause"
+    asked = _order_text(event.slots, event.batch, event.on) if event.slots != 0 else "a pause"
     _set_override(ctx, job, override, f"asked for {asked}")
 
 
@@ -93,9 +93,9 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
         job.override, job.override_waits, job.changed_at = None, "", ctx.state.version
         ctx.state.overrides.pop(job.job, None)
         ended = "gave the job back to the policy" if event.auto else "ended the pause"
-        _note_order(ctx, job, was, f"{event.user} {ended}", f"resumed by {event.user}")
+        _record_order(ctx, job, was, f"{event.user} {ended}", f"resumed by {event.user}")
         ctx.announce("job.override", job, {"user": event.user, "override": "off"})
-        ctx.ask = True
+        ctx.plan_needed = True
         return
     override = ManualOverride(user=event.user, slots=was.slots, batch=was.batch, on=was.on)
     _set_override(ctx, job, override, "ended the pause")
@@ -103,7 +103,7 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
 
 def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order: str) -> None:
     state = f"{'paused' if override.paused else 'resumed'} by {override.user}"
-    _note_order(ctx, job, job.override, f"{override.user} {order}", state)
+    _record_order(ctx, job, job.override, f"{override.user} {order}", state)
     job.override = override
     job.attempts.change_at, job.attempts.changes = Seconds(0.0), 0
     ctx.state.overrides[job.job] = None
@@ -115,10 +115,10 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order
         "batch": override.batch,
     }
     ctx.announce("job.override", job, detail)
-    ctx.ask = True  # slots that it leaves may be used
+    ctx.plan_needed = True  # slots that it leaves may be used
 
 
-def _note_order(
+def _record_order(
     ctx: HandlerContext, job: Job, was: ManualOverride | None, order: str, state: str
 ) -> None:
     """Record an order as a decision, and as the reason of a waiting job."""
@@ -182,7 +182,7 @@ def _trade_places(ctx: HandlerContext) -> None:
     spare = [slot for slot in free if slot not in claimed]
     for swap in swaps_among(movers, spare, set(free).__contains__):
         swap.by = OPERATOR
-        begin(ctx, swap)
+        begin_swap(ctx, swap)
     reconcile_swaps(ctx)
 
 
@@ -250,7 +250,7 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     free = [slot for slot in free if not override.on or slot in override.on]
     part = ctx.state.rules and not override.on
     least = min(size, job.spec.slots[0]) if part else size
-    asked = _named(size, None, ()) if ctx.state.rules else f"{size} slots"
+    asked = _order_text(size, None, ()) if ctx.state.rules else f"{size} slots"
     if len(free) < least:
         waits = f"waits for {asked} as {override.user} asked, {len(free)} free"
         if ctx.state.rules:
@@ -259,7 +259,7 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
             waits = f"waits: {override.user} asked for {asked}{needs}, {room}"
         job.override_waits = waits
         return
-    chosen = _close_together(free, (), size)
+    chosen = _nearby_slots(free, (), size)
     reason = _reason(override, asked, size, len(chosen))
     start(ctx, job, split(_batch(job, override, len(chosen)), chosen), reason, by=OPERATOR)
 
@@ -286,7 +286,7 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         job.override_waits = "waits before its next try"
     else:
         rounded = override.batch is not None and not ctx.state.rules
-        asked = _named(size, batch if rounded else override.batch, override.on)
+        asked = _order_text(size, batch if rounded else override.batch, override.on)
         reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
 
@@ -308,7 +308,7 @@ def _slots_to_add(
     if named:
         room = {*free, *soon}
         return named, [slot for slot in named if slot not in room]
-    near = _close_together(free, have, need)
+    near = _nearby_slots(free, have, need)
     soon = [slot for slot in soon if slot not in free]
     return [*near, *soon[: need - len(near)]], []
 
@@ -344,7 +344,7 @@ def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason
     return Reason("operator", f"{override.user} asked for {asked}{free}")
 
 
-def _named(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
+def _order_text(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
     """Return the order as text, without the fields that it leaves open."""
     size = "" if slots is None else f"{slots} slot{'s' * (slots != 1)}"
     said = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
@@ -368,7 +368,7 @@ def _batch(job: Job, override: ManualOverride, size: int) -> int:
     return min(max(now, size), job.spec.batch_limit)
 
 
-def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:
+def _nearby_slots(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:
     """Return `size` free slots: on the job's nodes first, then on nodes with most free slots."""
     here = Counter(node_of(slot) for slot in have)
     room = Counter(node_of(slot) for slot in free)

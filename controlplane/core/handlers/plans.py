@@ -22,7 +22,7 @@ from controlplane.core.history import Decided, EndPromised
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job import Job, ManualOverride, PromisedEnd
 from controlplane.core.model.job_phases import JobTrigger, Phase, Running
-from controlplane.core.model.rescale import RescalePhase, RescaleTrigger, Swap, Way
+from controlplane.core.model.rescale import RescalePhase, RescaleTrigger, Swap, YieldMode
 from controlplane.core.plan_check import Move, check
 from controlplane.policy.api import Reason
 from controlplane.policy.placement.slot_partition import split
@@ -31,10 +31,10 @@ from schemas.nodes import Group
 from schemas.wire.agent import RECOVER
 from schemas.wire.client import Decision, PromiseInfo
 
-PATIENCE_S: Final = 300.0  # longest wait of a pause for newcomers to be prepared
+MAX_PAUSE_WAIT_S: Final = 300.0  # longest wait of a pause for newcomers to be prepared
 
 
-def begin(ctx: HandlerContext, swap: Swap) -> bool:
+def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:
     """Start a swap of running jobs; `reconcile_all` orders its steps.
 
     None of the jobs may be in another swap. Returns False, without any change, if the swap is
@@ -55,22 +55,22 @@ def reconcile_all(ctx: HandlerContext) -> None:
     for swap in list(ctx.state.swaps):
         why = _broken(ctx, swap)
         if not why:
-            _go_on(ctx, swap)
-            if all(_is_there(ctx.state.jobs[name], swap) for name in swap.targets):
+            _order_steps(ctx, swap)
+            if all(_is_at_target(ctx.state.jobs[name], swap) for name in swap.targets):
                 why = "done"
         if why:
             ctx.state.swaps.remove(swap)
             _touch(ctx, swap)
-            _call_off_waits(ctx, swap)
+            _cancel_waits(ctx, swap)
             took_s = ctx.now - swap.began
             ctx.announce(
                 "policy.swapped",
                 detail={"jobs": _names(swap), "outcome": why, "took_s": took_s},
             )
-            ctx.ask = True
+            ctx.plan_needed = True
 
 
-def _call_off_waits(ctx: HandlerContext, swap: Swap) -> None:
+def _cancel_waits(ctx: HandlerContext, swap: Swap) -> None:
     """Cancel workers that wait for slots that are not given up."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
@@ -101,20 +101,20 @@ def _broken(ctx: HandlerContext, swap: Swap) -> str:
     """Return why a swap has to be dropped; empty while it can continue."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
-        why = _left(ctx, job, swap) or _lost_slots(ctx, job, swap)
+        why = _dropout_reason(ctx, job, swap) or _lost_slot(ctx, job, swap)
         if why:
             return f"given up: {name} {why}"
     return ""
 
 
-def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
+def _dropout_reason(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     """Return why a job no longer takes part; empty if it does."""
     aside = swap.aside.get(job.job)
-    pauses = aside is not None and aside.way is Way.PAUSE and job.job in swap.stepped
+    pauses = aside is not None and aside.way is YieldMode.PAUSE and job.job in swap.stepped
     change = job.change
     if job.ended:
         return "ended"
-    if job.override is not None and not _wants(job.override, swap.targets[job.job]):
+    if job.override is not None and not _matches_override(job.override, swap.targets[job.job]):
         return "is under another order"
     if isinstance(job.status, Running) and job.status.script.finished:
         return "is done with its training"
@@ -127,13 +127,13 @@ def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     return ""
 
 
-def _wants(override: ManualOverride, target: Mapping[SlotId, int]) -> bool:
+def _matches_override(override: ManualOverride, target: Mapping[SlotId, int]) -> bool:
     """True if an operator ordered what the swap does."""
     batch = override.batch in {None, sum(target.values())}
     return batch and not override.paused and {*override.on} == {*target}
 
 
-def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
+def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     """Return which target or current slot was lost or taken; empty if all are available."""
     nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
     for slot in (*swap.targets[job.job], *job.size.slots):
@@ -148,34 +148,34 @@ def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
 # --- next steps
 
 
-def _go_on(ctx: HandlerContext, swap: Swap) -> None:
+def _order_steps(ctx: HandlerContext, swap: Swap) -> None:
     """Order all steps that are possible; one job's step may free what another one waits for."""
-    while any(_order(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
+    while any(_order_step(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
         _pause(ctx, ctx.state.jobs[name], swap) for name in swap.aside
     ):
         pass
 
 
-def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
+def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     """Order the next step of one job; False if it has to wait, or is at its target."""
     target, aside = swap.targets[job.job], swap.aside.get(job.job)
     reason = swap.reasons[job.job]
     if job.phase is Phase.PAUSED:
-        if not all(_will_be_left(ctx, slot, swap) for slot in target):
+        if not all(_becomes_free(ctx, slot, swap) for slot in target):
             return False
         start(ctx, job, target, reason, by=swap.by)
         return True
-    if job.phase is not Phase.RUNNING or _is_there(job, swap):
+    if job.phase is not Phase.RUNNING or _is_at_target(job, swap):
         return False
     if aside is not None and job.job not in swap.stepped:
-        if aside.way is Way.PAUSE:
+        if aside.way is YieldMode.PAUSE:
             return False  # see `_pause`
         swap.stepped[job.job] = None
         return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
     have = [member.slot for member in job.group.members] if job.group else []
     if aside is not None and not set(have) <= {*aside.local_batch, *target}:
         return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
-    if not _can_have(ctx, job, [slot for slot in target if slot not in have], swap):
+    if not _are_available(ctx, job, [slot for slot in target if slot not in have], swap):
         return False
     return _change(ctx, job, target, reason, swap.by)
 
@@ -183,24 +183,27 @@ def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     """Pause a job that has to, once the workers for its slots need nothing else."""
     aside, group = swap.aside[job.job], job.group
-    if aside.way is not Way.PAUSE or job.job in swap.stepped or group is None:
+    if aside.way is not YieldMode.PAUSE or job.job in swap.stepped or group is None:
         return False
-    if job.phase is not Phase.RUNNING or not _heirs_wait(ctx, group, swap):
+    if job.phase is not Phase.RUNNING or not _successors_wait(ctx, group, swap):
         return False
     swap.stepped[job.job] = None
     return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
 
 
-def _heirs_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
+def _successors_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
     """True if the workers that are prepared beside `group` wait only for its slots.
 
     If none is prepared, because all of them need slots of other jobs, too, the pause comes when
     nothing else is in progress: that is what they wait for.
     """
     reservations = ctx.state.slot_index.reservations()
-    heirs = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
-    if heirs:
-        return all(heir.waits for heir in heirs) or ctx.now - swap.began >= PATIENCE_S
+    successors = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
+    if successors:
+        return (
+            all(successor.waits for successor in successors)
+            or ctx.now - swap.began >= MAX_PAUSE_WAIT_S
+        )
     jobs = (ctx.state.jobs[name] for name in swap.targets)
     return all(job.change is None and job.phase is not Phase.STARTING for job in jobs)
 
@@ -220,7 +223,7 @@ def _change(
     return job.version != before
 
 
-def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
+def _becomes_free(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
     """True if a slot is free, or a job of the swap has it and will leave it."""
     index = ctx.state.slot_index
     owner = index.owners().get(slot)
@@ -229,26 +232,26 @@ def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
     return owner is None or (owner in swap.targets and slot not in swap.targets[owner])
 
 
-def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) -> bool:
+def _are_available(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) -> bool:
     """True if each slot is free, being left, or will be left once this job is prepared."""
     available = ctx.state.slot_index.available()
-    pausing = _to_be_left(ctx, swap)
+    pausing = _slots_of_pausing_jobs(ctx, swap)
     room = {*available.free, *pausing}
     return all(slot in room or available.releasing.get(slot, job.job) != job.job for slot in slots)
 
 
-def _to_be_left(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
+def _slots_of_pausing_jobs(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
     """Return the unreserved slots of jobs that train until they have to pause."""
     groups = [
         ctx.state.jobs[name].group
         for name, aside in swap.aside.items()
-        if aside.way is Way.PAUSE and name not in swap.stepped
+        if aside.way is YieldMode.PAUSE and name not in swap.stepped
     ]
     slots = {member.slot for group in groups if group for member in group.members}
     return slots - ctx.state.slot_index.reservations().keys()
 
 
-def _is_there(job: Job, swap: Swap) -> bool:
+def _is_at_target(job: Job, swap: Swap) -> bool:
     target = swap.targets[job.job]
     if job.phase is not Phase.RUNNING or job.group is None:
         return False
@@ -279,8 +282,8 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
         _reject(ctx, ctx.state.jobs[name], reason)
     for name, at in verdict.promised.items():
         _promise(ctx, ctx.state.jobs[name], at)
-    done = [move for move in verdict.moves if _follow(ctx, move)]
-    begun = [swap for swap in verdict.swaps if begin(ctx, swap)]
+    done = [move for move in verdict.moves if _apply_move(ctx, move)]
+    begun = [swap for swap in verdict.swaps if begin_swap(ctx, swap)]
     changes = len(done) + sum(len(swap.targets) for swap in begun)
     if changes:
         ctx.totals.plans_taken += 1
@@ -297,7 +300,7 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
             },
         )
     if verdict.refused or len(begun) < len(verdict.swaps):
-        ctx.ask = True
+        ctx.plan_needed = True
 
 
 def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
@@ -326,7 +329,7 @@ def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
     ctx.announce("job.promised", job, {"end": at, "first": first})
 
 
-def _follow(ctx: HandlerContext, move: Move) -> bool:
+def _apply_move(ctx: HandlerContext, move: Move) -> bool:
     job = ctx.state.jobs[move.job]
     if job.phase is not Phase.RUNNING:
         start(ctx, job, move.local_batch, move.reason)

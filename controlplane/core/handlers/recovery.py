@@ -11,7 +11,13 @@ from typing import Final
 from controlplane.core import desired_state
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.lifecycle import fail, forget_exited, restart_from_checkpoint
-from controlplane.core.handlers.start import CLUSTER, make_group, note_order, share_batch, trains_on
+from controlplane.core.handlers.start import (
+    CLUSTER,
+    make_group,
+    record_order,
+    share_batch,
+    trains_on,
+)
 from controlplane.core.inputs import RescaleExpired
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Job
@@ -52,7 +58,7 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
     ctx.send_to(job, change.notified_nodes)
     forget_exited(ctx, job)
     _release_reservations(ctx, group)
-    ctx.ask = True
+    ctx.plan_needed = True
     version = change.group.version
     if any(worker.formed == version > group.version for worker in job.group_workers()):
         recover(ctx, job, f"a worker went on to the abandoned version {version}")
@@ -131,7 +137,7 @@ def _quiesce(
             if worker.phase is not WorkerPhase.EXITED
         ),
     )
-    note_order(ctx, job, recovery.group, RECOVER, Reason("lost", why), by=CLUSTER)
+    record_order(ctx, job, recovery.group, RECOVER, Reason("lost", why), by=CLUSTER)
     ctx.state.deadlines.expect_rescale(job.job, version, recovery.phase, ctx.now)
     return recovery
 
@@ -202,7 +208,7 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting):
         if version == status.group.version:
-            _could_not_form(ctx, job, status, why)
+            _handle_failed_start(ctx, job, status, why)
         elif version > status.group.version:
             recover(ctx, job, f"the group lost a member: {why}")
     elif isinstance(status, Running):
@@ -217,7 +223,7 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
             recover(ctx, job, f"the group lost a member: {why}")
 
 
-def _could_not_form(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
+def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
     """Restart the job; fail it if a script raised, whose process may live on in a thread."""
     if status.script.error and ctx.state.rules:
         fail(ctx, job, status.script.error)
@@ -233,7 +239,7 @@ def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) 
     """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting) and version == status.group.version:
-        _could_not_form(ctx, job, status, why)
+        _handle_failed_start(ctx, job, status, why)
     elif isinstance(status, Rescaling) and version == status.change.group.version:
         if status.change.phase is RescalePhase.SWITCHING:
             why = f"the new group could not be built: {why}"
@@ -276,29 +282,29 @@ def _not_ready(job: Job, change: Rescale) -> list[SlotId]:
 
 def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
     """Dismiss the job's workers on a lost node, if any; their processes may live on there."""
-    here = [
+    on_node = [
         worker
         for worker in job.workers.values()
         if node_of(worker.slot) == node and worker.phase is not WorkerPhase.EXITED
     ]
-    if not here or job.group is None:
+    if not on_node or job.group is None:
         return
-    counted = {member.worker for member in job.members()}
-    touched = [worker for worker in here if worker.worker in counted]
-    if isinstance(job.status, Starting) and touched:
+    members = {member.worker for member in job.members()}
+    affected = [worker for worker in on_node if worker.worker in members]
+    if isinstance(job.status, Starting) and affected:
         restart_from_checkpoint(ctx, job, why)
         return
-    incumbent = any(job.group.member(worker.worker) for worker in touched)
-    for worker in here:
+    incumbent = any(job.group.member(worker.worker) for worker in affected)
+    for worker in on_node:
         if worker.phase is not WorkerPhase.LEAVING:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     change = job.change
-    if change is not None and change.phase is RescalePhase.QUIESCING and touched:
+    if change is not None and change.phase is RescalePhase.QUIESCING and affected:
         if any(worker.phase is WorkerPhase.MEMBER for worker in job.workers.values()):
             rejoin_when_quiesced(ctx, job, change)
         else:
             restart_from_checkpoint(ctx, job, why)
-    elif incumbent or (touched and change is not None and change.kind == RECOVER):
+    elif incumbent or (affected and change is not None and change.kind == RECOVER):
         recover(ctx, job, why)
-    elif touched:
+    elif affected:
         abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)

@@ -85,10 +85,10 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
     ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
     ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
+ACTIVE_PHASES: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
 
 
 def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
@@ -103,7 +103,7 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     node.committed = event.seq
     report = event.event
     if isinstance(report, NodeHealth):
-        lifecycle.note_problems(ctx, node, report.problems)
+        lifecycle.record_problems(ctx, node, report.problems)
         return
     job = ctx.state.jobs.get(report.job)
     if isinstance(report, JobCleared):
@@ -118,7 +118,7 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     worker = job.workers.get(name) if job else None
     if job is None or worker is None:
         if isinstance(report, WorkerExited | WorkerRefused):
-            _forget_foreign(ctx, node, name)
+            _release_foreign(ctx, node, name)
         if job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
             epochs.on_late_epoch(ctx, job, report)
         return
@@ -130,8 +130,8 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
         worker.reports = report.index
     kind = type(report)
     unheard = isinstance(report, EpochReported) and report.epoch in job.progress.unheard
-    silent = worker.phase not in SPEAKING or job.group is None
-    if unheard or (kind in FROM_MEMBERS and silent):
+    inactive = worker.phase not in ACTIVE_PHASES or job.group is None
+    if unheard or (kind in MEMBER_REPORTS and inactive):
         if isinstance(report, EpochReported):
             epochs.on_late_epoch(ctx, job, report)
         return
@@ -139,7 +139,7 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     HANDLERS[kind](ctx, job, worker, report)
 
 
-def _forget_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
+def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
     """Release the slots of a foreign process that has exited."""
     if name not in node.foreign.values():
         return
@@ -147,16 +147,16 @@ def _forget_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
     node.foreign = {slot: other for slot, other in node.foreign.items() if other != name}
     ctx.state.slot_index.touch_node(node.node)
     for slot in was:
-        exits.slot_freed(ctx, slot)
-    ctx.ask = True
+        exits.grant_reserved_slot(ctx, slot)
+    ctx.plan_needed = True
 
 
 def on_worker_started(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerStarted) -> None:
     """Handle the start of a process."""
-    note_process(ctx, job, worker, event.pid)
+    record_process(ctx, job, worker, event.pid)
 
 
-def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> None:
+def record_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> None:
     """Record that a worker's process exists, unless it is already recorded."""
     if worker.pid is None:
         worker.pid = pid
@@ -170,7 +170,7 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
     """Note that a worker waits for its group; form or switch the group if it was the last one."""
     if worker.phase is WorkerPhase.ORDERED:
         ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
-    if not ctx.hear_worker(job, worker, WorkerTrigger.READY) or job.group is None:
+    if not ctx.advance_reported(job, worker, WorkerTrigger.READY) or job.group is None:
         return
     worker.store_port = event.store_port
     if job.sweep is None:  # a sweep learns these from its units
@@ -191,7 +191,7 @@ def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwai
 
 def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
     """Note that a worker trains in a group; recover the job if that group was abandoned."""
-    if not ctx.hear_worker(job, worker, WorkerTrigger.FORMED) or job.group is None:
+    if not ctx.advance_reported(job, worker, WorkerTrigger.FORMED) or job.group is None:
         return
     worker.formed, worker.formed_step = event.group, event.step
     status = job.status
@@ -239,6 +239,6 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     WorkerExited: exits.on_worker_exited,
     WorkerRefused: exits.on_worker_refused,
 }
-FROM_MEMBERS: Final = frozenset(  # reports that count only from a worker that may train
+MEMBER_REPORTS: Final = frozenset(  # reports that count only from a worker that may train
     {JoinFailed, GroupBroken, Quiesced, Suspended, EpochReported, TrainingFinished}
 )

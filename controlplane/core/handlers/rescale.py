@@ -17,7 +17,7 @@ from controlplane.core.handlers.start import (
     make_group,
     names_of,
     nodes_of,
-    note_order,
+    record_order,
     trains_on,
 )
 from controlplane.core.model import rescale as rescales
@@ -62,7 +62,7 @@ def order_change(
         why=reason.text,
         began=ctx.now,
     )
-    note_order(ctx, job, change.group, change.kind, reason, by=by)
+    record_order(ctx, job, change.group, change.kind, reason, by=by)
     _add_newcomers(ctx, job, change, newcomers)
     if newcomers < len(rows) and _needs_store(status.group, change.group):
         change.notified_nodes[node_of(change.group.members[0].slot)] = None
@@ -136,9 +136,9 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
     change = status.change
     if event.group != change.group.version or change.phase not in FORMING:
         return
-    told = bounded(event)
-    if ctx.state.rules and told.pause_ms > change.pause_ms:
-        change.pause_ms, change.step_ms = told.pause_ms, max(0.0, told.step_ms)
+    clamped = bounded(event)
+    if ctx.state.rules and clamped.pause_ms > change.pause_ms:
+        change.pause_ms, change.step_ms = clamped.pause_ms, max(0.0, clamped.step_ms)
     if all(job.workers[m.worker].formed == event.group for m in change.group.members):
         _settle(ctx, job, status)
 
@@ -176,7 +176,7 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
     )
     ctx.send_to(job, dict.fromkeys([*nodes_of(old), *nodes_of(group), *change.notified_nodes]))
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def _needs_store(old: Group, new: Group) -> bool:

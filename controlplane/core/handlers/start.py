@@ -74,7 +74,7 @@ def add_workers(job: Job, members: Sequence[Member], version: Version) -> None:
         job.nodes[node_of(member.slot)] = None
 
 
-def note_order(
+def record_order(
     ctx: HandlerContext, job: Job, group: Group, kind: str, reason: Reason, *, by: str
 ) -> None:
     """Record that `group` was ordered; call it before `job` enters the phase that has the group.
@@ -162,9 +162,9 @@ def start(
     add_workers(job, group.members, version)
     for member in group.members:
         job.workers[member.worker].reserved = member.slot in owners
-    note_order(ctx, job, group, START, reason, by=by)
+    record_order(ctx, job, group, START, reason, by=by)
     job.override_waits, job.attempts.exit_code = "", None
-    ctx.state.slot_index.job_begins(job.job)
+    ctx.state.slot_index.job_starts(job.job)
     ctx.state.jobs_with_processes[job.job] = None
     ctx.state.deadlines.expect_start(job.job, version, ctx.now)
     slots = ", ".join(member.slot for member in group.members)
@@ -212,7 +212,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     running = Running(group=group, script=status.script)
     ctx.advance(job, JobTrigger.GROUP_FORMED, running, why, detail)
     ctx.send(job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_worker_exited(

@@ -89,6 +89,6 @@ def _orders(
 
 def _announce(ctx: HandlerContext, job: Job, event: SweepChangeRequested, number: int) -> None:
     ctx.changed_jobs[job.job] = None
-    ctx.ask = True
+    ctx.plan_needed = True
     detail: Detail = {"trial": number, "change": event.change, "user": event.user}
     ctx.announce("sweep.changed", job, detail)

@@ -34,10 +34,10 @@ from schemas.wire.agent import EpochReported
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
-LONGEST_STEM: Final = 38  # characters of a job's name before `-tN`
+MAX_STEM_CHARACTERS: Final = 38  # characters of a job's name before `-tN`
 
 
-def submit(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> None:
+def submit_trial(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> None:
     """Submit a graduated trial as a job of the same user and from the same snapshot."""
     spec = job.spec.stated_sweep
     if spec is None or spec.graduate_batch is None:
@@ -66,7 +66,7 @@ def submit(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> N
 def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
     batch = sweep.graduate_batch or 1
     return JobSpec(
-        name=f"{spec.name[:LONGEST_STEM]}-t{trial.trial}",
+        name=f"{spec.name[:MAX_STEM_CHARACTERS]}-t{trial.trial}",
         script=SWEEP_SCRIPT,
         batch_size=batch,
         max_batch_size=KEEP,
@@ -113,9 +113,9 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
             case CopyState(target=node) | DropState(node=node):
                 sweep.stale[node] = None
             case TrialScored():
-                _scored(ctx, job, sweep, order)
+                _record_score(ctx, job, sweep, order)
             case TrialEnded():
-                _ended(ctx, job, sweep, order)
+                _record_trial_end(ctx, job, sweep, order)
             case StateDiffers(state=name):
                 detail: Detail = {"trial": name.trial, "version": name.version}
                 ctx.announce("sweep.state_differs", job, detail)
@@ -123,7 +123,7 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
                 refused: Detail = {"node": node, "partition": partition, "reason": why}
                 ctx.announce("sweep.data_refused", job, refused)
             case Graduate():
-                submit(ctx, job, sweep, order)
+                submit_trial(ctx, job, sweep, order)
             case ReleaseWorker():
                 pass  # the worker exits by itself, or is killed
     for worker, unit in list(sweep.units.items()):
@@ -132,7 +132,7 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
             sweep.stale[unit.node] = None
 
 
-def _scored(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialScored) -> None:
+def _record_score(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialScored) -> None:
     ctx.totals.sweep(job.job).epoch_ended(order.trial, order.metrics, ctx.now)
     detail: Detail = {**order.metrics, "trial": order.trial, "epoch": order.epoch}
     ctx.announce("sweep.trial_scored", job, detail)
@@ -158,7 +158,7 @@ def best_trial(sweep: JobSweep) -> int | None:
     return None if found is None else found[0]
 
 
-def _ended(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialEnded) -> None:
+def _record_trial_end(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialEnded) -> None:
     ctx.totals.sweep(job.job).trial_ended(order.trial, order.why)
     if order.how == "failed":
         sweep.first_failure = sweep.first_failure or f"trial {order.trial}: {order.why}"

@@ -82,10 +82,10 @@ def _announce(ctx: HandlerContext, job: Job, *, whole: bool) -> None:
         "global_batch": group.global_batch,
     }
     ctx.announce("job.epoch", job, detail)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-WHY_CHARACTERS: Final = 2000  # of a report
+MAX_REASON_CHARACTERS: Final = 2000  # of a report
 FAULTS: dict[str, Fault] = {"trial": "trial", "state": "state", "data": "data", "disk": "disk"}
 
 
@@ -126,14 +126,14 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
         return
     sweep.stale[node_of(worker.slot)] = None
     if not lease.void:
-        _write_down(ctx, job, worker, lease, event)
+        _add_to_ledger(ctx, job, worker, lease, event)
         _count(ctx, job, sweep, lease, event)
     report = UnitReport(event.metrics, event.samples, event.seconds, event.scores, event.digest)
     orders = sweep.engine.unit_done(Attempt(event.attempt), report, ctx.now)
     carry_out(ctx, job, sweep, orders)
 
 
-def _write_down(
+def _add_to_ledger(
     ctx: HandlerContext, job: Job, worker: Worker, lease: Lease, event: UnitEnded
 ) -> None:
     """Add a unit to the ledger, before the sweep continues from it."""
@@ -174,7 +174,7 @@ def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFai
         sweep.stopping.pop(worker.worker, None)
         return
     sweep.stale[node_of(worker.slot)] = None
-    fault, why = FAULTS.get(event.fault, "trial"), printable(event.why)[:WHY_CHARACTERS]
+    fault, why = FAULTS.get(event.fault, "trial"), printable(event.why)[:MAX_REASON_CHARACTERS]
     detail: Detail = {
         "attempt": event.attempt,
         "fault": fault,

@@ -13,7 +13,7 @@ from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import lifecycle
-from controlplane.core.handlers.lifecycle import KEPT_SWEEPS, end
+from controlplane.core.handlers.lifecycle import MAX_ENDED_SWEEPS, end
 from controlplane.core.handlers.sweep_orders import (
     best_score,
     best_trial,
@@ -40,13 +40,13 @@ from controlplane.core.state import State
 from schemas.ids import JobId, NodeId, Seconds, WorkerId, node_of
 
 SWITCHED: Final = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
-OF_NODES: Final = (ControllerStarted, NodeGreeted, NodeHeard, NodeSuspected, NodeLost)
-GONE: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
+NODE_INPUTS: Final = (ControllerStarted, NodeGreeted, NodeHeard, NodeSuspected, NodeLost)
+GONE_PHASES: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 
 
 def reconcile(ctx: HandlerContext, event: Input) -> None:
     """Compare the sweeps that an input may concern with their jobs, and notify nodes of changes."""
-    if isinstance(event, OF_NODES):
+    if isinstance(event, NODE_INPUTS):
         reconcile_those(ctx, list(ctx.state.sweeps))
         return
     about = event.event if isinstance(event, NodeReported) else event
@@ -76,20 +76,20 @@ def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
             if job.ended:  # a node must learn what it keeps before it may forget the job
                 ctx.out[:] = [*ctx.out[before:], *ctx.out[:before]]
         if name in ctx.changed_jobs:
-            _ask_when_it_needs_other_slots(ctx, job, sweep)
+            _request_plan_if_slots_change(ctx, job, sweep)
         if sweep.closed:
-            _file_away(ctx, name)
+            _move_to_ended(ctx, name)
 
 
-def _file_away(ctx: HandlerContext, name: JobId) -> None:
+def _move_to_ended(ctx: HandlerContext, name: JobId) -> None:
     """Move a closed sweep to the ended ones; only returning nodes still need its deltas."""
     ended = ctx.state.ended_sweeps
     del ctx.state.sweeps[name]
     ended.pop(name, None)
     ended[name] = None
-    while len(ended) > KEPT_SWEEPS:
+    while len(ended) > MAX_ENDED_SWEEPS:
         del ended[next(iter(ended))]
-    lifecycle.may_leave(ctx, ctx.state.jobs[name])
+    lifecycle.schedule_leave(ctx, ctx.state.jobs[name])
 
 
 def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
@@ -112,7 +112,7 @@ def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     serving = {worker.worker: worker for worker in job.workers.values() if _serves(job, worker)}
     for name, place in list(engine.state.workers.items()):
         worker = job.workers.get(name)
-        if worker is None or worker.phase in GONE:
+        if worker is None or worker.phase in GONE_PHASES:
             why, fault = sweep.exits.get(name, ("", False))
             orders = engine.worker_gone(name, ctx.now, why, fault=fault)
             carry_out(ctx, job, sweep, orders)
@@ -176,7 +176,7 @@ def _end_when_over(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
             end(ctx, job, JobTrigger.CANCELLED, "every trial was stopped before it had a score")
 
 
-def _ask_when_it_needs_other_slots(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
+def _request_plan_if_slots_change(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     can_train = 0 if job.ended else sweep.engine.can_train
     if can_train != sweep.can_train:
         least, most = job.spec.slots
@@ -184,7 +184,7 @@ def _ask_when_it_needs_other_slots(ctx: HandlerContext, job: Job, sweep: JobSwee
         sweep.can_train = can_train
         ctx.changed_jobs[job.job] = None
         if bounded[0] != bounded[1]:
-            ctx.ask = True
+            ctx.plan_needed = True
 
 
 def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
@@ -210,10 +210,10 @@ def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
         if sweep is not None and node in sweep.told:
             sweep.stale[node] = None
             ctx.state.sweeps[name] = None
-    lifecycle.keep_again(ctx, node)
+    lifecycle.resend_kept_states(ctx, node)
 
 
-def late(state: State, now: Seconds) -> list[UnitExpired]:
+def expired_units(state: State, now: Seconds) -> list[UnitExpired]:
     """Return the sweeps with a unit whose deadline has passed by `now`."""
     found = []
     for name in state.sweeps:

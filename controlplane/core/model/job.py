@@ -45,8 +45,10 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CORRECTION: Final = "correction"  # number of a decision: factor of the promised speed
-LONGEST_FAMILY: Final = 500  # characters: it is part of every report; longer ones end with a digest
-KEPT_FAMILIES: Final = 16_384
+MAX_FAMILY_CHARACTERS: Final = (
+    500  # characters: it is part of every report; longer ones end with a digest
+)
+FAMILY_CACHE_SIZE: Final = 16_384
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
 
 
@@ -236,14 +238,14 @@ class Job(msgspec.Struct, kw_only=True):
         return self.attempts.failures > self.spec.retries
 
 
-@lru_cache(KEPT_FAMILIES)  # needed for every job on the same nodes at the end of every epoch
+@lru_cache(FAMILY_CACHE_SIZE)  # needed for every job on the same nodes at the end of every epoch
 def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
-    stem = NUMBERED.sub("", name) or name
-    whole = " ".join([f"{user}/{stem}", script, *args])
-    if len(whole) <= LONGEST_FAMILY:
-        return whole
-    digest = hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()
-    return f"{whole[:LONGEST_FAMILY]} {digest[:16]}"
+    base_name = NUMBERED.sub("", name) or name
+    full_name = " ".join([f"{user}/{base_name}", script, *args])
+    if len(full_name) <= MAX_FAMILY_CHARACTERS:
+        return full_name
+    digest = hashlib.sha256(full_name.encode(errors="surrogatepass")).hexdigest()
+    return f"{full_name[:MAX_FAMILY_CHARACTERS]} {digest[:16]}"
 
 
 def number_of(job: JobId) -> int:
@@ -306,8 +308,8 @@ def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
 
 
 # docs/batch-limit.md has the reasons for these values and the results of trainings.
-LEAST_STEPS: Final = 10  # of an epoch: with fewer, a step is a large part of the training
-LEAST_EFFICIENCY: Final = 0.9  # value of a sample, relative to one in the first batch
+MIN_STEPS: Final = 10  # of an epoch: with fewer, a step is a large part of the training
+MIN_EFFICIENCY: Final = 0.9  # value of a sample, relative to one in the first batch
 TRUSTED_EPOCHS: Final = 2  # measurements of the noise scale needed: the first is rough
 OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "can't allocate memory", "memoryerror")
 PER_DOUBLING: Final = 2  # values of the limit per doubling, so that not every epoch moves it
@@ -317,22 +319,22 @@ def batch_limit(job: Job) -> int:
     """Return the largest global batch that a policy may choose now, in samples per step.
 
     It is the limit that the user stated. Without one it is the batch that fits the job's slots in
-    one pass, limited so that an epoch has at least `LEAST_STEPS` steps, and limited to the batch
-    where, by the gradient noise scale, a sample is worth `LEAST_EFFICIENCY` of a sample in the
+    one pass, limited so that an epoch has at least `MIN_STEPS` steps, and limited to the batch
+    where, by the gradient noise scale, a sample is worth `MIN_EFFICIENCY` of a sample in the
     first batch. It is never below the first batch.
     """
     spec, progress = job.spec, job.progress
     if not spec.batch_limit_is_left_open:
         return spec.batch_limit
     by_memory = local_limit(job) * spec.slots[1]
-    by_data = progress.epoch_samples // LEAST_STEPS
+    by_data = progress.epoch_samples // MIN_STEPS
     phi = progress.noise_scale if progress.noise_epochs >= TRUSTED_EPOCHS else None
     by_noise = noise_limit(spec.batch_size, phi)
     return max(spec.batch_size, min(spec.batch_limit, by_memory, by_data, by_noise))
 
 
 def noise_limit(first: int, noise_scale: float | None) -> int:
-    """Return the batch m where (phi + m0) / (phi + m) has fallen to `LEAST_EFFICIENCY`, coarsely.
+    """Return the batch m where (phi + m0) / (phi + m) has fallen to `MIN_EFFICIENCY`, coarsely.
 
     Args:
         first: m0, the job's first batch, samples per step.
@@ -343,7 +345,7 @@ def noise_limit(first: int, noise_scale: float | None) -> int:
     """
     if noise_scale is None:
         return first
-    most = (noise_scale + first) / LEAST_EFFICIENCY - noise_scale
+    most = (noise_scale + first) / MIN_EFFICIENCY - noise_scale
     steps = math.floor(PER_DOUBLING * math.log2(max(most / first, 1.0)))
     return int(first * 2.0 ** (steps / PER_DOUBLING))
 

@@ -123,7 +123,7 @@ def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhas
     return change.phase
 
 
-class Way(Enum):
+class YieldMode(Enum):
     """Ways for a job to yield its slots; the value is shown to users. Cheaper ways come first."""
 
     STAGING = "goes to free slots meanwhile"
@@ -131,10 +131,10 @@ class Way(Enum):
     PAUSE = "pauses meanwhile"
 
 
-class Aside(msgspec.Struct, frozen=True, kw_only=True):
+class SwapYield(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of a yielding job until the other jobs have moved."""
 
-    way: Way
+    way: YieldMode
     local_batch: dict[SlotId, int] = {}  # samples per step; empty while the job pauses
 
 
@@ -145,7 +145,7 @@ class Swap(msgspec.Struct, kw_only=True):
     """
 
     targets: dict[JobId, dict[SlotId, int]]  # slot -> local batch, samples per step
-    aside: dict[JobId, Aside]
+    aside: dict[JobId, SwapYield]
     reasons: dict[JobId, Reason]
     by: str = "policy"  # or operator
     stepped: dict[JobId, None] = {}  # jobs of `aside` that were ordered to yield

@@ -113,15 +113,18 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
         epoch: last epoch that the job finished; 0 for none.
     """
     if event.code == 0:
-        return ExitCause.DONE, script.finished or _early_end(epoch)
+        return ExitCause.DONE, script.finished or _early_exit(epoch)
     if event.code is not None:
         what = script.error or "its script ended"
         why = f"{what}: exit code {event.code}"
         if event.memory_limit is not None:
-            why += f"; {_too_much(event.memory_limit)}"
+            why += f"; {_memory_problem(event.memory_limit)}"
         return ExitCause.FAILED, why
     if event.memory_limit is not None:
-        return ExitCause.FAILED, f"rank {event.rank} was killed: {_too_much(event.memory_limit)}"
+        return (
+            ExitCause.FAILED,
+            f"rank {event.rank} was killed: {_memory_problem(event.memory_limit)}",
+        )
     if event.signal in FAULTS:
         return ExitCause.FAILED, f"a worker died of {signal.Signals(event.signal).name}"
     if event.signal is not None:
@@ -137,12 +140,12 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
 _KNOWN: Final = frozenset(int(known) for known in signal.Signals)
 
 
-def _too_much(limit: int) -> str:
+def _memory_problem(limit: int) -> str:
     what = f"the job's processes on its node took more than {limit / (1 << 30):.3g} GiB of memory"
     return f"{what}; use less of it, or ask who runs the cluster for more (memory_bytes of [jobs])"
 
 
-def _early_end(epoch: int) -> str:
+def _early_exit(epoch: int) -> str:
     if epoch:
         return f"its script ended after epoch {epoch}, before its stop rule was met"
     return "its script ended (exit code 0)"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core import policy_events
-from controlplane.core.model.job import LONGEST_FAMILY
+from controlplane.core.model.job import MAX_FAMILY_CHARACTERS
 from controlplane.core.model.report_bounds import LARGEST, MOST, bounded
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
 from controlplane.service.planner.search_messages import TO_SEARCH, WholeView, frame
@@ -117,7 +117,7 @@ def test_a_family_is_short_whatever_the_arguments_and_differs_where_they_do() ->
         families.add(epoch.family)
 
     assert len(families) == 2
-    assert {len(family) for family in families} == {LONGEST_FAMILY + 17}
+    assert {len(family) for family in families} == {MAX_FAMILY_CHARACTERS + 17}
 
 
 def test_a_view_of_many_jobs_with_the_largest_job_files_is_small() -> None:

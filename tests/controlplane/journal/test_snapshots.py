@@ -32,9 +32,9 @@ from controlplane.journal.replay import Replayed, recover, replay
 from controlplane.journal.snapshots import (
     PART_BYTES,
     copy_of,
-    gives_back,
     image_of,
     reactor_from,
+    round_trips,
     write_snapshot,
 )
 from controlplane.journal.take_snapshot import save_state, take_snapshot
@@ -90,11 +90,11 @@ def test_a_number_that_is_none_is_read_back_as_what_it_is() -> None:
     image = image_of(controller.reactor)
 
     assert reactor_from(image).state != controller.state
-    assert gives_back(image, controller.reactor)
+    assert round_trips(image, controller.reactor)
 
 
 def test_an_image_of_something_else_does_not_give_the_state_back() -> None:
-    assert not gives_back(image_of(Reactor()), running().reactor)
+    assert not round_trips(image_of(Reactor()), running().reactor)
 
 
 def test_whatever_is_no_image_is_refused() -> None:
@@ -252,7 +252,7 @@ def test_a_full_disk_leaves_the_snapshots_that_there_are(path: Path) -> None:
 def test_a_state_that_is_not_read_back_as_it_is_is_not_written(
     path: Path, told: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_process, "gives_back", lambda *_: False)
+    monkeypatch.setattr(snapshot_process, "round_trips", lambda *_: False)
 
     with pytest.raises(JournalError, match="the state is not read back as it is written"):
         save_state(path, told.reactor, len(told.history), Seconds(0.0))
