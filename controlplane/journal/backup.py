@@ -34,7 +34,7 @@ from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
 FILE_SUFFIXES: Final = ("", "-wal", "-shm")  # the files of one database
-FORCE: Final = "name another file, or say --force"
+FORCE: Final = "name another file or use --force"
 
 
 def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
@@ -47,7 +47,7 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
         JournalError: if `copy` exists, there is no room, or the copied data is damaged.
     """
     if copy.exists() and not force:
-        raise JournalError(f"{copy} is there already", FORCE)
+        raise JournalError(f"{copy} already exists", FORCE)
     part = copy.with_name(f"{copy.name}.part")
     with _as_journal_errors(copy):
         part.unlink(missing_ok=True)
@@ -83,7 +83,9 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
     """
     with _locked(journal), _as_journal_errors(journal):
         if journal.exists() and not force and _has_inputs(journal):
-            raise JournalError(f"{journal} has a history of its own", "say --force: it is kept")
+            raise JournalError(
+                f"{journal} already has inputs", "use --force; the former journal is kept"
+            )
         part = journal.with_name(f"{journal.name}.part")
         with contextlib.closing(open_for_reading(copy)):
             pass
@@ -119,7 +121,10 @@ def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
     """
     with _locked(journal), _as_journal_errors(journal):
         if not journal.is_file():
-            raise JournalError(f"{journal}: there is no such file", "name the state folder")
+            raise JournalError(
+                f"{journal}: there is no such file",
+                "name the journal in a controller's state folder",
+            )
         before = journal.stat().st_size
         with contextlib.closing(open_for_writing(journal)) as database:
             take_snapshot(journal)
@@ -139,7 +144,7 @@ def _verify(copy: Path, original: Path) -> None:
         known = set(_past_problems(original))
         problems += [problem for problem in past if problem not in known]
     for problem in problems:
-        raise JournalError(f"{copy}: {problem}", "it was not put into place; nothing is changed")
+        raise JournalError(f"{copy}: {problem}", "the copy was not used; nothing was changed")
 
 
 def _past_problems(journal: Path) -> list[str]:
@@ -217,9 +222,9 @@ def differences(reader: Reader) -> Iterator[str]:
         if snapshot is not None and snapshot.format == FORMAT:
             image = zlib.decompress(reader.body_of(snapshot))
             if not (image == image_of(reactor) or round_trips(image, reactor)):
-                yield f"snapshot {number} is another state than the inputs before it lead to"
+                yield f"snapshot {number} differs from the state that its inputs lead to"
     if events.last != reactor.state.feed_seq:
-        yield f"the feed ends with event {events.last}, the inputs with {reactor.state.feed_seq}"
+        yield f"the feed ends with {events.last}, the inputs lead to {reactor.state.feed_seq}"
 
 
 class _Events:
@@ -245,7 +250,11 @@ class _Events:
             self.last = announced.seq
         if written != announced and self._named < MAX_DIFFERENCES:
             self._named += 1
-            what = "is not there" if written is None else f"says {written.event} of {written.job}"
+            what = (
+                "is missing"
+                if written is None
+                else f"is stored as {written.event} of {written.job}"
+            )
             event = f"{announced.event} of {announced.job}"
             yield f"event {announced.seq} of input {number}, {event}, {what}"
 
@@ -263,4 +272,4 @@ def problems(reader: Reader) -> Iterator[str]:
     except JournalError as error:
         yield error.message
     except Exception as error:  # noqa: BLE001 - a handler may raise anything
-        yield f"its inputs lead nowhere in this release: {error!r}"
+        yield f"this release cannot replay the inputs: {error!r}"

@@ -237,7 +237,7 @@ def _readable(
             f"this release reads schemas {FIRST_VERSION} to {SCHEMA_VERSION}: use the release that "
             "wrote it, or let its jobs end there, move the file away, and start with a new one"
         )
-        raise JournalError(f"{path} is of schema {found}", remedy)
+        raise JournalError(f"{path} has schema {found}", remedy)
     return database
 
 
@@ -321,9 +321,9 @@ class RowChecks:
             for job, name, at, body, crc in self._database.execute(select):
                 if not self.is_intact_record(job, name, at, body, crc):
                     what = f"{name} of {job}, record of input {at >> POSITION_BITS}"
-                    yield f"{what}: its checksum is another one"
+                    yield f"{what}: wrong checksum"
         if "ended_jobs" in tables:
             select = f"SELECT {FIELDS}, {self.crc} FROM ended_jobs"  # noqa: S608
             for *row, crc in self._database.execute(select):
                 if not self.is_intact_ended_job(row, crc):
-                    yield f"ended job {row[1]}: its checksum is another one"
+                    yield f"ended job {row[1]}: wrong checksum"

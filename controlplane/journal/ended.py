@@ -195,7 +195,7 @@ class EndedJobs:
     def _decoded(self, row: Sequence[Any]) -> Job:
         job = row[1]
         if not self._checks.is_intact_ended_job(row[:-1], row[-1]):
-            what = f"the journal's ended job {job}: its checksum is another one"
+            what = f"the journal's ended job {job}: wrong checksum"
             raise JournalError(what, DAMAGED)
         try:
             return _jobs.decode(row[-2])
@@ -216,7 +216,7 @@ COUNTS: Final = "counts"
 TRIALS: Final = "trials"
 LEDGER: Final = "units"
 UNITS: Final = 250  # units per row
-LEFT_OUT: Final = "its past is left out, as damaged in the journal: `ones admin check`"
+LEFT_OUT: Final = "its history is left out, as damaged in the journal: `ones admin check`"
 
 
 class _Counts(msgspec.Struct, kw_only=True):
@@ -323,6 +323,4 @@ class EndedSweeps:
 
 
 def _damaged(job: JobId, name: str) -> JournalError:
-    return JournalError(
-        f"the journal's sweep {job}: its {name} cannot be read, as damaged", DAMAGED
-    )
+    return JournalError(f"the journal's sweep {job}: its {name} are damaged", DAMAGED)

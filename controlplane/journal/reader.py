@@ -97,7 +97,7 @@ class Reader:
         """
         for number, at, body, crc in self._input_rows(after, most):
             if not self._is_intact(number, at, body, crc, self._unchecked):
-                raise self._damage(f"input {number}", "its checksum is another one")
+                raise self._damage(f"input {number}", "wrong checksum")
             yield number, Seconds(at), self._decoded(input_from, body, f"input {number}")
 
     def feed(self, from_seq: int, limit: int) -> tuple[FeedEvent, ...]:
@@ -112,7 +112,7 @@ class Reader:
         found = []
         for seq, body, crc in self._rows(select, from_seq, limit):
             if not self._is_intact(seq, 0.0, body, crc, self._unchecked_feed):
-                raise self._damage(f"feed event {seq}", "its checksum is another one")
+                raise self._damage(f"feed event {seq}", "wrong checksum")
             found.append(self._decoded(feed_from, body, f"feed event {seq}"))
         return tuple(found)
 
@@ -137,7 +137,7 @@ class Reader:
         """
         body = self._query(lambda database: body_of(database, snapshot))
         if body is None:
-            raise self._damage(f"snapshot {snapshot.input}", "its checksum is another one")
+            raise self._damage(f"snapshot {snapshot.input}", "wrong checksum")
         return body
 
     def problems(self) -> Iterator[str]:
@@ -160,14 +160,14 @@ class Reader:
                 yield f"inputs {expected} to {number - 1} are missing"
             expected = number + 1
             if not self._is_intact(number, at, body, crc, self._unchecked):
-                yield f"input {number}: its checksum is another one"
+                yield f"input {number}: wrong checksum"
         expected = None
         for seq, body, crc in self._rows(f"SELECT seq, body, {self._crc} FROM feed"):  # noqa: S608
             if expected is not None and seq != expected:
                 yield f"feed events {expected} to {seq - 1} are missing"
             expected = seq + 1
             if not self._is_intact(seq, 0.0, body, crc, self._unchecked_feed):
-                yield f"feed event {seq}: its checksum is another one"
+                yield f"feed event {seq}: wrong checksum"
         for snapshot in self.snapshots():
             try:
                 self.body_of(snapshot)

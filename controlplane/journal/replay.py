@@ -102,7 +102,7 @@ def _empty(reader: Reader) -> tuple[Reactor, int, Seconds]:
     first, _ = reader.first_and_last()
     if first > 1:
         raise JournalError(
-            f"inputs 1 to {first - 1} are not kept, and no snapshot tells the state after them",
+            f"inputs 1 to {first - 1} are not kept, and no good snapshot covers them",
             LOST,
         )
     return Reactor(), 0, Seconds(0.0)
@@ -112,7 +112,7 @@ def _restored(reader: Reader, snapshot: Snapshot) -> Reactor:
     if snapshot.format != FORMAT:
         raise JournalError(
             f"snapshot {snapshot.input} of release {snapshot.release} has format "
-            f"{snapshot.format}, this one reads {FORMAT}",
+            f"{snapshot.format}, this release reads {FORMAT}",
             LOST,
         )
     body = reader.body_of(snapshot)

@@ -63,7 +63,7 @@ def reactor_from(image: bytes) -> Reactor:
         try:
             found.state.slot_index.arrange(found.order)
         except (LookupError, AttributeError) as error:
-            raise ValueError(f"its parts do not fit together: {error!r}") from None
+            raise ValueError(f"its parts are inconsistent: {error!r}") from None
     return Reactor(found.state, found.totals)
 
 

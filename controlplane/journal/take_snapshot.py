@@ -32,7 +32,7 @@ from schemas.ids import Seconds
 
 NICENESS: Final = 15  # niceness: training and the controller come first
 ZLIB_LEVEL: Final = 1  # level of zlib
-SNAPSHOT_REMEDY: Final = "free space or mend what it says; until then restarts read more inputs"
+SNAPSHOT_REMEDY: Final = "free space or fix the cause; until then restarts read more inputs"
 
 
 def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
@@ -49,9 +49,7 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
     try:
         image = image_of(reactor)
         if not round_trips(image, reactor):
-            raise JournalError(
-                f"{path}: the state is not read back as it is written", SNAPSHOT_REMEDY
-            )
+            raise JournalError(f"{path}: the state does not read back as written", SNAPSHOT_REMEDY)
         with contextlib.closing(open_for_reading(path)) as database:
             write_snapshot(database, number, at, zlib.compress(image, ZLIB_LEVEL))
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
@@ -113,7 +111,7 @@ if __name__ == "__main__":
 
 
 ROWS_PER_TRANSACTION: Final = 5000  # rows in one transaction
-COMPLETE_REMEDY: Final = "free space there and start again: what is written already stays"
+COMPLETE_REMEDY: Final = "free space there and start again; rows already written stay"
 
 
 def complete_records(path: Path, reader: Reader) -> None:

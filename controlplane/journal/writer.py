@@ -32,7 +32,7 @@ MAX_BATCH: Final = 2000  # entries in one transaction
 RETRIED: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROBE_BYTES: Final = 1 << 20
-LOST: Final = "look at the disk and the system's log; what was said to be durable is in the journal"
+LOST: Final = "look at the disk and the system log; entries reported as durable are in the journal"
 
 
 class _Row(NamedTuple):

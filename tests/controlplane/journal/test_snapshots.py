@@ -110,7 +110,7 @@ def test_an_image_whose_parts_do_not_fit_together_is_refused() -> None:
     (job,) = whole["state"]["jobs"].values()
     job["workers"] = {}
 
-    with pytest.raises(ValueError, match="its parts do not fit together"):
+    with pytest.raises(ValueError, match="its parts are inconsistent"):
         reactor_from(msgspec.msgpack.encode(whole))
 
 
@@ -254,7 +254,7 @@ def test_a_state_that_is_not_read_back_as_it_is_is_not_written(
 ) -> None:
     monkeypatch.setattr(snapshot_process, "round_trips", lambda *_: False)
 
-    with pytest.raises(JournalError, match="the state is not read back as it is written"):
+    with pytest.raises(JournalError, match="the state does not read back as written"):
         save_state(path, told.reactor, len(told.history), Seconds(0.0))
 
     assert kept(path) == []
@@ -364,4 +364,4 @@ def test_rows_of_the_former_schema_have_no_checksum_and_later_ones_must_have_one
     change(path, "INSERT INTO inputs (at, body) SELECT at, body FROM inputs WHERE id = 1")
 
     with contextlib.closing(Reader(path)) as reader:
-        assert list(reader.problems()) == [f"input {last + 1}: its checksum is another one"]
+        assert list(reader.problems()) == [f"input {last + 1}: wrong checksum"]
