@@ -223,8 +223,9 @@ def differences(reader: Reader) -> Iterator[str]:
             image = zlib.decompress(reader.body_of(snapshot))
             if not (image == image_of(reactor) or round_trips(image, reactor)):
                 yield f"snapshot {number} differs from the state that its inputs lead to"
-    if events.last != reactor.state.feed_seq:
-        yield f"the feed ends with {events.last}, the inputs lead to {reactor.state.feed_seq}"
+    last = reactor.state.feed_seq
+    if events.last != last:
+        yield f"the feed ends with event {events.last}, the inputs lead to event {last}"
 
 
 class _Events:
