@@ -17,12 +17,12 @@ from controlplane.core.history import (
 from controlplane.core.model.job import CORRECTION, Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.report_bounds import (
-    believable_bytes,
-    believable_cores,
-    believable_passes,
-    believable_steps,
-    bounded,
+    clamp_numbers,
     first_noise_scale,
+    plausible_bytes,
+    plausible_cores,
+    plausible_passes,
+    plausible_steps,
 )
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, GainSeen, JobEnded, PolicyEvent, StepsSeen
@@ -42,7 +42,7 @@ def of_record(record: Record, state: State) -> PolicyEvent | None:
     """
     job = state.jobs.get(record.job)
     event = _of_record(record, job) if job is not None else None
-    return event if event is None else bounded(event)
+    return event if event is None else clamp_numbers(event)
 
 
 def _of_record(record: Record, job: Job) -> PolicyEvent | None:
@@ -67,7 +67,7 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
         return None
-    slots, times = [member.slot for member in job.group.members], believable_passes(steps)
+    slots, times = [member.slot for member in job.group.members], plausible_passes(steps)
     seen = StepsSeen(
         job=job.job,
         family=job.family,
@@ -80,15 +80,15 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         samples_per_s=steps.samples_per_s,
         noise_scale=first_noise_scale(steps.noise_scale),
         train_loss=steps.train_loss,
-        cpu_cores=believable_cores(steps),
-        sent_bytes_per_s=believable_bytes(steps),
-        group_steps=believable_steps(steps),
+        cpu_cores=plausible_cores(steps),
+        sent_bytes_per_s=plausible_bytes(steps),
+        group_steps=plausible_steps(steps),
         pass_s=times.pass_s,
         sync_s=times.sync_s,
         local_batch=times.local_batch,
         passes=times.passes,
     )
-    return bounded(seen)
+    return clamp_numbers(seen)
 
 
 def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]]:
@@ -104,7 +104,7 @@ def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]
         found += [(info.time, _epoch(job, info)) for info in history.epochs[-KEPT_EPOCHS:]]
         if job.ended:
             found.append((job.accounting.since, _end(job)))
-    return sorted(((at, bounded(event)) for at, event in found), key=lambda entry: entry[0])
+    return sorted(((at, clamp_numbers(event)) for at, event in found), key=lambda entry: entry[0])
 
 
 def _epoch(job: Job, info: EpochInfo) -> EpochSeen:

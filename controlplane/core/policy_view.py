@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from controlplane.core.model.job import Job, batch_limit, local_limit
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
-from controlplane.core.model.report_bounds import bounded
+from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.ids import JobId, SlotId, slot_id
@@ -190,14 +190,14 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         promised_at=end.first if end else None,
         expected_at=end.latest if end else None,
     )
-    return bounded(view)
+    return clamp_numbers(view)
 
 
 def _bounded_stop_rule(stop: StopRule | None) -> StopRule | None:
     """Return a job's stop rule with bounds: older releases bounded neither numbers nor names."""
     if stop is None or stop.metric is None or len(stop.metric) <= MAX_METRIC:
-        return stop if stop is None else bounded(stop)
-    return bounded(replace(stop, metric=stop.metric[:MAX_METRIC]))
+        return stop if stop is None else clamp_numbers(stop)
+    return clamp_numbers(replace(stop, metric=stop.metric[:MAX_METRIC]))
 
 
 def _is_movable(status: JobStatus) -> bool:

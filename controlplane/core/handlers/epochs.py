@@ -19,7 +19,7 @@ from controlplane.core.handlers import sweep_orders
 from controlplane.core.history import EpochFinished, SpeedMeasured
 from controlplane.core.model.job import Job, Progress
 from controlplane.core.model.job_phases import Paused, Rescaling, Running, Starting
-from controlplane.core.model.report_bounds import believable_passes, first_noise_scale
+from controlplane.core.model.report_bounds import MOST, first_noise_scale, plausible_passes
 from controlplane.core.model.worker import Worker
 from schemas.ids import NodeId, Seconds, SlotId, node_of
 from schemas.nodes import Group, ResumePoint
@@ -27,7 +27,6 @@ from schemas.wire.agent import EpochReported, TrainingFinished
 from schemas.wire.client import EpochInfo, NodeCrowd
 from schemas.wire.feed import Detail
 
-MOST_SAMPLES: Final = 2**53  # a sum of reports has to fit into a journal
 MAX_HELD_REPORTS: Final = 1000  # held reports; only a faulty node sends more
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch
 
@@ -92,7 +91,7 @@ def _epoch_info(
         whole: True if one group trained all of it with one batch.
         noise_scale: of the gradients, samples.
     """
-    times = believable_passes(event)
+    times = plausible_passes(event)
     return EpochInfo(
         epoch=event.epoch,
         time=now,
@@ -227,8 +226,8 @@ def _count_untrained(job: Job, event: EpochReported) -> None:
     trained, all_samples = event.trained_samples, event.epoch_samples
     if trained is None or (stop is not None and stop.samples is not None):
         return
-    progress.epoch_left_out = min(MOST_SAMPLES, max(0, all_samples - trained))
-    progress.left_out = min(MOST_SAMPLES, progress.left_out + progress.epoch_left_out)
+    progress.epoch_left_out = min(MOST, max(0, all_samples - trained))
+    progress.left_out = min(MOST, progress.left_out + progress.epoch_left_out)
 
 
 def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:

@@ -23,7 +23,7 @@ from controlplane.core.handlers.start import (
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running
-from controlplane.core.model.report_bounds import bounded
+from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
 from controlplane.policy.api import Reason
@@ -136,7 +136,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
     change = status.change
     if event.group != change.group.version or change.phase not in FORMING:
         return
-    clamped = bounded(event)
+    clamped = clamp_numbers(event)
     if ctx.state.rules and clamped.pause_ms > change.pause_ms:
         change.pause_ms, change.step_ms = clamped.pause_ms, max(0.0, clamped.step_ms)
     if all(job.workers[m.worker].formed == event.group for m in change.group.members):

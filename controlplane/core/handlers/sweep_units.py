@@ -15,7 +15,7 @@ from controlplane.core.history import EpochFinished
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Running
 from controlplane.core.model.node import Node
-from controlplane.core.model.report_bounds import believable_begin, believable_end
+from controlplane.core.model.report_bounds import clamp_unit_begun, clamp_unit_ended
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.model.worker import Worker
 from controlplane.sweeps.orders import Attempt, StateName, UnitReport
@@ -97,7 +97,7 @@ def on_hopper_opened(_: HandlerContext, job: Job, worker: Worker, event: HopperO
 
 def on_unit_begun(ctx: HandlerContext, job: Job, worker: Worker, event: UnitBegun) -> None:
     """Handle a unit that has received its state and its data."""
-    sweep, event = job.sweep, believable_begin(event)
+    sweep, event = job.sweep, clamp_unit_begun(event)
     lease = _lease(sweep, worker, event.attempt)
     if sweep is None or lease is None:
         return
@@ -117,7 +117,7 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
 
     A report of an attempt that does not count any more only keeps the worker from being killed.
     """
-    sweep, event = job.sweep, believable_end(event)
+    sweep, event = job.sweep, clamp_unit_ended(event)
     if sweep is None:
         return
     lease = _lease(sweep, worker, event.attempt)
