@@ -63,7 +63,6 @@ class IllegalTransitionError(CoreError):
     """Raised when a transition table has no entry for a trigger in a phase."""
 
     def __init__(self, subject: str, phase: str, trigger: str, story: str) -> None:
-        """Name the missing transition."""
         super().__init__(f"{subject} is {phase} and cannot take {trigger}; before: {story}")
         self.subject = subject
         self.phase = phase

@@ -28,10 +28,12 @@ from schemas.wire.sweeps import SweepDelta
 
 
 class HandlerContext:
-    """State, time, and the commands and records that handling one input produces."""
+    """State, time, and the commands and records that handling one input produces.
+
+    Handlers decide on `state` and change it; they add to `totals` and never read them.
+    """
 
     def __init__(self, state: State, totals: Totals) -> None:
-        """Handlers decide on `state` and change it; they add to `totals` and never read them."""
         self.state = state
         self.totals = totals
         self.records: list[Record] = []  # for the history of jobs

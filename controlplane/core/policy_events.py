@@ -145,7 +145,6 @@ def _gain(job: Job, decision: Decision) -> GainSeen | None:
 
 
 def _stop_metric(job: Job, info: EpochInfo) -> float | None:
-    """Return the epoch's value of the metric in the job's stop rule."""
     stop = job.spec.stop
     return info.metrics.get(stop.metric) if stop is not None and stop.metric else None
 

@@ -20,10 +20,9 @@ from schemas.sweeps import MAX_METRIC
 
 
 class ViewBuilder:
-    """Builder of views of one state; views of unchanged jobs and slots are reused."""
+    """Builder of views of a state, which is only read; unchanged views are reused."""
 
     def __init__(self, state: State) -> None:
-        """Build views of `state`, which is only read."""
         self._state = state
         self._jobs: dict[JobId, JobView] = {}  # in order of arrival
         self._stale: dict[JobId, None] = {}  # in the order of their changes

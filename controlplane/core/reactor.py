@@ -81,10 +81,12 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
 
 
 class Reactor:
-    """Owner of the cluster's state; `handle` is the only way to change it."""
+    """Owner of the cluster's state; `handle` is the only way to change it.
+
+    A reactor continues from `state`, or from an empty state if that is None.
+    """
 
     def __init__(self, state: State | None = None, totals: Totals | None = None) -> None:
-        """Continue from `state`, or from an empty state if it is None."""
         self.state = State() if state is None else state
         # Only displayed: no decision reads them.
         self.totals = Totals() if totals is None else totals

@@ -66,7 +66,9 @@ class SlotIndex:
     """Slots, their owners and the workers of each node, derived from the state and never stored.
 
     Code that changes the workers, the group or the change of a job calls `touch`. The next query
-    looks at each touched job once. Invariants compare the index with one built from scratch.
+    looks at each touched job once. Invariants compare the index with one built from scratch. The
+    mappings are read now and later; `jobs_with_processes` has the jobs with a process that may
+    still exist.
     """
 
     def __init__(
@@ -75,11 +77,6 @@ class SlotIndex:
         jobs_with_processes: Mapping[JobId, None],
         nodes: Mapping[NodeId, Node],
     ) -> None:
-        """Index these mappings, and their later changes.
-
-        Args:
-            jobs_with_processes: jobs with a process that may still exist.
-        """
         self._jobs = jobs
         self._jobs_with_processes = jobs_with_processes
         self._all_nodes = nodes

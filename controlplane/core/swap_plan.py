@@ -173,11 +173,10 @@ def _cheapest_yield(mover: Mover, spare: Sequence[SlotId]) -> SwapYield:
 
 
 def _shares(job: Job, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
-    """Split the batch over `slots`, reduced to what fits them."""
     return split(max(len(slots), min(batch, local_limit(job) * len(slots))), slots)
 
 
 def _cost(mover: Mover, aside: SwapYield) -> tuple[int, float]:
-    """Rank of the way to yield, then the start time multiplied by the number of slots."""
+    """Return the rank of the way to yield, then start time multiplied by slots."""
     slots = len(mover.have)
     return _CHEAPEST[aside.way], slots * (mover.job.accounting.started_s or 1.0)

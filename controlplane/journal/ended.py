@@ -140,9 +140,7 @@ def forget_ended(
 class EndedJobs:
     """Reader of jobs that left; every method raises JournalError if they cannot be read.
 
-    Args:
-        database: used by the caller's thread alone.
-        checks: verify the rows; None: those of a new journal.
+    The caller's thread alone uses `database`. `checks` verifies the rows.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
@@ -205,7 +203,7 @@ class EndedJobs:
 
 
 def _owner(row: Sequence[Any]) -> JobOwner:
-    """Return the owner of a job; for a damaged row the user, who has a column of its own."""
+    """Return the owner of a job; of a damaged row only the user, which has its own column."""
     user = row[2]
     with contextlib.suppress(ValueError):
         return JobOwner(user, _owned.decode(row[-2]).project or user)
@@ -253,7 +251,7 @@ def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
 class EndedSweeps:
     """Reader of sweeps that left; every method raises JournalError if they cannot be read.
 
-    `database` is used by the caller's thread alone.
+    The caller's thread alone uses `database`.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks) -> None:
@@ -314,7 +312,6 @@ class EndedSweeps:
         return [(at, body if prove(job, name, at, body, crc) else None) for at, body, crc in rows]
 
     def _decoded(self, decoder: Any, job: JobId, name: str, at: int, body: bytes | None) -> Any:
-        """Return the decoded row; None if it is damaged."""
         try:
             return None if body is None else decoder.decode(body)
         except ValueError:  # msgspec's errors are ValueErrors

@@ -286,11 +286,8 @@ def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int,
 class JobRecords:
     """Reader of the history of jobs; damaged rows are reported and left out.
 
-    Every method raises JournalError if the journal cannot be read.
-
-    Args:
-        database: used by the caller's thread alone.
-        checks: verify the rows; None: those of a new journal.
+    Every method raises JournalError if the journal cannot be read. The caller's thread alone uses
+    `database`. `checks` verifies the rows.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
@@ -359,7 +356,6 @@ class JobRecords:
         return (record for _, record in self._intact_records(job, name, rows))
 
     def _select(self, which: str, order: str) -> str:
-        """Return the SELECT of a job's list from both levels."""
         wanted = " UNION ".join(
             f"SELECT at, body, {self._checks.crc} FROM {table} WHERE job = ?1 AND list = ?2 {which}"  # noqa: S608
             for table in self._checks.tables

@@ -149,7 +149,6 @@ class Writer:
             item = self._queue.get() if item is _EMPTY else item
 
     def _batch_from(self, first: _Row) -> tuple[list[_Row], _Item | None]:
-        """Return the rows that are queued, and the item after them."""
         batch = [first]
         while len(batch) < MAX_BATCH:
             try:

@@ -119,7 +119,6 @@ def _reconcile_job(ctx: HandlerContext, job: Job, drain: Drain) -> None:
 
 
 def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
-    """Order the next step of a job away from the draining nodes."""
     group = status.group
     have = [member.slot for member in group.members]
     leaving = set(_on_draining(ctx.state, group.members))

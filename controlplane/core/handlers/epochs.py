@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_orders
 from controlplane.core.history import EpochFinished, SpeedMeasured
@@ -21,7 +19,7 @@ from controlplane.core.model.job import Job, Progress
 from controlplane.core.model.job_phases import Paused, Rescaling, Running, Starting
 from controlplane.core.model.report_bounds import MOST, first_noise_scale, plausible_passes
 from controlplane.core.model.worker import Worker
-from schemas.ids import NodeId, Seconds, SlotId, node_of
+from schemas.ids import NodeId, Seconds, node_of
 from schemas.nodes import Group, ResumePoint
 from schemas.wire.agent import EpochReported, TrainingFinished
 from schemas.wire.client import EpochInfo, NodeCrowd
@@ -46,22 +44,17 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     beside = _node_crowds(group, others)  # misses jobs that came and went within the epoch
     unchanged = whole and beside == progress.beside and _trained_since(others, progress.epoch_at)
     _record_held_epochs(ctx, job, event)
-    # The script's own metric of this name, if it is valid, else the measured value.
-    noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
-    _update_progress(progress, event, noise_scale, ctx.now)
+    _update_progress(progress, event, ctx.now)
     progress.beside = beside
     _count_untrained(job, event)
     job.attempts.losses, job.attempts.changes = 0, 0
-    slots = [member.slot for member in group.members]
-    info = _epoch_info(event, slots, ctx.now, whole=whole, noise_scale=noise_scale)
-    info = replace(info, beside=beside if unchanged else None)
+    info = _epoch_info(event, group, ctx.now, whole=whole, beside=beside if unchanged else None)
     _record_epoch(ctx, job, event, info)
     sweep_orders.epoch_reported(ctx, job, event)
-    ctx.plan_needed = True
 
 
 def _record_epoch(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -> None:
-    """Add a finished epoch to the job's history and announce it."""
+    """Add a finished epoch to the job's history, announce it, and request a plan."""
     ctx.records.append(EpochFinished(job=job.job, epoch=info))
     detail: Detail = {
         **event.metrics,
@@ -74,24 +67,20 @@ def _record_epoch(ctx: HandlerContext, job: Job, event: EpochReported, info: Epo
     if event.left_early:
         detail |= {"trained_samples": event.trained_samples, "left_early": True}
     ctx.announce("job.epoch", job, detail)
+    ctx.plan_needed = True
 
 
 def _epoch_info(
     event: EpochReported,
-    slots: Sequence[SlotId],
+    group: Group | None,
     now: Seconds,
     *,
-    whole: bool,
-    noise_scale: float | None,
+    whole: bool = False,
+    beside: tuple[NodeCrowd, ...] | None = None,
 ) -> EpochInfo:
-    """Return the history entry of an epoch.
-
-    Args:
-        slots: slots that it trained on; empty if unknown.
-        whole: True if one group trained all of it with one batch.
-        noise_scale: of the gradients, samples.
-    """
+    """Return the history entry of an epoch; `group` is None if unknown."""
     times = plausible_passes(event)
+    slots = [member.slot for member in group.members] if group is not None else []
     return EpochInfo(
         epoch=event.epoch,
         time=now,
@@ -104,11 +93,12 @@ def _epoch_info(
         slots=len(slots),
         nodes=len({node_of(slot) for slot in slots}),
         whole=whole,
-        noise_scale=noise_scale,
+        noise_scale=_noise_scale(event),
         samples_done=event.samples_done,
         epoch_samples=event.epoch_samples,
         trained_samples=event.trained_samples,
         left_early=event.left_early,
+        beside=beside,
         pass_s=times.pass_s,
         sync_s=times.sync_s,
         local_batch=times.local_batch,
@@ -134,13 +124,10 @@ def _record_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> N
     """Record a late report of an epoch that the job continued from."""
     progress = job.progress
     progress.unheard.remove(event.epoch)
-    noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
     if event.epoch == progress.epoch:
-        _update_progress(progress, event, noise_scale, ctx.now)
-    info = _epoch_info(event, (), ctx.now, whole=False, noise_scale=noise_scale)
-    _record_epoch(ctx, job, event, info)
+        _update_progress(progress, event, ctx.now)
+    _record_epoch(ctx, job, event, _epoch_info(event, None, ctx.now))
     ctx.changed_jobs[job.job] = None
-    ctx.plan_needed = True
 
 
 def _record_held_epochs(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
@@ -164,7 +151,6 @@ def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
 
 
 def _other_jobs(ctx: HandlerContext, job: Job, group: Group) -> dict[NodeId, list[Job]]:
-    """Return the other jobs on each node of a group."""
     on = ctx.state.slot_index.jobs_on
     nodes = dict.fromkeys(node_of(member.slot) for member in group.members)
     return {node: [other for other in on(node) if other is not job] for node in nodes}
@@ -203,16 +189,19 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     ctx.announce("job.gain", job, detail)
 
 
-def _update_progress(
-    progress: Progress, event: EpochReported, noise_scale: float | None, now: Seconds
-) -> None:
-    """Set the job's progress to the end of this epoch."""
+def _noise_scale(event: EpochReported) -> float | None:
+    """Return the script's own metric of this name if it is valid, else the measured value."""
+    return first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
+
+
+def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> None:
     progress.epoch_at, progress.epoch_step = now, event.step
     progress.epoch, progress.step = event.epoch, event.step
     progress.samples_done, progress.epoch_samples = event.samples_done, event.epoch_samples
     progress.epochs_stated = event.epochs
     progress.samples_per_s = event.samples_per_s
     progress.train_loss, progress.metrics, progress.lr = event.train_loss, event.metrics, event.lr
+    noise_scale = _noise_scale(event)
     if noise_scale is not None:  # smoothed: a group's first measurements are rough
         before = progress.noise_scale or noise_scale
         progress.noise_scale = before * (noise_scale / before) ** NOISE_SMOOTHING

@@ -16,7 +16,14 @@ from controlplane.core.model.job_phases import (
 )
 from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
-from controlplane.core.model.worker import ExitCause, Worker, WorkerPhase, WorkerTrigger, exit_cause
+from controlplane.core.model.worker import (
+    ExitCause,
+    Worker,
+    WorkerPhase,
+    WorkerTrigger,
+    exit_cause,
+    shell_exit_code,
+)
 from schemas.ids import SlotId, node_of
 from schemas.wire.agent import RECOVER, JobCleared, WorkerExited, WorkerRefused
 from schemas.wire.feed import Detail
@@ -131,7 +138,7 @@ def _continue_quiescing(
     if _state_is_lost(job, status):
         _handle_last_exit(ctx, job, status, event)
     elif broke and ctx.state.rules:
-        job.attempts.exit_code = _exit_code(event)
+        job.attempts.exit_code = shell_exit_code(event)
         fail(ctx, job, why)
     else:
         rejoin_when_quiesced(ctx, job, status.change)
@@ -157,7 +164,7 @@ def _handle_unexpected_exit(
             error = why if cause is not ExitCause.DONE else "a newcomer ended"
             abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {error}")
     elif cause is ExitCause.FAILED:
-        job.attempts.exit_code = _exit_code(event)
+        job.attempts.exit_code = shell_exit_code(event)
         fail(ctx, job, why)
     elif change is not None and change.phase is RescalePhase.REJOINING:
         recover(ctx, job, why)  # whatever the cause, the other members wait for this one
@@ -173,7 +180,7 @@ def _handle_last_exit(
     """Handle an exit after which no worker has the training state."""
     change = status.change
     cause, why = _cause(job, status, event)
-    job.attempts.exit_code = _exit_code(event)
+    job.attempts.exit_code = shell_exit_code(event)
     expected = _is_switching(change) or (change is not None and change.kind == RECOVER)
     if cause is ExitCause.DONE and (status.script.finished or not expected):
         end(ctx, job, JobTrigger.FINISHED, why)
@@ -212,8 +219,3 @@ def _state_is_lost(job: Job, status: Running | Rescaling) -> bool:
 def _is_switching(change: Rescale | None) -> bool:
     """True while the group switches; members that leave as agreed may exit meanwhile."""
     return change is not None and change.phase is RescalePhase.SWITCHING
-
-
-def _exit_code(event: WorkerExited) -> int | None:
-    """Return the exit code as a shell gives it."""
-    return 128 + event.signal if event.signal is not None else event.code

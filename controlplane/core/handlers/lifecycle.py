@@ -149,7 +149,7 @@ _ENDS: Final = {
 
 
 def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
-    """Restart from the last checkpoint a job whose training state is lost.
+    """Restart a job that lost its training state from its last checkpoint.
 
     The job fails at `MAX_LOSSES` losses without a finished epoch, and at the first loss of a
     started process if its user set `on_loss = fail`. `why` is shown to users and gets the

@@ -129,18 +129,17 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
             return
         worker.reports = report.index
     kind = type(report)
-    unheard = isinstance(report, EpochReported) and report.epoch in job.progress.unheard
     inactive = worker.phase not in ACTIVE_PHASES or job.group is None
-    if unheard or (kind in MEMBER_REPORTS and inactive):
-        if isinstance(report, EpochReported):
-            epochs.on_late_epoch(ctx, job, report)
+    if isinstance(report, EpochReported) and (inactive or report.epoch in job.progress.unheard):
+        epochs.on_late_epoch(ctx, job, report)
+        return
+    if inactive and kind in MEMBER_REPORTS:
         return
     ctx.changed_jobs[job.job] = None
     HANDLERS[kind](ctx, job, worker, report)
 
 
 def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
-    """Release the slots of a foreign process that has exited."""
     if name not in node.foreign.values():
         return
     was = list(node.foreign)

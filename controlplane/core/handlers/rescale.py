@@ -92,7 +92,7 @@ def _next_members(
 
 
 def _add_newcomers(ctx: HandlerContext, job: Job, change: Rescale, count: int) -> None:
-    """Add the newcomers' workers to `job`; a worker whose slot has an owner only reserves it."""
+    """Add the newcomers' workers to `job`; where a slot has an owner, the worker reserves it."""
     owners = ctx.state.slot_index.owners()
     members = change.group.members[len(change.group.members) - count :]
     add_workers(job, members, change.group.version)

@@ -11,7 +11,13 @@ from controlplane.core.history import GroupOrdered
 from controlplane.core.inputs import StartExpired
 from controlplane.core.model.job import CORRECTION, Job, SpeedPromise
 from controlplane.core.model.job_phases import JobTrigger, Paused, Running, Starting
-from controlplane.core.model.worker import ExitCause, Worker, WorkerPhase, exit_cause
+from controlplane.core.model.worker import (
+    ExitCause,
+    Worker,
+    WorkerPhase,
+    exit_cause,
+    shell_exit_code,
+)
 from controlplane.core.state import START_LIMIT_S
 from controlplane.policy.api import Reason
 from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId, node_of, worker_id
@@ -230,7 +236,7 @@ def on_worker_exited(
     if cause is ExitCause.LOST:
         restart_from_checkpoint(ctx, job, why)
         return
-    job.attempts.exit_code = 128 + event.signal if event.signal is not None else event.code
+    job.attempts.exit_code = shell_exit_code(event)
     if cause is ExitCause.FAILED:
         fail(ctx, job, why)
     elif was in {WorkerPhase.ORDERED, WorkerPhase.STARTED} and job.progress.checkpoint is None:

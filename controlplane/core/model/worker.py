@@ -137,6 +137,11 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
     return ExitCause.LOST, "a worker is gone and nobody saw how"
 
 
+def shell_exit_code(event: WorkerExited) -> int | None:
+    """Return the exit code as a shell gives it: 128 plus the number of a signal."""
+    return 128 + event.signal if event.signal is not None else event.code
+
+
 _KNOWN: Final = frozenset(int(known) for known in signal.Signals)
 
 
