@@ -34,8 +34,8 @@ def check(state: State) -> None:
             job.sweep is not None or job.progress.epoch == _checkpointed(job),
             f"{name}: epoch {job.progress.epoch} has no checkpoint",
         )
-    kept, anew = state.living_counts, JobCounters(state.jobs[name] for name in state.active)
-    same = (kept.phases, kept.promised) == (anew.phases, anew.promised)
+    kept, fresh = state.living_counts, JobCounters(state.jobs[name] for name in state.active)
+    same = (kept.phases, kept.promised) == (fresh.phases, fresh.promised)
     _require(same, "jobs are counted where they are not")
     _deadlines_have_their_reason(state)
 

@@ -136,9 +136,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     sweeps_leave: bool = False  # ended sweeps leave the state
     rules: int = 0  # of the current incarnation, see `inputs.RULES`
     leaving: dict[JobId, None] = {}  # jobs that leave with the next input
-    left: dict[
-        JobId, Version
-    ] = {}  # jobs that left, the latest: returning nodes are told to stop them
+    left: dict[JobId, Version] = {}  # the latest jobs that left; returning nodes stop them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
     sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent

@@ -190,9 +190,7 @@ def insert_rows(
         sqlite3.Error: if they cannot be written.
     """
     recent, settled = _placed(database, rows)
-    database.executemany(
-        INSERT, sorted(recent + settled)
-    )  # sorted, so that each page is visited once
+    database.executemany(INSERT, sorted(recent + settled))  # each page is visited once
 
 
 def append_rows(

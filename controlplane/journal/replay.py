@@ -33,12 +33,12 @@ class Replayed(NamedTuple):
 
 def replay(
     inputs: Iterable[tuple[Seconds, Input]],
-    told: Callable[[Sequence[Record]], None] = lambda _: None,
+    on_records: Callable[[Sequence[Record]], None] = lambda _: None,
 ) -> Reactor:
     """Return the reactor after all `inputs` of a journal; the commands are discarded.
 
     Args:
-        told: called after each input with its records.
+        on_records: called after each input with its records.
 
     Raises:
         CoreError: if this release cannot handle the inputs.
@@ -46,7 +46,7 @@ def replay(
     reactor = Reactor()
     for at, event in inputs:
         reactor.handle(event, at)
-        told(reactor.records)
+        on_records(reactor.records)
     return reactor
 
 

@@ -337,8 +337,7 @@ def _apply_move(ctx: HandlerContext, move: Move) -> bool:
     before = job.version
     placed, reason = _first_step(job, move), move.reason
     if placed.keys() != move.local_batch.keys():  # the expected speed belongs to the last step
-        numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
-        reason = Reason(reason.code, reason.text, numbers)
+        reason = _without_speed(reason)
     order_change(ctx, job, placed, reason)
     return job.version != before
 

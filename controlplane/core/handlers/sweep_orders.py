@@ -105,8 +105,8 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
         match order:
             case RunUnit(worker=worker):
                 node = engine.workers[worker].node
-                told = unit_order(ctx.state, job, sweep, order)
-                sweep.units[worker] = PlacedUnit(node=node, order=told)
+                message = unit_order(ctx.state, job, sweep, order)
+                sweep.units[worker] = PlacedUnit(node=node, order=message)
                 sweep.stale[node] = None
             case StopUnit(worker=worker):
                 sweep.stopping[worker] = None

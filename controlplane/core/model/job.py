@@ -45,9 +45,7 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CORRECTION: Final = "correction"  # number of a decision: factor of the promised speed
-MAX_FAMILY_CHARACTERS: Final = (
-    500  # characters: it is part of every report; longer ones end with a digest
-)
+MAX_FAMILY_CHARACTERS: Final = 500  # it is part of every report; longer ones end with a digest
 FAMILY_CACHE_SIZE: Final = 16_384
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
 

@@ -24,9 +24,7 @@ class JobSweep(msgspec.Struct, kw_only=True):
     engine: Sweep
     addresses: dict[WorkerId, str] = {}  # HOST:PORT of workers that take units
     units: dict[WorkerId, PlacedUnit] = {}  # in progress
-    memory: dict[
-        int, tuple[int, WorkerId]
-    ] = {}  # trial -> version of its newest state and the worker that has it
+    memory: dict[int, tuple[int, WorkerId]] = {}  # trial -> version and worker of its newest state
     stopping: dict[WorkerId, None] = {}  # workers that are killed with their units
     exits: dict[WorkerId, tuple[str, bool]] = {}  # reason of the exit, and True for a fault
     holders: dict[NodeId, int] = {}  # workers by node when partitions were assigned

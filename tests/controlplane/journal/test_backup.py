@@ -221,7 +221,9 @@ def test_an_event_that_says_something_else_than_its_input_leads_to_is_found(path
     (problem,) = found_in(path)
 
     assert problem.startswith("event 5 of input ")
-    assert problem.endswith(f", {event.event} of {event.job}, is stored as job.invented of {event.job}")
+    assert problem.endswith(
+        f", {event.event} of {event.job}, is stored as job.invented of {event.job}"
+    )
 
 
 def test_a_snapshot_of_another_state_is_found(path: Path, tmp_path: Path) -> None:
