@@ -93,9 +93,8 @@ class SlotIndex:
         self._nodes: dict[NodeId, None] = dict.fromkeys(nodes)  # changed since the last query
         self._specs: dict[NodeId, NodeSpec] = {}  # that `_slots` was built from
         self._jobs_on: dict[NodeId, dict[JobId, None]] = {}
-        self._start_order = dict(
-            zip(jobs_with_processes, count(), strict=False)
-        )  # job -> rank of its first process
+        # Order in which jobs got their first process.
+        self._start_order = dict(zip(jobs_with_processes, count(), strict=False))
         self._next = count(len(self._start_order))
         self._readers: WeakSet[DirtySlots] = WeakSet()
 

@@ -36,9 +36,7 @@ from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
 MAX_LEAVING_JOBS: Final = 200  # jobs that leave with one input: an older journal may have many
-MAX_LEAVING_UNITS: Final = (
-    20_000  # units of leaving sweeps, whose history is written with the input
-)
+MAX_LEAVING_UNITS: Final = 20_000  # units of leaving sweeps, written with one input
 MAX_LEFT_JOBS: Final = 10_000  # jobs of which nodes may still have processes
 MAX_ENDED_SWEEPS: Final = 200  # sweeps of which nodes may still have states
 KEPT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
