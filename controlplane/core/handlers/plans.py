@@ -71,7 +71,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 
 def _cancel_waits(ctx: HandlerContext, swap: Swap) -> None:
-    """Cancel workers that wait for slots that are not given up."""
+    """Cancel the starts and growths that wait for slots which are not given up."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):

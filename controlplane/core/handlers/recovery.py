@@ -122,7 +122,7 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
 def _quiesce(
     ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], why: str
 ) -> Rescale:
-    """Return the recovery whose next group are the survivors, and record its order."""
+    """Order a recovery with the survivors as the next group, and return it."""
     before, version = job.version, Version(job.version + 1)
     recovery = Rescale(
         group=make_group(job, version, share_batch(survivors, group.global_batch)),
@@ -224,7 +224,7 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
 
 
 def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
-    """Restart the job; fail it if a script raised, whose process may live on in a thread."""
+    """Restart the job, or fail it if a script raised; a thread may keep its process alive."""
     if status.script.error and ctx.state.rules:
         fail(ctx, job, status.script.error)
     else:
