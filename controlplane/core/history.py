@@ -307,12 +307,12 @@ def followed(story: GroupStory, record: GroupConcluded | SpeedMeasured) -> Group
         return GroupStory(msgspec.structs.replace(decision, numbers=numbers), version)
     if version is None or version.outcome:
         return story
-    said = {"outcome": record.outcome, "took_s": record.at - version.time}
+    result = {"outcome": record.outcome, "took_s": record.at - version.time}
     if record.resumed_epoch is not None and record.resumed_step is not None:
         resumed = {"resumed_epoch": record.resumed_epoch, "resumed_step": record.resumed_step}
         version = msgspec.structs.replace(version, **resumed)
     numbers = {**decision.numbers, **record.numbers}
     return GroupStory(
-        msgspec.structs.replace(decision, numbers=numbers, **said),
-        msgspec.structs.replace(version, **said),
+        msgspec.structs.replace(decision, numbers=numbers, **result),
+        msgspec.structs.replace(version, **result),
     )

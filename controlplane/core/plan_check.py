@@ -218,8 +218,8 @@ class _FreeSlots:
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
         """Take the new slots of `placed` for `job`; return the reason if that is impossible."""
-        have = _slots(job)
-        new = [slot for slot in placed if slot not in have]
+        current = _slots(job)
+        new = [slot for slot in placed if slot not in current]
         starts = job.group is None
         for slot in new:
             node = self._nodes.get(slot)
@@ -319,8 +319,8 @@ def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
     limit = batch_limit(job)
     if sum(placed.values()) > limit:
         return "the global batch is above its limit"
-    have = _slots(job)
-    both = have | placed.keys()
-    if have - placed.keys() and placed.keys() - have and len(both) > limit:
+    current = _slots(job)
+    union = current | placed.keys()
+    if current - placed.keys() and placed.keys() - current and len(union) > limit:
         return "its batch is too small to train in the old and the new place at once"
     return ""

@@ -82,9 +82,9 @@ class Deadlines(msgspec.Struct, kw_only=True):
             for job, deadline in self.starts.items()
             if deadline.at <= now
         ]
-        late = {job: each for job, each in self.rescales.items() if each.at <= now}
-        inside = [job for job in order if job in late] if len(late) > 1 else list(late)
-        return [*starts, *(RescaleExpired(job=j, version=late[j].version) for j in inside)]
+        expired = {job: each for job, each in self.rescales.items() if each.at <= now}
+        inside = [job for job in order if job in expired] if len(expired) > 1 else list(expired)
+        return [*starts, *(RescaleExpired(job=j, version=expired[j].version) for j in inside)]
 
 
 def pause_before(tries: int) -> float:

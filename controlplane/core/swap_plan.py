@@ -58,34 +58,36 @@ def swaps_among(
         One swap for each set of jobs that wait for each other. Jobs that wait for a job that does
         not leave are in none.
     """
-    left = {mover.job.job: mover for mover in movers}
-    needs = _needs(left, is_free)
+    candidates = {mover.job.job: mover for mover in movers}
+    needs = _needs(candidates, is_free)
     spares = list(spare)
-    together = _connected(list(left), needs)
-    return [_swap([left[name] for name in names], needs, spares) for names in together]
+    cycles = _connected(list(candidates), needs)
+    return [_swap([candidates[name] for name in names], needs, spares) for names in cycles]
 
 
-def _needs(left: dict[JobId, Mover], is_free: Callable[[SlotId], bool]) -> dict[JobId, set[JobId]]:
+def _needs(
+    candidates: dict[JobId, Mover], is_free: Callable[[SlotId], bool]
+) -> dict[JobId, set[JobId]]:
     """Return the jobs that each mover waits for; remove movers that wait for a job that stays."""
     while True:
         leaves = {
             slot: name
-            for name, mover in left.items()
+            for name, mover in candidates.items()
             for slot in mover.have
             if slot not in mover.target
         }
         stuck = [
             name
-            for name, mover in left.items()
+            for name, mover in candidates.items()
             if not all(slot in leaves or is_free(slot) for slot in mover.new)
         ]
         if not stuck:
             return {
                 name: {leaves[slot] for slot in mover.new if slot in leaves}
-                for name, mover in left.items()
+                for name, mover in candidates.items()
             }
         for name in stuck:
-            del left[name]
+            del candidates[name]
 
 
 def _connected(names: Sequence[JobId], needs: Mapping[JobId, set[JobId]]) -> list[list[JobId]]:
@@ -162,11 +164,11 @@ def _cheapest_yield(mover: Mover, spare: Sequence[SlotId]) -> SwapYield:
     group = job.group
     least = max(1, job.spec.slots[0])
     missing = len(mover.have) - len(kept)
-    meanwhile = [*kept, *spare[:missing]]
-    both = len({*mover.have, *meanwhile, *mover.target})
+    interim = [*kept, *spare[:missing]]
+    union = len({*mover.have, *interim, *mover.target})
     batch = group.global_batch if group else job.spec.batch_size
-    if len(meanwhile) > len(kept) and len(meanwhile) >= least and both <= batch_limit(job):
-        return SwapYield(way=YieldMode.STAGING, local_batch=_shares(job, batch, meanwhile))
+    if len(interim) > len(kept) and len(interim) >= least and union <= batch_limit(job):
+        return SwapYield(way=YieldMode.STAGING, local_batch=_shares(job, batch, interim))
     if len(kept) >= least:
         return SwapYield(way=YieldMode.SHRINK, local_batch=_shares(job, batch, kept))
     return SwapYield(way=YieldMode.PAUSE)

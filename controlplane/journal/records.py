@@ -250,11 +250,11 @@ def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) 
 
 
 def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int, most: int) -> int:
-    both = (
+    union = (
         "SELECT at FROM job_records WHERE job = ?1 AND list = ?2 "
         "UNION SELECT at FROM recent_records WHERE job = ?1 AND list = ?2"
     )
-    select = f"{both} ORDER BY at DESC LIMIT 1 OFFSET ?3"
+    select = f"{union} ORDER BY at DESC LIMIT 1 OFFSET ?3"
     if (last := database.execute(select, (job, name, keep)).fetchone()) is None:
         return 0
     delete = (

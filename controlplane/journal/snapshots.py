@@ -90,10 +90,10 @@ def copy_of(reactor: Reactor) -> Reactor:
 
 def round_trips(image: bytes, reactor: Reactor) -> bool:
     """True if decoding `image` gives the complete state of `reactor`."""
-    again = reactor_from(image)
-    if (again.state, again.totals) == (reactor.state, reactor.totals):
+    decoded = reactor_from(image)
+    if (decoded.state, decoded.totals) == (reactor.state, reactor.totals):
         return True
-    return NAN in image and image_of(again) == image  # NaN is not equal to itself
+    return NAN in image and image_of(decoded) == image  # NaN is not equal to itself
 
 
 KEPT_SNAPSHOTS: Final = 2  # if one is damaged, the one before and the later inputs replace it

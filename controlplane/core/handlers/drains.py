@@ -120,15 +120,15 @@ def _reconcile_job(ctx: HandlerContext, job: Job, drain: Drain) -> None:
 
 def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
     group = status.group
-    have = [member.slot for member in group.members]
+    current = [member.slot for member in group.members]
     leaving = set(_on_draining(ctx.state, group.members))
-    stay = [slot for slot in have if slot not in leaving]
-    new = [] if job.job in drain.moved else _find_slots(ctx.state, job, have, len(leaving))
+    stay = [slot for slot in current if slot not in leaving]
+    new = [] if job.job in drain.moved else _find_slots(ctx.state, job, current, len(leaving))
     if new:
         drain.moved[job.job] = group.version
-        target, what = [*have, *new], "grows elsewhere first"
+        target, what = [*current, *new], "grows elsewhere first"
     elif len(stay) >= job.spec.slots[0]:
-        target, what = stay, f"keeps {len(stay)} of {len(have)} slots"
+        target, what = stay, f"keeps {len(stay)} of {len(current)} slots"
     else:
         target, what = [], "pauses until slots are free elsewhere"
     batch = max(len(target), min(group.global_batch, local_limit(job) * len(target)))
@@ -137,11 +137,11 @@ def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> 
     order_change(ctx, job, split(batch, target) if target else {}, reason, by=OPERATOR)
 
 
-def _find_slots(state: State, job: Job, have: list[SlotId], count: int) -> list[SlotId]:
+def _find_slots(state: State, job: Job, current: list[SlotId], count: int) -> list[SlotId]:
     """Return up to `count` free slots, nodes with the most free slots first."""
     promised = {slot for swap in state.swaps for slot in swap.slots()}
     free = [slot for slot in state.slot_index.available().free if slot not in promised]
-    count = min(count, batch_limit(job) - len(have))
+    count = min(count, batch_limit(job) - len(current))
     room: dict[NodeId, int] = {}
     for slot in free:
         room[node_of(slot)] = room.get(node_of(slot), 0) + 1

@@ -268,18 +268,18 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     group = job.group
     if group is None:
         return
-    have = [member.slot for member in group.members]
+    current = [member.slot for member in group.members]
     size = _size(job, override)
-    new, missing = _slots_to_add(ctx.state.slot_index, job, override, have, size)
+    new, missing = _slots_to_add(ctx.state.slot_index, job, override, current, size)
     if override.on:
         # Grow to the union first, shrink when that has settled: a migration.
-        target = [*have, *new] if new else [slot for slot in have if slot in override.on]
+        target = [*current, *new] if new else [slot for slot in current if slot in override.on]
     else:
-        target = [*have[:size], *new]
+        target = [*current[:size], *new]
     batch = _batch(job, override, len(target) if ctx.state.rules else size)
-    same = target == have and group.global_batch == batch
+    same = target == current and group.global_batch == batch
     if missing or same or (len(target) < size and not ctx.state.rules):
-        short = ", ".join(missing) or (f"{size - len(have)} more" if len(have) < size else "")
+        short = ", ".join(missing) or (f"{size - len(current)} more" if len(current) < size else "")
         waits = f"waits for slots as {override.user} asked: {short}"
         job.override_waits = waits if short else ""
     elif job.attempts.change_at > ctx.now:
@@ -292,14 +292,14 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
 
 
 def _slots_to_add(
-    index: SlotIndex, job: Job, override: ManualOverride, have: list[SlotId], size: int
+    index: SlotIndex, job: Job, override: ManualOverride, current: list[SlotId], size: int
 ) -> tuple[list[SlotId], list[SlotId]]:
     """Return the slots that the job needs in addition, and those of them that are not available.
 
     Without named slots these are free slots nearby, then slots that are about to be free.
     """
-    named = [SlotId(slot) for slot in override.on if slot not in have]
-    need = len(named) if override.on else size - len(have)
+    named = [SlotId(slot) for slot in override.on if slot not in current]
+    need = len(named) if override.on else size - len(current)
     if need <= 0:
         return [], []
     available = index.available()
@@ -308,7 +308,7 @@ def _slots_to_add(
     if named:
         room = {*free, *soon}
         return named, [slot for slot in named if slot not in room]
-    near = _nearby_slots(free, have, need)
+    near = _nearby_slots(free, current, need)
     soon = [slot for slot in soon if slot not in free]
     return [*near, *soon[: need - len(near)]], []
 
@@ -324,18 +324,18 @@ def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
     if change is None or change.kind == SUSPEND:
         return True
     group = change.group
-    there = {member.slot for member in group.members}
+    planned = {member.slot for member in group.members}
     if override.on:
-        slots = not there >= set(override.on)
+        slots = not planned >= set(override.on)
     else:
         size = _size(job, override)
         # A partial growth is continued when it has settled: abandoning it would stop its newcomers,
         # whose slots would then be free for the next change, and so on.
-        part = ctx.state.rules and len(job.size.slots) < len(there) < size
-        slots = len(there) != size and not part
+        part = ctx.state.rules and len(job.size.slots) < len(planned) < size
+        slots = len(planned) != size and not part
     if override.batch is None:
         return slots
-    batch = _batch(job, override, len(there)) if ctx.state.rules else override.batch
+    batch = _batch(job, override, len(planned)) if ctx.state.rules else override.batch
     return slots or batch != group.global_batch
 
 
@@ -347,8 +347,8 @@ def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason
 def _order_text(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
     """Return the order as text, without the fields that it leaves open."""
     size = "" if slots is None else f"{slots} slot{'s' * (slots != 1)}"
-    said = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
-    return ", ".join(filter(None, said))
+    parts = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
+    return ", ".join(filter(None, parts))
 
 
 def _size(job: Job, override: ManualOverride) -> int:
@@ -368,11 +368,11 @@ def _batch(job: Job, override: ManualOverride, size: int) -> int:
     return min(max(now, size), job.spec.batch_limit)
 
 
-def _nearby_slots(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:
+def _nearby_slots(free: list[SlotId], current: Sequence[SlotId], size: int) -> list[SlotId]:
     """Return `size` free slots: on the job's nodes first, then on nodes with most free slots."""
-    here = Counter(node_of(slot) for slot in have)
+    own = Counter(node_of(slot) for slot in current)
     room = Counter(node_of(slot) for slot in free)
-    order_ = {slot: place for place, slot in enumerate(free)}
+    position = {slot: place for place, slot in enumerate(free)}
     return sorted(
-        free, key=lambda s: (-here[node_of(s)], -room[node_of(s)], node_of(s), order_[s])
+        free, key=lambda s: (-own[node_of(s)], -room[node_of(s)], node_of(s), position[s])
     )[:size]

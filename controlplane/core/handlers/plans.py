@@ -172,10 +172,10 @@ def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
             return False  # see `_pause`
         swap.stepped[job.job] = None
         return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
-    have = [member.slot for member in job.group.members] if job.group else []
-    if aside is not None and not set(have) <= {*aside.local_batch, *target}:
+    current = [member.slot for member in job.group.members] if job.group else []
+    if aside is not None and not set(current) <= {*aside.local_batch, *target}:
         return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
-    if not _are_available(ctx, job, [slot for slot in target if slot not in have], swap):
+    if not _are_available(ctx, job, [slot for slot in target if slot not in current], swap):
         return False
     return _change(ctx, job, target, reason, swap.by)
 
@@ -212,11 +212,11 @@ def _change(
     ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Reason, by: str
 ) -> bool:
     """Order a change to these slots, or first to the union with the current ones."""
-    have = [member.slot for member in job.group.members] if job.group else []
-    new = [slot for slot in placed if slot not in have]
+    current = [member.slot for member in job.group.members] if job.group else []
+    new = [slot for slot in placed if slot not in current]
     before = job.version
-    if new and not all(slot in placed for slot in have):
-        union = [*have, *new]
+    if new and not all(slot in placed for slot in current):
+        union = [*current, *new]
         placed = split(max(sum(placed.values()), len(union)), union)
         reason = _without_speed(reason)
     order_change(ctx, job, placed, reason, by=by)
@@ -348,9 +348,9 @@ def _first_step(job: Job, move: Move) -> dict[SlotId, int]:
     A job that gets new slots and gives up old ones grows to the union first. When that has settled,
     the next plan removes the rest: a migration.
     """
-    have = [member.slot for member in job.group.members] if job.group else []
-    new = [slot for slot in move.local_batch if slot not in have]
-    if not new or all(slot in move.local_batch for slot in have):
+    current = [member.slot for member in job.group.members] if job.group else []
+    new = [slot for slot in move.local_batch if slot not in current]
+    if not new or all(slot in move.local_batch for slot in current):
         return dict(move.local_batch)
-    union = [*have, *new]  # `plan_check.check` has refused unions above the batch limit
+    union = [*current, *new]  # `plan_check.check` has refused unions above the batch limit
     return split(max(sum(move.local_batch.values()), len(union)), union)

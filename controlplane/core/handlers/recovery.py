@@ -111,8 +111,8 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
         if worker not in survivors and not going:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     recovery = _quiesce(ctx, job, status.group, survivors, why)
-    many = len(survivors) != 1
-    why = f"{why}; {len(survivors)} {'workers go' if many else 'worker goes'} on"
+    plural = len(survivors) != 1
+    why = f"{why}; {len(survivors)} {'workers go' if plural else 'worker goes'} on"
     rescaling = Rescaling(group=status.group, change=recovery, script=status.script)
     ctx.advance(job, JobTrigger.MEMBER_LOST, rescaling, why)
     ctx.send_to(job, recovery.notified_nodes)
@@ -259,8 +259,8 @@ def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
         return
     took = f"{ctx.now - change.began:.0f} s"
     if change.phase is RescalePhase.PREPARING:
-        late = _not_ready(job, change)
-        why = f"not ready after {took}: {', '.join(late) or 'the store of the new group'}"
+        unready = _not_ready(job, change)
+        why = f"not ready after {took}: {', '.join(unready) or 'the store of the new group'}"
         abandon(ctx, job, RescaleTrigger.EXPIRED, why)
     elif change.phase is RescalePhase.SWITCHING:
         joins = any(status.group.member(m.worker) is None for m in change.group.members)

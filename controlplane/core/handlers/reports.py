@@ -142,10 +142,10 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
 def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
     if name not in node.foreign.values():
         return
-    was = list(node.foreign)
+    slots = list(node.foreign)
     node.foreign = {slot: other for slot, other in node.foreign.items() if other != name}
     ctx.state.slot_index.touch_node(node.node)
-    for slot in was:
+    for slot in slots:
         exits.grant_reserved_slot(ctx, slot)
     ctx.plan_needed = True
 

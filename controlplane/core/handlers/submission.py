@@ -58,10 +58,10 @@ def on_sweep_change_requested(ctx: HandlerContext, event: SweepChangeRequested) 
     key = f"{event.user}/{event.key}" if event.key else ""
     if key and key in sweep.keys:
         return
-    many = len(sweep.engine.state.trials)
-    number = many if event.change == "add" else event.trial
+    count = len(sweep.engine.state.trials)
+    number = count if event.change == "add" else event.trial
     known = event.parent if event.change == "add" else event.trial
-    if number is None or (known is not None and not 0 <= known < many):
+    if number is None or (known is not None and not 0 <= known < count):
         return
     carry_out(ctx, job, sweep, _orders(ctx, sweep, event, number))
     if key:

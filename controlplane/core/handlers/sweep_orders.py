@@ -42,7 +42,7 @@ def submit_trial(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate
     spec = job.spec.stated_sweep
     if spec is None or spec.graduate_batch is None:
         return
-    having = tuple(one.address for one in sources(ctx.state, job, sweep, order.state))
+    addresses = tuple(one.address for one in sources(ctx.state, job, sweep, order.state))
     trial = TrialSpec(
         sweep=job.job,
         trial=order.trial,
@@ -54,7 +54,7 @@ def submit_trial(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate
         epochs_done=order.epochs,
         version=order.state.version,
         digest=order.digest,
-        sources=having,
+        sources=addresses,
     )
     new = accept(ctx, _spec_of(job.spec, spec, trial), job.snapshot, job.user, job.project)
     why = f"goes on as job {new.job}, from epoch {order.epochs}"

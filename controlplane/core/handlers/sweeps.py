@@ -169,8 +169,8 @@ def _end_when_over(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
             why = f"best: trial {number} with {metric} {score:.6g}"
             end(ctx, job, JobTrigger.FINISHED, why, {"trial": number, metric: score})
         elif sweep.first_failure:
-            many = len(engine.state.trials)
-            why = f"none of {many} trials came to the end of an epoch; {sweep.first_failure}"
+            count = len(engine.state.trials)
+            why = f"none of {count} trials came to the end of an epoch; {sweep.first_failure}"
             end(ctx, job, JobTrigger.GAVE_UP, why)
         else:
             end(ctx, job, JobTrigger.CANCELLED, "every trial was stopped before it had a score")
@@ -180,7 +180,7 @@ def _request_plan_if_slots_change(ctx: HandlerContext, job: Job, sweep: JobSweep
     can_train = 0 if job.ended else sweep.engine.can_train
     if can_train != sweep.can_train:
         least, most = job.spec.slots
-        bounded = [max(least, min(most, many)) for many in (sweep.can_train, can_train)]
+        bounded = [max(least, min(most, count)) for count in (sweep.can_train, can_train)]
         sweep.can_train = can_train
         ctx.changed_jobs[job.job] = None
         if bounded[0] != bounded[1]:
