@@ -30,8 +30,8 @@ from controlplane.journal.replay import earliest, recover
 from controlplane.journal.snapshots import image_of, round_trips, write_snapshot
 from schemas.ids import Seconds
 
-NICENESS: Final = 15  # niceness: training and the controller come first
-ZLIB_LEVEL: Final = 1  # level of zlib
+NICENESS: Final = 15  # training and the controller come first
+ZLIB_LEVEL: Final = 1
 SNAPSHOT_REMEDY: Final = "free space or fix the cause; until then restarts read more inputs"
 
 
