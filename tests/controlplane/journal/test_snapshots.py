@@ -291,7 +291,7 @@ def test_one_is_taken_beside_the_writer_from_the_one_before(path: Path, told: Co
 
 
 def test_two_are_not_taken_at_once(path: Path) -> None:
-    with snapshot_process._alone(path) as alone:
+    with snapshot_process._exclusive(path) as alone:
         assert alone
         assert take_snapshot(path) == 0
 
