@@ -135,7 +135,7 @@ class Reactor:
     def due(self, now: Seconds) -> list[Input]:
         """Return the deadlines that have passed by `now` as inputs; the state does not change.
 
-        These are groups that did not form, changes that took too long, and orders to retry.
+        These are starts, changes, drains and units that took too long, and orders to retry.
         """
         state = self.state
         passed = state.deadlines.passed(now, state.jobs_with_processes)
