@@ -112,11 +112,8 @@ def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) ->
     """Return the part of `plan` that changes something now; `{}` stops a job.
 
     Slots on nodes where the job's workers died are replaced here, before the plan becomes an input,
-    so that the history has the actual slots.
-
-    Args:
-        whole: True if `plan` is complete, so that running jobs that it omits are to stop. False: it
-            leaves such jobs alone.
+    so that the history has the actual slots. `whole` means that `plan` is complete: running jobs
+    that it omits are to stop.
     """
     verdict = check(complete(plan, state) if whole else plan, state, now)
     traded = {slot for swap in verdict.swaps for slot in swap.slots()}

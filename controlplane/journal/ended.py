@@ -99,16 +99,13 @@ def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None
 def forget_ended(
     database: sqlite3.Connection, before: float = 0.0, keep: int | None = None, most: int = 100
 ) -> tuple[JobId, ...]:
-    """Delete the oldest jobs that left, with their history, in a transaction of its own.
+    """Delete the oldest jobs that left, with their history, in a transaction; return these jobs.
 
     Args:
-        database: connection in autocommit mode that may write.
+        database: connection in autocommit mode.
         before: delete jobs that ended before this time, seconds since the epoch.
         keep: also delete all but so many of the latest accepted jobs; None: no such limit.
         most: jobs deleted in one call, since commits wait meanwhile.
-
-    Returns:
-        The deleted jobs; empty if there are none left to delete.
 
     Raises:
         sqlite3.Error: nothing was deleted.

@@ -181,10 +181,7 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
 def insert_rows(
     database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
 ) -> None:
-    """Write rows directly to `job_records`, within the caller's transaction.
-
-    Args:
-        rows: each with the number of its input.
+    """Write rows with their input numbers to `job_records`, within the caller's transaction.
 
     Raises:
         sqlite3.Error: if they cannot be written.
@@ -196,15 +193,10 @@ def insert_rows(
 def append_rows(
     database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
 ) -> int:
-    """Append rows to `recent_records`, within the caller's transaction.
+    """Append rows with their input numbers, within the caller's transaction.
 
-    The history of a sweep, which comes all at once, goes directly to `job_records`.
-
-    Args:
-        rows: each with the number of its input.
-
-    Returns:
-        Number of records that have to be merged later.
+    Returns how many went to `recent_records` and have to be merged later. The history of a sweep,
+    which comes all at once, goes directly to `job_records`.
 
     Raises:
         sqlite3.Error: if they cannot be written.
@@ -233,15 +225,10 @@ def _placed(
 
 
 def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) -> int:
-    """Delete the oldest records of a job's lists, except its first promise, which counts.
+    """Delete records of a job's lists but the latest `keep`; return how many were deleted.
 
-    Args:
-        database: connection in autocommit mode that may write.
-        keep: latest records of each list that stay.
-        most: records of a list that are deleted at a time.
-
-    Returns:
-        Number of deleted records.
+    The first promise stays, since it counts. `database` is in autocommit mode; `most` limits the
+    records of a list that are deleted at a time.
 
     Raises:
         sqlite3.Error: if it fails; lists done before stay deleted and are counted.

@@ -33,16 +33,10 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
-    """Delete the next piece of what need not be kept.
+    """Delete the next piece of what need not be kept; return the number of rows and jobs, or 0.
 
     Inputs are deleted up to the last but one snapshot, so that a damaged snapshot costs nothing.
-
-    Args:
-        database: connection in autocommit mode.
-        now: seconds since the epoch.
-
-    Returns:
-        Number of deleted rows and jobs; 0: nothing more to delete now.
+    `database` is in autocommit mode; `now` is in seconds since the epoch.
 
     Raises:
         sqlite3.Error: if there is no room.
@@ -63,9 +57,7 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
 def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Retention) -> None:
     """Delete the next piece of job histories that exceed the limit of records.
 
-    Args:
-        database: connection in autocommit mode.
-        jobs: jobs to check; those that are done are removed.
+    `database` is in autocommit mode. Jobs that are done are removed from `jobs`.
 
     Raises:
         sqlite3.Error: if there is no room.

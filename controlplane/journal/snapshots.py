@@ -36,10 +36,8 @@ _images: Final = msgspec.msgpack.Decoder(_Image)
 def image_of(reactor: Reactor) -> bytes:
     """Encode everything that `reactor` needs to continue elsewhere, as MessagePack.
 
-    Of data derived from the state only its order is included.
-
-    Args:
-        reactor: between two inputs; it is only read.
+    The reactor must be between two inputs. Of data derived from the state only the order is
+    included.
 
     Raises:
         ValueError: if the state cannot be encoded; also TypeError and OverflowError.
@@ -136,15 +134,10 @@ def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
 
 
 def write_snapshot(database: sqlite3.Connection, number: int, at: Seconds, body: bytes) -> None:
-    """Add a snapshot, and delete older ones that are not needed any more.
+    """Add a snapshot of the state after input `number`, handled at `at`; delete old ones.
 
     Each piece is a transaction of its own. Only the last one, which completes the snapshot, waits
-    for the disk.
-
-    Args:
-        database: connection in autocommit mode.
-        number: of the last input in the snapshot.
-        at: time of that input, seconds since the epoch.
+    for the disk. `database` is in autocommit mode.
 
     Raises:
         sqlite3.Error: if there is no room; earlier snapshots are unchanged.

@@ -38,10 +38,8 @@ SNAPSHOT_REMEDY: Final = "free space or fix the cause; until then restarts read 
 def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
     """Write the state of `reactor` into the journal, if it can be read back.
 
-    Args:
-        path: journal, which another process may be writing.
-        reactor: state after input `number`, which is durable.
-        at: time of that input, seconds since the epoch.
+    The state is that after input `number`, handled at `at` and durable. Another process may be
+    writing the journal.
 
     Raises:
         JournalError: if it cannot be written, or would not be read back equal.
@@ -61,11 +59,8 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
 def take_snapshot(path: Path) -> int:
     """Replay the inputs since the last snapshot, and write the next one.
 
-    Args:
-        path: journal, which another process may be writing.
-
-    Returns:
-        Number of the last input in the snapshot; 0: another process is taking a snapshot.
+    Returns the number of the last input in the snapshot; 0 if another process is taking one.
+    Another process may be writing the journal.
 
     Raises:
         JournalError: if the journal is damaged, or there is no room.
@@ -117,10 +112,8 @@ COMPLETE_REMEDY: Final = "free space there and start again; rows already written
 def complete_records(path: Path, reader: Reader) -> None:
     """Write the records of all inputs, if that was never done; new inputs bring their own.
 
-    Replays the journal and writes a snapshot of the resulting state.
-
-    Args:
-        path: journal; no process may append to it meanwhile.
+    Replays the journal and writes a snapshot of the resulting state. No process may append
+    meanwhile.
 
     Raises:
         JournalError: if the journal is damaged, or there is no room.
