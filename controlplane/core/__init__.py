@@ -1,1 +1,1 @@
-"""The cluster as state machines: events in, commands out; no clock, no I/O."""
+"""State machines of the cluster: inputs in, commands out; no clock, no I/O."""

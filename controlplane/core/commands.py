@@ -1,6 +1,6 @@
-"""Everything the core may ask of the shell, to be done after its input is durable.
+"""Commands and errors of the core.
 
-Errors of the decision logic.
+The service carries out a command once the input that led to it is durable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.wire.sweeps import SweepDelta
 
 @dataclass(frozen=True, slots=True)
 class SendDelta:
-    """Bring one job on one node to this state."""
+    """Send a node its desired state of one job."""
 
     node: NodeId
     delta: GroupDelta
@@ -25,7 +25,7 @@ class SendDelta:
 
 @dataclass(frozen=True, slots=True)
 class SendSweepDelta:
-    """Bring one sweep on one node to this state."""
+    """Send a node its desired state of one sweep."""
 
     node: NodeId
     delta: SweepDelta
@@ -33,46 +33,41 @@ class SendSweepDelta:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Publish this to the feed."""
+    """Publish an event in the feed."""
 
     event: FeedEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Answer the submission: this is its job."""
+    """Reply to a submission with the job's name."""
 
     job: JobId
 
 
 @dataclass(frozen=True, slots=True)
 class AskForPlan:
-    """The cluster changed in a way that may change the plan."""
+    """Request a plan: the cluster changed in a way that may change it."""
 
 
 Command = SendDelta | SendSweepDelta | Announce | Accept | AskForPlan
 
 
 class CoreError(OnesError):
-    """Base of what the core raises on purpose; each is a fault of ours, never a user's."""
+    """Base of the core's errors; each is a bug of this project, never a user's error."""
 
     code: ClassVar[str] = "core"
 
 
 class IllegalTransitionError(CoreError):
-    """An arrow that the table does not draw."""
+    """Raised when a transition table has no entry for a trigger in a phase."""
 
-    def __init__(self, who: str, phase: str, happening: str, story: str) -> None:
-        """Say which arrow it would have been.
-
-        Args:
-            happening: the trigger that finds no arrow there.
-        """
-        super().__init__(f"{who} is {phase} and cannot take {happening}; before: {story}")
-        self.who = who
+    def __init__(self, subject: str, phase: str, trigger: str, story: str) -> None:
+        super().__init__(f"{subject} is {phase} and cannot take {trigger}; before: {story}")
+        self.subject = subject
         self.phase = phase
-        self.happening = happening
+        self.trigger = trigger
 
 
 class InvariantBrokenError(CoreError):
-    """Something holds that must never hold."""
+    """Raised when an invariant of the state is violated."""

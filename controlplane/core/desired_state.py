@@ -1,7 +1,4 @@
-"""What a node should run of a job now, in full: the state that an agent brings about.
-
-What a node should do and keep of a sweep now, in full.
-"""
+"""Desired state of one node: the processes of a job, and the units and states of a sweep."""
 
 from __future__ import annotations
 
@@ -27,10 +24,9 @@ BEGUN = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
 
 
 def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
-    """What `node` should run of `job` now.
+    """Return the desired state of `job` on `node`.
 
-    Returns:
-        With a group if something of the job runs there, without one if nothing may.
+    It has a group if workers of the job are to run there, and none otherwise.
     """
     status = job.status
     change, group = status.change, status.group
@@ -39,7 +35,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
     elif node in change.notified_nodes or change.kind == RECOVER:
         return _in_change(state, job, change, node)
     else:
-        version, stage = change.before, SETTLED  # it runs what it ran
+        version, stage = change.before, SETTLED  # not notified yet: the old group stays
     if group is not None and _has_member_on(job, group, node):
         return GroupDelta(
             job=job.job,
@@ -47,7 +43,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
             version=version,
             stage=stage,
             group=group,
-            spec=_spec_told(state, job),
+            spec=_current_spec(state, job),
             snapshot=job.snapshot,
             user=job.user,
             store=_store_of(state, job) if stage == SWITCH else "",
@@ -64,19 +60,15 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
 
 
 def lives_on(state: State, job: Job) -> bool:
-    """Whether a job that was a trial of this sweep has not ended, and may begin with its state.
-
-    Args:
-        job: any; one that is no sweep has no trials.
-    """
+    """True if an unfinished job was a trial of this sweep and may need the trial's state."""
     if job.sweep is None:
         return False
     trials = (state.jobs[name].spec.stated_trial for name in state.active)
     return any(trial is not None and trial.sweep == job.job for trial in trials)
 
 
-def _spec_told(state: State, job: Job) -> JobSpec:
-    """With the places where a graduated trial's state can be had now: agents move."""
+def _current_spec(state: State, job: Job) -> JobSpec:
+    """Return the job's spec with the current addresses of its trial's state: agents may move."""
     trial = job.spec.stated_trial
     former = state.jobs.get(trial.sweep) if trial is not None else None
     if trial is None or former is None or former.sweep is None:
@@ -91,7 +83,7 @@ def _spec_told(state: State, job: Job) -> JobSpec:
 
 
 def _has_member_on(job: Job, group: Group, node: NodeId) -> bool:
-    """Whether a member may live there; one that has exited is not ordered again."""
+    """True if a group member may be alive on `node`; an exited member is not ordered again."""
     return any(
         node_of(member.slot) == node and job.workers[member.worker].phase is not WorkerPhase.EXITED
         for member in group.members
@@ -119,7 +111,7 @@ def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDe
         version=change.group.version,
         stage=stage,
         group=change.group,
-        spec=_spec_told(state, job),
+        spec=_current_spec(state, job),
         snapshot=job.snapshot,
         user=job.user,
         kind=change.kind,
@@ -136,7 +128,7 @@ def _stage(status: JobStatus) -> int:
 
 
 def _store_of(state: State, job: Job) -> str:
-    """HOST:PORT of the store that a started group meets at; empty for one worker."""
+    """Return HOST:PORT of the rendezvous store of a starting group; empty for one worker."""
     group = job.status.group
     if group is None or len(group.members) == 1:
         return ""
@@ -145,21 +137,15 @@ def _store_of(state: State, job: Job) -> str:
 
 
 def address_of(state: State, worker: Worker, port: int) -> str:
-    """HOST:PORT of something that a worker serves.
-
-    Args:
-        worker: it serves it, on its node's address.
-    """
+    """Return HOST:PORT of a service of `worker`, on its node's address."""
     node = state.nodes[node_of(worker.slot)]
     return f"{node.spec.address}:{port}"
 
 
 def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> SweepDelta:
-    """What `node` should do and keep of `job` now.
+    """Return the units that `node` should run and the states that it should keep of a sweep.
 
-    Args:
-        sweep: of the job, with the revision that the delta is to have.
-        node: may have nothing of it; then it is told so.
+    The delta carries the sweep's current revision.
     """
     engine = sweep.engine.state
     kept = [
@@ -181,11 +167,7 @@ def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> Swee
 
 
 def unit_order(state: State, job: Job, sweep: JobSweep, unit: RunUnit) -> UnitOrder:
-    """A unit as its worker is told.
-
-    Args:
-        unit: that was ordered just now.
-    """
+    """Return a unit that was just ordered as the message to its worker."""
     name = unit.state
     return UnitOrder(
         attempt=unit.attempt,
@@ -202,11 +184,7 @@ def unit_order(state: State, job: Job, sweep: JobSweep, unit: RunUnit) -> UnitOr
 
 
 def state_ref(sweep: JobSweep, name: StateName) -> StateRef:
-    """A state as nodes are told, with its digest.
-
-    Args:
-        name: of a state that some node has.
-    """
+    """Return a state's name with its digest; some node must have the state."""
     digest = sweep.engine.state.models[name.trial].digest(name.version)
     return StateRef(trial=name.trial, version=name.version, digest=digest)
 
@@ -214,10 +192,10 @@ def state_ref(sweep: JobSweep, name: StateName) -> StateRef:
 def sources(
     state: State, job: Job, sweep: JobSweep, name: StateName, asking: WorkerId | None = None
 ) -> tuple[StateSource, ...]:
-    """Where a state can be had: the memory of the worker that made it, then agents of nodes.
+    """Return the addresses where a state can be fetched.
 
-    Args:
-        asking: a worker that wants it; it needs no way to its own memory.
+    The memory of the worker that made the state comes first, then agents of nodes. `asking` is a
+    worker that wants the state; its own memory is left out.
     """
     found = list(_memory(job, sweep, name, asking))
     for node, _ in sweep.engine.state.stored.nodes([name]):

@@ -1,4 +1,4 @@
-"""What handling one input works with: the state, the time, and the commands that it leads to."""
+"""Context in which one input is handled."""
 
 from __future__ import annotations
 
@@ -28,51 +28,36 @@ from schemas.wire.sweeps import SweepDelta
 
 
 class HandlerContext:
-    """The state and everything that its change makes known."""
+    """State, time, and the commands and records that handling one input produces.
+
+    Handlers decide on `state` and change it; they add to `totals` and never read them.
+    """
 
     def __init__(self, state: State, totals: Totals) -> None:
-        """Work on `state`.
-
-        Args:
-            state: that handlers decide on and change.
-            totals: that they count, and never read.
-        """
         self.state = state
         self.totals = totals
-        self.records: list[Record] = []  # of what happened, for people
+        self.records: list[Record] = []  # for the history of jobs
         self.out: list[Command] = []
         self.now = Seconds(0.0)
-        self.ask = False  # for a plan, when the input is handled
-        self.changed_jobs: dict[JobId, None] = {}  # of which a policy may see something else
+        self.plan_needed = False  # request a plan after this input
+        self.changed_jobs: dict[JobId, None] = {}  # their views may have changed
 
     def begin(self, now: Seconds) -> None:
-        """The next input comes.
-
-        Args:
-            now: when, in seconds since the epoch. What the input before led to is forgotten.
-        """
-        self.out, self.now, self.ask, self.changed_jobs = [], now, False, {}
+        """Start the next input at `now`; discard the results of the last one."""
+        self.out, self.now, self.plan_needed, self.changed_jobs = [], now, False, {}
         self.records = []
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
-        """Send each of `nodes` what it should run of `job` now.
-
-        Args:
-            nodes: each gets one message, even if nothing of the job is to run there.
-        """
+        """Send each of `nodes` its desired state of `job`, even if that is to run nothing."""
         self.out += [SendDelta(node, desired(self.state, job, node)) for node in nodes]
 
     def send(self, job: Job) -> None:
-        """The same to every node of the job's group.
-
-        Args:
-            job: without a group, nothing is sent.
-        """
+        """Send every node of the job's group its desired state; nothing without a group."""
         if job.group is not None:
             self.send_to(job, dict.fromkeys(node_of(member.slot) for member in job.group.members))
 
     def send_sweep(self, node: NodeId, delta: SweepDelta) -> None:
-        """Send `node` what it should do and keep of a sweep now."""
+        """Send `node` its desired state of a sweep."""
         self.out.append(SendSweepDelta(node, delta))
 
     def advance(
@@ -83,13 +68,10 @@ class HandlerContext:
         why: str,
         detail: Detail | None = None,
     ) -> None:
-        """Move `job` along its table, and announce it.
-
-        Args:
-            job: it is changed in place.
+        """Move `job` along its transition table and announce the new phase.
 
         Raises:
-            IllegalTransitionError: if the arrow is not drawn.
+            IllegalTransitionError: if the table has no such transition.
         """
         self.move(job, trigger, status, why, detail)
         self.announce_phase(job, detail)
@@ -102,14 +84,13 @@ class HandlerContext:
         why: str,
         detail: Detail | None = None,
     ) -> None:
-        """The same, silently: `announce_phase` has to follow.
+        """Move `job` along its table without announcing it; `announce_phase` must follow.
 
         Args:
-            job: it is changed in place.
-            detail: numbers for programs, kept in its history.
+            detail: numbers for programs, kept in the job's history.
 
         Raises:
-            IllegalTransitionError: if the arrow is not drawn.
+            IllegalTransitionError: if the table has no such transition.
         """
         before, counts = job.status.phase, self.state.living_counts
         jobs.advance(job, trigger, status, why, self.now)
@@ -129,28 +110,21 @@ class HandlerContext:
     def advance_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
         """Move a worker along its table.
 
-        Args:
-            worker: it is changed in place.
-
-        Returns:
-            False when that is known: the worker is already there, further, or leaving.
+        Returns False if the worker is already in that phase or beyond, or is stopping.
 
         Raises:
-            IllegalTransitionError: if the arrow is not drawn.
+            IllegalTransitionError: if the table has no such transition.
         """
         moved = workers.advance(worker, trigger)
         if moved:
             self.state.slot_index.touch(job.job)
         return moved
 
-    def hear_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
-        """Move a worker along its table because it says so itself.
+    def advance_reported(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
+        """Move a worker along its table because of its own report.
 
-        Args:
-            worker: it is changed in place, unless it cannot be where it says.
-
-        Returns:
-            False when that is known, or cannot be; what cannot be is announced as ignored.
+        Returns False if that is already recorded or impossible; an impossible report is announced
+        as ignored.
         """
         try:
             return self.advance_worker(job, worker, trigger)
@@ -159,7 +133,7 @@ class HandlerContext:
             return False
 
     def ignore(self, job: Job, worker: Worker, what: str) -> None:
-        """Announce that a worker's report is passed over: it cannot be, where things stand."""
+        """Announce that a worker's report is ignored as impossible in the current phases."""
         reason = f"it {what}, but the worker is {worker.phase.value} and its job {job.phase.value}"
         self.announce("worker.report_ignored", job, {**place(worker), "reason": reason})
 
@@ -170,12 +144,11 @@ class HandlerContext:
         formed: GroupFormed | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Record what became of the group that was ordered last; the first word counts.
+        """Record the outcome of the group that was ordered last; only the first outcome counts.
 
         Args:
-            job: whose group it was; nothing is recorded if it never had one.
-            outcome: formed, abandoned, broken, suspended, or how the job lost it.
-            formed: the report of its last member, for where it goes on from.
+            outcome: formed, abandoned, broken, suspended, or how the job lost the group.
+            formed: report of the group's last member, with the position that it continued from.
             numbers: measured results to add to the decision, such as pause_ms.
         """
         if job.version:
@@ -190,11 +163,7 @@ class HandlerContext:
             self.records.append(concluded)
 
     def announce_phase(self, job: Job, detail: Detail | None = None) -> None:
-        """Announce which phase `job` came to, and why.
-
-        Args:
-            detail: numbers for programs, beside the reason.
-        """
+        """Announce the job's phase and its reason, with `detail` as numbers for programs."""
         self.announce(f"job.{job.status.phase.value}", job, {"reason": job.why, **(detail or {})})
 
     def announce(
@@ -218,9 +187,5 @@ class HandlerContext:
 
 
 def place(worker: Worker) -> Detail:
-    """Which worker an announcement is about.
-
-    Returns:
-        Its rank, slot and version, as numbers and names of the announcement.
-    """
+    """Return the rank, slot and version of a worker, for announcements."""
     return {"rank": worker.rank, "slot": worker.slot, "version": worker.version}

@@ -1,11 +1,8 @@
-"""What is told of a job's past: records that handlers write and never read; no state of theirs.
+"""History of jobs and sweeps: records that handlers write and never read, and their summaries.
 
-What happened to jobs, for people, policies and records: folded from what handlers recorded.
-
-`JobHistories` holds it in memory: for the simulator and for whoever replays a journal. A controller
-has it in its journal's tables (`journal.job_records`), where no turn touches it.
-
-What happened in sweeps: their ledger and the epochs of their trials; no decision looks at it.
+`JobHistories` keeps the summaries in memory, for the simulator and for a replay of a journal. A
+controller keeps them in the tables of its journal (`journal.records`), where no input has to touch
+them. No decision depends on anything here.
 """
 
 from __future__ import annotations
@@ -21,53 +18,41 @@ from schemas.ids import JobId, NodeId, Seconds, WorkerId
 from schemas.wire import Message
 from schemas.wire.client import Change, Decision, EpochInfo, LedgerUnit, PromiseInfo, VersionInfo
 
-KEPT_TIMES: Final = 64  # of late units
+KEPT_TIMES: Final = 64  # durations of the latest units
 
 
 class TrialHistory(msgspec.Struct, kw_only=True):
-    """One trial's past."""
+    """History of one trial."""
 
-    metrics: list[dict[str, float]] = []  # of its own epochs
-    ended_at: list[Seconds] = []  # of these
-    why: str = ""  # it ended
-    state_bytes: int = 0  # of its newest state
+    metrics: list[dict[str, float]] = []  # by epoch
+    ended_at: list[Seconds] = []  # by epoch
+    why: str = ""  # reason of its end
+    state_bytes: int = 0  # size of the newest state
 
 
 class SweepHistory(msgspec.Struct, kw_only=True):
-    """One sweep's past."""
+    """History of one sweep."""
 
-    units: list[LedgerUnit] = []  # that count, in the order in which they ended
+    units: list[LedgerUnit] = []  # counted units, in the order of their ends
     trials: dict[int, TrialHistory] = {}
-    late_s: list[float] = []  # of the latest units
+    late_s: list[float] = []  # durations of the latest units
     units_again: int = 0
     hopped_bytes: int = 0
     waited_s: float = 0.0
     trained_s: float = 0.0
 
     def trial(self, number: int) -> TrialHistory:
-        """The past of a trial; empty if nothing happened to it yet.
-
-        Args:
-            number: what is returned for an unknown one is not kept.
-        """
+        """Return the history of a trial, or an empty one that is not stored."""
         return self.trials.get(number) or TrialHistory()
 
     def unit_begun(self, trial: int, waited_s: float, *, hops: bool) -> None:
-        """A unit has its state.
-
-        Args:
-            hops: it came from another process or node.
-        """
+        """Count a unit that has received its state; `hops` means from another process or node."""
         self.waited_s += waited_s
         if hops:
             self.hopped_bytes += self.trial(trial).state_bytes
 
     def unit_ended(self, unit: LedgerUnit, size: int, *, again: bool) -> None:
-        """A unit came to its end.
-
-        Args:
-            size: of the state that it left, bytes.
-        """
+        """Add a finished unit; `size` is the size of the resulting state in bytes."""
         self.late_s.append(unit.seconds)
         del self.late_s[:-KEPT_TIMES]
         self.trained_s += unit.seconds
@@ -78,17 +63,13 @@ class SweepHistory(msgspec.Struct, kw_only=True):
             self.units.append(unit)
 
     def epoch_ended(self, trial: int, metrics: dict[str, float], now: Seconds) -> None:
-        """An epoch of a trial is over."""
+        """Add a finished epoch of a trial."""
         history = self._open(trial)
         history.metrics.append(metrics)
         history.ended_at.append(now)
 
     def trial_ended(self, trial: int, why: str) -> None:
-        """A trial trains no further.
-
-        Args:
-            why: in words; the first word counts.
-        """
+        """Record why a trial ended; only the first reason counts."""
         history = self._open(trial)
         history.why = history.why or why
 
@@ -97,7 +78,7 @@ class SweepHistory(msgspec.Struct, kw_only=True):
 
 
 class PhaseChanged(Message, tag="history.phase_changed.1"):
-    """A job moved along its table."""
+    """A job moved along its transition table."""
 
     job: JobId
     change: Change
@@ -107,34 +88,34 @@ class GroupOrdered(Message, tag="history.group_ordered.1"):
     """A group was ordered."""
 
     job: JobId
-    decision: Decision  # who decided, and why
-    version: VersionInfo  # what the group is, and what it goes on from
+    decision: Decision  # author and reason
+    version: VersionInfo  # the group and the position that it starts from
 
 
 class Decided(Message, tag="history.decided.1"):
-    """Something was decided that orders no group."""
+    """A decision that orders no group."""
 
     job: JobId
     decision: Decision
 
 
 class GroupConcluded(Message, tag="history.group_concluded.1"):
-    """It is known what became of the group that was ordered last; the first word counts."""
+    """Outcome of the group that was ordered last; only the first outcome counts."""
 
     job: JobId
     outcome: str  # formed, abandoned, broken, suspended, or how the job lost it
     at: Seconds
-    resumed_epoch: int | None = None  # where it went on from; None: as it was ordered
+    resumed_epoch: int | None = None  # actual start position; None: as ordered
     resumed_step: int | None = None
-    numbers: dict[str, float] = msgspec.field(default_factory=dict)  # that came of it: pause_ms
+    numbers: dict[str, float] = msgspec.field(default_factory=dict)  # measured: pause_ms
 
 
 class SpeedMeasured(Message, tag="history.speed_measured.1"):
-    """The first whole epoch of a group, held against the speed that its policy expected."""
+    """Speed of a group's first whole epoch, with the speed that its policy expected."""
 
     job: JobId
     promise: SpeedPromise
-    samples_per_s: float  # what it got, mean over the epoch
+    samples_per_s: float  # mean over the epoch
 
 
 class EpochFinished(Message, tag="history.epoch_finished.1"):
@@ -145,14 +126,14 @@ class EpochFinished(Message, tag="history.epoch_finished.1"):
 
 
 class EndPromised(Message, tag="history.end_promised.1"):
-    """Its policy said by when a job will be done."""
+    """A policy promised by when a job will be done."""
 
     job: JobId
     promise: PromiseInfo
 
 
 class ProcessStarted(Message, tag="history.process_started.1"):
-    """A process exists; or may have: its node lost its run folder before anything was heard."""
+    """A process exists, or may have existed: its node lost its run folder before any report."""
 
     job: JobId
     worker: WorkerId
@@ -161,29 +142,29 @@ class ProcessStarted(Message, tag="history.process_started.1"):
 
 
 class Process(NamedTuple):
-    """Where one was."""
+    """Node of a process."""
 
     node: NodeId
-    heard: bool = True  # False: it may never have begun
+    heard: bool = True  # False: the process may never have started
 
 
 class JobLeft(Message, tag="history.job_left.1"):
-    """A job that has ended left the state: this is all that is known of it from now on."""
+    """An ended job left the state; this is its last version."""
 
     job: JobId
     last: Job
 
 
 class SweepLeft(Message, tag="history.sweep_left.1"):
-    """A sweep left the state with its job: this is its past."""
+    """A sweep left the state with its job; this is its history."""
 
     job: JobId
     history: SweepHistory
 
 
-OfGroups = GroupOrdered | Decided | GroupConcluded | SpeedMeasured
-OfLeft = JobLeft | SweepLeft
-Record = PhaseChanged | OfGroups | EpochFinished | EndPromised | ProcessStarted | OfLeft
+GroupRecord = GroupOrdered | Decided | GroupConcluded | SpeedMeasured
+LeaveRecord = JobLeft | SweepLeft
+Record = PhaseChanged | GroupRecord | EpochFinished | EndPromised | ProcessStarted | LeaveRecord
 
 CHANGES: Final = "changes"
 GROUPS: Final = "groups"
@@ -199,10 +180,9 @@ _LISTS: Final = {
 
 
 def list_of(record: Record) -> str:
-    """Which of a job's lists a record belongs to; those about groups make one.
+    """Return the list that a record belongs to; records about groups share one list.
 
-    Args:
-        record: of any kind but that a job or a sweep left.
+    `JobLeft` and `SweepLeft` belong to none.
     """
     return _LISTS.get(type(record), GROUPS)
 
@@ -214,53 +194,43 @@ REALISED: Final = "speed_realised"
 
 
 class JobHistory(msgspec.Struct, kw_only=True):
-    """One job's past."""
+    """History of one job."""
 
-    changes: list[Change] = []  # of its phase, the latest
-    decisions: list[Decision] = []  # groups that were ordered, and why; the latest
+    changes: list[Change] = []  # of the phase, the latest
+    decisions: list[Decision] = []  # the latest
     versions: list[VersionInfo] = []  # every group that was ordered
     epochs: list[EpochInfo] = []  # the latest
-    processes: dict[WorkerId, Process] = {}  # every one that existed, or may have
-    promises: list[PromiseInfo] = []  # of its end: the first, and the latest
+    processes: dict[WorkerId, Process] = {}  # all that existed, or may have existed
+    promises: list[PromiseInfo] = []  # of the job's end: the first and the latest
 
 
 class Past(Protocol):
-    """Whoever knows what happened to jobs."""
+    """Read access to the history of jobs."""
 
     def of(self, job: JobId) -> JobHistory:
-        """The past of `job`; empty if nothing happened to it yet.
-
-        Args:
-            job: may be unknown.
-        """
+        """Return the history of `job`; empty for an unknown job."""
 
 
 class GroupStory(NamedTuple):
-    """One decision, the group that it ordered, and what became of both."""
+    """A decision, the group that it ordered, and the outcome of both."""
 
     decision: Decision
-    version: VersionInfo | None  # None: it ordered none
+    version: VersionInfo | None  # None: no group was ordered
 
 
 class JobHistories(msgspec.Struct, kw_only=True):
-    """Every job's past, in memory."""
+    """History of every job, in memory."""
 
     jobs: dict[JobId, JobHistory] = {}
 
     def of(self, job: JobId) -> JobHistory:
-        """The past of `job`; empty if nothing happened to it yet.
-
-        Args:
-            job: may be unknown. What is returned for it is not kept.
-        """
+        """Return the history of `job`; an unknown job gets an empty one that is not stored."""
         return self.jobs.get(job) or JobHistory()
 
     def add(self, records: Iterable[Record]) -> None:
-        """Take in what an input led to.
+        """Add the records of one input, in order.
 
-        Args:
-            records: in order. Of changes, decisions and epochs the latest are kept, of promises the
-                first and the latest.
+        The latest changes, decisions and epochs are kept; of promises the first and the latest.
         """
         for record in records:
             history = self.jobs.get(record.job)
@@ -283,12 +253,12 @@ def _add(history: JobHistory, record: Record) -> None:
         case ProcessStarted(worker=worker, node=node, heard=heard):
             history.processes[worker] = Process(node, heard)
         case JobLeft() | SweepLeft():
-            pass  # its past stays
+            pass  # the history stays
         case _:
             _add_to_groups(history, record)
 
 
-def _add_to_groups(history: JobHistory, record: OfGroups) -> None:
+def _add_to_groups(history: JobHistory, record: GroupRecord) -> None:
     decisions, versions = history.decisions, history.versions
     if isinstance(record, GroupConcluded | SpeedMeasured):
         for place in reversed(range(len(decisions))):
@@ -306,17 +276,16 @@ def _add_to_groups(history: JobHistory, record: OfGroups) -> None:
         versions.append(record.version)
 
 
-def stories(records: Iterable[tuple[int, OfGroups]]) -> Iterator[tuple[int, GroupStory]]:
-    """Decisions with what became of them, from their records.
+def stories(records: Iterable[tuple[int, GroupRecord]]) -> Iterator[tuple[int, GroupStory]]:
+    """Join decisions with their outcomes.
 
     Args:
-        records: in order, each with its position. What is said of a decision before the first is
-            passed over.
+        records: in order, each with its position. Outcomes before the first decision are skipped.
 
     Yields:
-        Each with the position at which it was decided.
+        Each decision with the position of its record.
     """
-    held: list[tuple[int, GroupStory]] = []  # the last group, and what was decided since
+    held: list[tuple[int, GroupStory]] = []  # the last group and the decisions since
     for position, record in records:
         if isinstance(record, GroupConcluded | SpeedMeasured):
             if held and held[0][1].version is not None:
@@ -331,23 +300,19 @@ def stories(records: Iterable[tuple[int, OfGroups]]) -> Iterator[tuple[int, Grou
 
 
 def followed(story: GroupStory, record: GroupConcluded | SpeedMeasured) -> GroupStory:
-    """A decision, and one thing more that became of it.
-
-    Args:
-        record: what came next. Of outcomes the first counts.
-    """
+    """Return a decision extended by one later record; only the first outcome counts."""
     decision, version = story
     if isinstance(record, SpeedMeasured):
         numbers = {**decision.numbers, REALISED: record.samples_per_s}
         return GroupStory(msgspec.structs.replace(decision, numbers=numbers), version)
     if version is None or version.outcome:
         return story
-    said = {"outcome": record.outcome, "took_s": record.at - version.time}
+    result = {"outcome": record.outcome, "took_s": record.at - version.time}
     if record.resumed_epoch is not None and record.resumed_step is not None:
         resumed = {"resumed_epoch": record.resumed_epoch, "resumed_step": record.resumed_step}
         version = msgspec.structs.replace(version, **resumed)
     numbers = {**decision.numbers, **record.numbers}
     return GroupStory(
-        msgspec.structs.replace(decision, numbers=numbers, **said),
-        msgspec.structs.replace(version, **said),
+        msgspec.structs.replace(decision, numbers=numbers, **result),
+        msgspec.structs.replace(version, **result),
     )

@@ -1,4 +1,4 @@
-"""Everything that can happen, beside what crosses the wire; the journal keeps each of these."""
+"""Inputs of the core other than the messages of nodes; the journal keeps each of them."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from schemas.wire import Message
 from schemas.wire.agent import AgentEvent, WorkerSeen
 
 # Replay applies the rules of the release that wrote the input.
-# 1: operators' orders are followed in part, and are decisions; a script that raised first failed.
+# 1: operators' orders are followed in part and are decisions; the first script error counts.
 RULES: Final = 1
 
 
 class ControllerStarted(Message, tag="core.controller_started.1"):
-    """A new incarnation took over; every node has to greet it again."""
+    """A new controller process took over; every node has to greet it again."""
 
     term: Term
     release: str
-    ended_leave: bool = False  # jobs that have ended leave the state; former releases kept them
-    sweeps_leave: bool = False  # sweeps, too
-    rules: int = 0  # that its handlers follow, up to `RULES`
+    ended_leave: bool = False  # ended jobs leave the state; older releases kept them
+    sweeps_leave: bool = False  # ended sweeps leave the state
+    rules: int = 0  # rules that the handlers follow, up to `RULES`
 
 
 class JobSubmitted(Message, tag="core.job_submitted.1"):
-    """A user asks for a job; it was validated and its snapshot is stored."""
+    """A user submitted a job; its spec is valid and its snapshot is stored."""
 
     spec: JobSpec
     snapshot: str
     user: str
-    key: str  # of the request; a second submission with it is the same job
-    project: str = ""  # whose members see it; empty: only its user
+    key: str  # of the request; a second submission with the same key is the same job
+    project: str = ""  # its members see the job; empty: only the user does
 
 
 class CancelRequested(Message, tag="core.cancel_requested.1"):
-    """A user ends a job."""
+    """A user cancels a job."""
 
     job: JobId
     user: str
 
 
 class NodeGreeted(Message, tag="core.node_greeted.1"):
-    """An agent said hello: everything that it offers and runs."""
+    """An agent sent its hello: everything that the node offers and runs."""
 
     node: NodeId
     boot: BootId
     spec: NodeSpec
     workers: tuple[WorkerSeen, ...]
-    problems: tuple[str, ...] = ()  # that keep it from starting workers
-    jobs: tuple[JobId, ...] = ()  # that left something there: it wants to know which have ended
-    run_id: str = ""  # of the agent's run folder; empty: not known
+    problems: tuple[str, ...] = ()  # reasons why the node cannot start workers
+    jobs: tuple[JobId, ...] = ()  # with files on the node, which asks whether they have ended
+    run_id: str = ""  # of the agent's run folder; empty: unknown
 
 
 class NodeHeard(Message, tag="core.node_heard.1"):
-    """A suspect node spoke again within its session."""
+    """A suspect node sent a message within its session."""
 
     node: NodeId
 
@@ -86,7 +86,7 @@ class NodeReported(Message, tag="core.node_reported.1"):
 
 
 class PlanProposed(Message, tag="core.plan_proposed.1"):
-    """A policy's answer, perhaps to a question of some time ago."""
+    """A policy's plan, perhaps based on an older state."""
 
     plan: Plan
     stats: SearchStats | None = None  # of a policy that searches
@@ -107,9 +107,9 @@ class RescaleExpired(Message, tag="core.rescale_expired.1"):
 
 
 class ResizeRequested(Message, tag="core.resize_requested.1"):
-    """An operator overrides the policy: this size, whatever it thinks.
+    """An operator overrides the policy with a size.
 
-    What is None stays as an earlier override said, or as it is if there is none.
+    A field that is None keeps the value of an earlier override, or else the current one.
     """
 
     job: JobId
@@ -120,14 +120,14 @@ class ResizeRequested(Message, tag="core.resize_requested.1"):
 
 
 class PauseRequested(Message, tag="core.pause_requested.1"):
-    """An operator takes a job's slots away, its state kept."""
+    """An operator takes a job's slots away; its state is kept."""
 
     job: JobId
     user: str
 
 
 class ResumeRequested(Message, tag="core.resume_requested.1"):
-    """An operator ends a pause, or gives the job back to the policy."""
+    """An operator ends a pause, or returns the job to the policy's control."""
 
     job: JobId
     user: str
@@ -135,7 +135,7 @@ class ResumeRequested(Message, tag="core.resume_requested.1"):
 
 
 class OverrideDue(Message, tag="core.override_due.1"):
-    """It is time to try an operator's order again."""
+    """An operator's order may be tried again."""
 
     job: JobId
 
@@ -147,7 +147,7 @@ class UnitExpired(Message, tag="core.unit_expired.1"):
 
 
 class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
-    """A user changes one trial of a sweep, or adds one; it was checked when it came."""
+    """A user changes one trial of a sweep, or adds one; the request has been validated."""
 
     job: JobId
     user: str
@@ -155,55 +155,55 @@ class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
     trial: int | None
     values: dict[str, Value]
     parent: int | None
-    key: str  # of the request; a second one with it does nothing
+    key: str  # of the request; a second request with the same key does nothing
 
 
 class DrainRequested(Message, tag="core.drain_requested.1"):
-    """An operator empties a node."""
+    """An operator drains a node."""
 
     node: NodeId
     user: str
     reason: str
-    within_s: float | None  # then what remains is stopped; None: it may take as long as it takes
+    within_s: float | None  # remaining workers are then stopped; None: no limit
 
 
 class UndrainRequested(Message, tag="core.undrain_requested.1"):
-    """An operator gives a node back."""
+    """An operator returns a drained node to service."""
 
     node: NodeId
     user: str
 
 
 class DrainExpired(Message, tag="core.drain_expired.1"):
-    """A node that is drained was to be empty by now."""
+    """The deadline of a drain has passed."""
 
     node: NodeId
 
 
 class DrainDue(Message, tag="core.drain_due.1"):
-    """A job on a node that is drained may be changed again."""
+    """A job on a draining node may be changed again."""
 
     node: NodeId
 
 
 class OrderTooLarge(Message, tag="core.order_too_large.1"):
-    """What a node was to be told of a job does not fit a message: nobody can carry it out."""
+    """An order to a node exceeds the largest message and cannot be sent."""
 
     job: JobId
     node: NodeId
     size: int  # bytes
-    most: int
+    most: int  # bytes
 
 
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
-    """Inputs become durable again, after a time in which there was no room for them."""
+    """The journal accepts inputs again after it could not be written."""
 
-    why: str  # they did not
+    why: str  # reason of the stall
     since: Seconds
 
 
 class InputSkipped(Message, tag="core.input_skipped.1"):
-    """An input that `handle` could not take; its place in the node's stream is passed over."""
+    """`handle` raised for an input; its place in the node's stream is skipped."""
 
     what: str
     error: str

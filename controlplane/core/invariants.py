@@ -1,4 +1,4 @@
-"""What must hold after every event; tests check it after each one."""
+"""Invariants of the state, checked by tests after every input."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.rescale import OPEN
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.slot_index import SlotIndex
-from controlplane.core.state import LivingCounts, State
+from controlplane.core.state import JobCounters, State
 from schemas.ids import SlotId
 from schemas.nodes import Group
 
 
 def check(state: State) -> None:
-    """Raise if `state` is one that must never be.
-
-    Args:
-        state: after an input was handled, never in the midst of one.
+    """Check every invariant of `state`, which must be between two inputs.
 
     Raises:
-        InvariantBrokenError: naming what is broken.
+        InvariantBrokenError: with the violated invariant.
     """
     _one_owner_per_slot(state)
     _index_is_right(state)
@@ -37,8 +34,8 @@ def check(state: State) -> None:
             job.sweep is not None or job.progress.epoch == _checkpointed(job),
             f"{name}: epoch {job.progress.epoch} has no checkpoint",
         )
-    kept, anew = state.living_counts, LivingCounts(state.jobs[name] for name in state.active)
-    same = (kept.phases, kept.promised) == (anew.phases, anew.promised)
+    kept, fresh = state.living_counts, JobCounters(state.jobs[name] for name in state.active)
+    same = (kept.phases, kept.promised) == (fresh.phases, fresh.promised)
     _require(same, "jobs are counted where they are not")
     _deadlines_have_their_reason(state)
 
@@ -48,7 +45,7 @@ def _checkpointed(job: Job) -> int:
 
 
 def _deadlines_have_their_reason(state: State) -> None:
-    """What must happen in time is waited for, and nothing else is."""
+    """Check that exactly the jobs that are starting or changing have deadlines."""
     waits = [(name, state.jobs[name]) for name in state.active]
     starting = {name: job.version for name, job in waits if job.phase is Phase.STARTING}
     changing = {name: job.change.group.version for name, job in waits if job.change is not None}
@@ -71,13 +68,13 @@ def _one_owner_per_slot(state: State) -> None:
         _require(
             not early, f"{worker.worker} has the device of {worker.slot} before its owner left"
         )
-    owned = state.slot_index.owners() if heir else {}  # by jobs that are unknown here, too
+    owned = state.slot_index.owners() if heir else {}  # includes foreign processes
     for slot, name in heir.items():
         _require(slot in owned, f"{name} waits for {slot}, which nobody has")
 
 
 def _index_is_right(state: State) -> None:
-    """What is kept up to date job by job is what a look at everything shows."""
+    """Check that the incremental indexes equal freshly built ones."""
     fresh = SlotIndex(state.jobs, state.jobs_with_processes, state.nodes)
     kept = state.slot_index
     _require(kept.slots() == fresh.slots(), "the index of slots is out of date")

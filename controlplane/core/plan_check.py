@@ -1,6 +1,8 @@
-"""Checks a plan against newer state and keeps what still fits.
+"""Validation of a plan against the current state.
 
-Where workers of a job died again and again, it is placed somewhere else, if there is room.
+A plan may be based on an older state. Entries that still fit are kept, as in Nomad's plan applier;
+the others are refused one by one. New slots on a node where workers of the job died repeatedly are
+replaced, if there is room elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-ENOUGH: Final = 2  # workers that died on a node: the next ones go elsewhere
+DEATHS_BEFORE_AVOIDED: Final = 2  # workers of a job that died on a node before it is avoided
 
 Placed = Mapping[JobId, Mapping[SlotId, int]]
 
@@ -29,16 +31,15 @@ Placed = Mapping[JobId, Mapping[SlotId, int]]
 def around_bad_nodes(
     placed: Placed, state: State, traded: AbstractSet[SlotId] = frozenset()
 ) -> dict[JobId, dict[SlotId, int]]:
-    """The same, with other slots where a job would come to a node that it had better leave alone.
+    """Replace new slots on nodes where the job's workers died repeatedly.
 
     Args:
-        placed: slot -> local batch of each job that is to change; slots that it has already stay.
-        state: of the cluster; it is only read.
+        placed: slot -> local batch of each job that changes; slots that the job has already stay.
         traded: slots that jobs are about to trade.
 
     Returns:
-        A slot on a bad node is replaced by a free one of the same kind on another node, in its
-        rank; it stays where there is none, because bad luck is better than none.
+        `placed` with each such slot replaced, at its rank, by a free slot of the same kind on
+        another node. A slot without a replacement stays: a risky slot is better than none.
     """
     taken = traded | {slot for slots in placed.values() for slot in slots}
     taken |= {slot for swap in state.swaps for slot in swap.slots()}
@@ -55,7 +56,7 @@ def around_bad_nodes(
         instead = dict[SlotId, SlotId]()
         for slot in new:
             other = next(
-                (s for s in spare if node_of(s) not in bad and _alike(state, s, slot)), None
+                (s for s in spare if node_of(s) not in bad and _same_kind(state, s, slot)), None
             )
             if other is not None:
                 spare.remove(other)
@@ -65,19 +66,18 @@ def around_bad_nodes(
 
 
 def _bad_for(job: Job) -> set[NodeId]:
-    return {node for node, died in job.attempts.died_on.items() if died >= ENOUGH}
+    return {node for node, died in job.attempts.died_on.items() if died >= DEATHS_BEFORE_AVOIDED}
 
 
 def _has(job: Job, slot: SlotId) -> bool:
     return job.group is not None and any(member.slot == slot for member in job.group.members)
 
 
-def _alike(state: State, one: SlotId, other: SlotId) -> bool:
+def _same_kind(state: State, one: SlotId, other: SlotId) -> bool:
     return _kind(state, one) == _kind(state, other)
 
 
 def _kind(state: State, slot: SlotId) -> tuple[str, str]:
-    """What it is, and which model."""
     node = state.slot_index.slots()[slot]
     index = int(slot.rpartition("/")[2])
     return next((one.kind, one.model) for one in node.spec.slots if one.index == index)
@@ -85,7 +85,7 @@ def _kind(state: State, slot: SlotId) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Bring a job to these slots and local batches; none pauses it."""
+    """Change of a job to these slots and local batches; an empty mapping pauses it."""
 
     job: JobId
     local_batch: Mapping[SlotId, int]
@@ -94,30 +94,26 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is left of a plan: the changes to make, in order, and what was refused and why."""
+    """Accepted part of a plan: the changes in order, and what was refused and why."""
 
-    moves: tuple[Move, ...] = ()  # those that give up slots first
-    swaps: tuple[Swap, ...] = ()  # of jobs that wait for each other's slots
+    moves: tuple[Move, ...] = ()  # moves that give up slots come first
+    swaps: tuple[Swap, ...] = ()  # of jobs that need each other's slots
     refused: Mapping[JobId, str] = field(default_factory=dict)
     rejected: Mapping[JobId, Reason] = field(default_factory=dict)  # jobs that will never start
-    promised: Mapping[JobId, Seconds] = field(default_factory=dict)  # ends that are news
+    promised: Mapping[JobId, Seconds] = field(default_factory=dict)  # changed expected ends
 
     @property
     def empty(self) -> bool:
-        """Whether the plan changes nothing."""
+        """True if the plan changes nothing."""
         return not (self.moves or self.swaps or self.rejected or self.promised)
 
 
 def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) -> Plan:
-    """The part of `plan` that changes something now; a job that should stop says so with `{}`.
+    """Return the part of `plan` that changes something now; `{}` stops a job.
 
-    What is proposed on a node where the job's workers died is moved to another one here, before
-    the plan becomes an input: the history has where it went.
-
-    Args:
-        plan: complete: a running job that it leaves out should stop.
-        now: seconds since the epoch.
-        whole: whether `plan` is complete; else it says nothing of jobs that it leaves out.
+    Slots on nodes where the job's workers died are replaced here, before the plan becomes an input,
+    so that the history has the actual slots. `whole` means that `plan` is complete: running jobs
+    that it omits are to stop.
     """
     verdict = check(complete(plan, state) if whole else plan, state, now)
     traded = {slot for swap in verdict.swaps for slot in swap.slots()}
@@ -134,7 +130,7 @@ def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) ->
 
 
 def complete(plan: Plan, state: State) -> Plan:
-    """`plan` with an entry for every running job that it leaves out and could have known of."""
+    """Return `plan` with an empty entry for every running job that it omits."""
     absent = {
         name: dict[SlotId, int]()
         for name in [name for name in state.jobs_with_processes if name not in plan.local_batch]
@@ -144,28 +140,27 @@ def complete(plan: Plan, state: State) -> Plan:
 
 
 def check(plan: Plan, state: State, now: Seconds) -> Verdict:
-    """Re-check every entry of `plan` against the present, entry by entry.
+    """Validate every entry of `plan` against the current state.
 
-    A plan may be based on an older state (as Nomad's plan applier allows): entries that still
-    fit are kept, the others are refused one by one. A job that changed since, that is changing, or
-    that is under a manual override is left as it is, and so is one that the plan does not name.
+    A job is left alone if it changed since, is changing, has a manual override, or is not in the
+    plan.
 
     Args:
-        plan: whose entries (ONES eq. 1) are slot -> local batch of each job, samples per step.
+        plan: entries (ONES eq. 1) map slots of each job to local batches in samples per step.
         now: seconds since the epoch.
     """
-    usable = _Slots(state)
+    usable = _FreeSlots(state)
     restarts = {n for n in plan.restart if n in state.jobs and state.jobs[n].phase is Phase.RUNNING}
     gives: list[Move] = []
     takes: list[Move] = []
     rejected, refused = _rejections(plan, state)
     for job, placed in _entries(plan, state):
-        why_not = _out_of_bounds(job, placed) or _stale(job, plan, now)
-        if why_not:
-            refused[job.job] = why_not
+        problem = _out_of_bounds(job, placed) or _stale(job, plan, now)
+        if problem:
+            refused[job.job] = problem
             continue
         stops = job.job in restarts and placed.keys() != _slots(job)
-        target = {} if stops else dict(placed)  # its start is for a plan after its slots are free
+        target = {} if stops else dict(placed)  # restarted by a later plan, once its slots are free
         move = Move(job.job, target, plan.reasons.get(job.job, Reason("planned", "planned")))
         if _grows(job, target):
             takes.append(move)
@@ -175,9 +170,9 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     kept, blocked = list(gives), list[Move]()
     for move in takes:
         job = state.jobs[move.job]
-        why_not = usable.take(job, move.local_batch)
-        if why_not:
-            refused[job.job] = why_not
+        problem = usable.take(job, move.local_batch)
+        if problem:
+            refused[job.job] = problem
             blocked.append(move)
         else:
             kept.append(move)
@@ -188,13 +183,13 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     promised = {
         name: end
         for name, end in plan.promised.items()
-        if name not in rejected and _is_news(state.jobs.get(name), end)
+        if name not in rejected and _is_new_promise(state.jobs.get(name), end)
     }
     return Verdict(tuple(kept), tuple(swaps), refused, rejected, promised)
 
 
-def _swaps(blocked: Iterable[Move], state: State, usable: _Slots) -> list[Swap]:
-    """What those can do who were refused because others among them have their slots."""
+def _swaps(blocked: Iterable[Move], state: State, usable: _FreeSlots) -> list[Swap]:
+    """Find swaps among moves that were refused because other refused jobs hold their slots."""
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
     for move in blocked:
@@ -206,8 +201,8 @@ def _swaps(blocked: Iterable[Move], state: State, usable: _Slots) -> list[Swap]:
     return swaps_among(movers, [slot for slot in spare if usable.is_free(slot)], usable.is_free)
 
 
-class _Slots:
-    """Which slots may be taken, while entries take them."""
+class _FreeSlots:
+    """Slots that may still be taken, while the entries of a plan take them."""
 
     def __init__(self, state: State) -> None:
         index = state.slot_index
@@ -215,13 +210,13 @@ class _Slots:
         self._reservations = index.reservations()
         self._held = index.is_taken
         self._taken: set[SlotId] = set()  # by entries of this plan
-        self._soon = index.releasing()  # slot -> who leaves it
+        self._soon = index.releasing()  # slot -> job that leaves it
         self._promised = {slot for swap in state.swaps for slot in swap.slots()}
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
-        """Take what `job` does not have of `placed`; why not, or nothing."""
-        have = _slots(job)
-        new = [slot for slot in placed if slot not in have]
+        """Take the new slots of `placed` for `job`; return the reason if that is impossible."""
+        current = _slots(job)
+        new = [slot for slot in placed if slot not in current]
         starts = job.group is None
         for slot in new:
             node = self._nodes.get(slot)
@@ -239,21 +234,21 @@ class _Slots:
         return ""
 
     def is_free(self, slot: SlotId) -> bool:
-        """Whether nobody has it or takes it, and its node is up."""
+        """True if the slot is free, not taken by this plan, and its node is usable."""
         node = self._nodes.get(slot)
         if node is None or not node.usable or slot in self._promised:
             return False
         return slot not in self._taken and not self._held(slot)
 
     def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
-        """`job` shrinks to `placed`: others may be prepared for what it leaves."""
+        """Shrink `job` to `placed`; other jobs' workers may be prepared for the slots it leaves."""
         for member in job.group.members if job.group else ():
             if member.slot not in placed and member.slot not in self._reservations:
                 self._soon[member.slot] = job.job
 
 
 def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, int]]]:
-    """Those that differ from the present, of jobs that a plan may move now."""
+    """Yield the entries that change something, of jobs that a plan may change now."""
     now, wanted = state.slot_index.allocations(), plan.local_batch
     trading = {name for swap in state.swaps for name in swap.targets}
     for name in [name for name, placed in wanted.items() if now.get(name) != placed]:
@@ -267,7 +262,7 @@ def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, in
 
 
 def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[JobId, str]]:
-    """Jobs that a plan may reject, and those that it may not any more, with why not."""
+    """Return the jobs that the plan may reject, and the others with the reason against it."""
     rejected: dict[JobId, Reason] = {}
     refused: dict[JobId, str] = {}
     for name, reason in plan.rejected.items():
@@ -283,8 +278,8 @@ def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[Job
     return rejected, refused
 
 
-def _is_news(job: Job | None, end: Seconds) -> bool:
-    """Whether a promise is one that `job` does not have yet; of one that has ended nothing is."""
+def _is_new_promise(job: Job | None, end: Seconds) -> bool:
+    """True if a promise differs from the job's latest one; False for an ended job."""
     if job is None or job.ended or not math.isfinite(end):
         return False
     return job.promised_end is None or job.promised_end.latest != end
@@ -321,8 +316,8 @@ def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
     limit = batch_limit(job)
     if sum(placed.values()) > limit:
         return "the global batch is above its limit"
-    have = _slots(job)
-    both = have | placed.keys()
-    if have - placed.keys() and placed.keys() - have and len(both) > limit:
+    current = _slots(job)
+    union = current | placed.keys()
+    if current - placed.keys() and placed.keys() - current and len(union) > limit:
         return "its batch is too small to train in the old and the new place at once"
     return ""

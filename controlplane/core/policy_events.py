@@ -1,4 +1,4 @@
-"""What a policy learns from: the core's announcements, telemetry, and the history of both."""
+"""Events that a policy learns from, made from records, telemetry and the history of jobs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from controlplane.core.history import (
 from controlplane.core.model.job import CORRECTION, Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.report_bounds import (
-    believable_bytes,
-    believable_cores,
-    believable_passes,
-    believable_steps,
-    bounded,
+    clamp_numbers,
     first_noise_scale,
+    plausible_bytes,
+    plausible_cores,
+    plausible_passes,
+    plausible_steps,
 )
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, GainSeen, JobEnded, PolicyEvent, StepsSeen
@@ -31,23 +31,18 @@ from schemas.jobs import ENDED
 from schemas.wire.agent import StepsReported
 from schemas.wire.client import Decision, EpochInfo
 
-KEPT_JOBS: Final = 1000  # that a search learns from again when it begins anew
-KEPT_EPOCHS: Final = 50  # of each
+KEPT_JOBS: Final = 1000  # jobs that a restarted search learns from
+KEPT_EPOCHS: Final = 50  # epochs of each job
 
 
 def of_record(record: Record, state: State) -> PolicyEvent | None:
-    """What a record of the last input teaches.
+    """Return the policy event of a record of the last input, or None if it has none.
 
-    Args:
-        record: of any kind; most teach nothing.
-        state: of the core behind that input.
-
-    Returns:
-        None if a policy learns nothing from it.
+    `state` is the state after that input.
     """
     job = state.jobs.get(record.job)
-    learnt = _of_record(record, job) if job is not None else None
-    return learnt if learnt is None else bounded(learnt)
+    event = _of_record(record, job) if job is not None else None
+    return event if event is None else clamp_numbers(event)
 
 
 def _of_record(record: Record, job: Job) -> PolicyEvent | None:
@@ -68,15 +63,11 @@ def _of_record(record: Record, job: Job) -> PolicyEvent | None:
 
 
 def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
-    """What telemetry teaches, while its group is in force.
-
-    Returns:
-        None if they are of a group that does not train any more.
-    """
+    """Return the policy event of telemetry, or None if its group does not train any more."""
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
         return None
-    slots, times = [member.slot for member in job.group.members], believable_passes(steps)
+    slots, times = [member.slot for member in job.group.members], plausible_passes(steps)
     seen = StepsSeen(
         job=job.job,
         family=job.family,
@@ -89,22 +80,21 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         samples_per_s=steps.samples_per_s,
         noise_scale=first_noise_scale(steps.noise_scale),
         train_loss=steps.train_loss,
-        cpu_cores=believable_cores(steps),
-        sent_bytes_per_s=believable_bytes(steps),
-        group_steps=believable_steps(steps),
+        cpu_cores=plausible_cores(steps),
+        sent_bytes_per_s=plausible_bytes(steps),
+        group_steps=plausible_steps(steps),
         pass_s=times.pass_s,
         sync_s=times.sync_s,
         local_batch=times.local_batch,
         passes=times.passes,
     )
-    return bounded(seen)
+    return clamp_numbers(seen)
 
 
 def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]]:
-    """Everything worth learning again, and when it happened; oldest first.
+    """Return past events of `jobs` with their times, oldest first, for a policy that starts.
 
-    Args:
-        jobs: to learn from, oldest first; of very many the latest.
+    Only the latest `KEPT_JOBS` of `jobs` (oldest first) are used.
     """
     found: list[tuple[Seconds, PolicyEvent]] = []
     for job in deque(jobs, maxlen=KEPT_JOBS):
@@ -114,7 +104,7 @@ def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]
         found += [(info.time, _epoch(job, info)) for info in history.epochs[-KEPT_EPOCHS:]]
         if job.ended:
             found.append((job.accounting.since, _end(job)))
-    return sorted(((at, bounded(event)) for at, event in found), key=lambda entry: entry[0])
+    return sorted(((at, clamp_numbers(event)) for at, event in found), key=lambda entry: entry[0])
 
 
 def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
@@ -140,7 +130,7 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
 
 
 def _gain(job: Job, decision: Decision) -> GainSeen | None:
-    """What a decision promised, and what came of it; None if that was not measured."""
+    """Return the promised and the measured gain of a decision, or None if it was not measured."""
     numbers = decision.numbers
     before, then = numbers.get("speed_now"), numbers.get("speed_then")
     if not before or then is None or REALISED not in numbers:
@@ -155,7 +145,6 @@ def _gain(job: Job, decision: Decision) -> GainSeen | None:
 
 
 def _stop_metric(job: Job, info: EpochInfo) -> float | None:
-    """What the epoch reported of the metric that its stop rule is on."""
     stop = job.spec.stop
     return info.metrics.get(stop.metric) if stop is not None and stop.metric else None
 

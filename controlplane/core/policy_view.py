@@ -1,4 +1,4 @@
-"""The view that policies decide on, built again and again; what did not change is kept."""
+"""Views of the cluster for policies, built incrementally."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from controlplane.core.model.job import Job, batch_limit, local_limit
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
-from controlplane.core.model.report_bounds import bounded
+from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.ids import JobId, SlotId, slot_id
@@ -20,43 +20,38 @@ from schemas.sweeps import MAX_METRIC
 
 
 class ViewBuilder:
-    """Builds views of one state; of a job that nothing touched since, the last one is good."""
+    """Builder of views of a state, which is only read; unchanged views are reused."""
 
     def __init__(self, state: State) -> None:
-        """Build views of `state`.
-
-        Args:
-            state: as it is now and later; it is only read.
-        """
         self._state = state
         self._jobs: dict[JobId, JobView] = {}  # in order of arrival
         self._stale: dict[JobId, None] = {}  # in the order of their changes
-        self._whole = True  # any job may have changed
-        self._overrides = False  # there were jobs under a manual override
-        self._swaps = False  # there were jobs that trade slots
-        self._row: list[SlotView] = []  # of the last view
-        self._places: dict[SlotId, int] = {}
+        self._all_jobs_stale = True  # any job may have changed
+        self._overrides = False  # True: the last view had jobs under a manual override
+        self._swaps = False  # True: the last view had jobs that trade slots
+        self._slot_views: list[SlotView] = []  # of the last view
+        self._positions: dict[SlotId, int] = {}
         self._held = 0
         self._dirty = state.slot_index.dirty_slots()
         self._slots: dict[tuple[SlotId, str, str, int, bool, bool, bool], SlotView] = {}
 
     def touch(self, jobs: Mapping[JobId, None]) -> None:
-        """These may have changed."""
+        """Mark jobs as possibly changed."""
         self._stale |= jobs
 
     def view(self) -> ClusterView:
-        """Active jobs, and slots of nodes that are not lost.
+        """Return the active jobs and the slots of nodes that are not lost.
 
-        Jobs under a manual override are not in it, nor is what their orders wait for.
+        Jobs under a manual override, and free slots that their orders need, are left out.
         """
-        slots = tuple(self._all_slots())
-        self._look_at_jobs()
+        slots = tuple(self._update_slots())
+        self._update_jobs()
         return ClusterView(version=self._state.version, slots=slots, jobs=dict(self._jobs))
 
-    def _look_at_jobs(self) -> None:
+    def _update_jobs(self) -> None:
         state, overrides = self._state, self._state.overrides
         targets = {name: to for swap in state.swaps for name, to in swap.targets.items()}
-        if self._whole or self._overrides or overrides:
+        if self._all_jobs_stale or self._overrides or overrides:
             self._jobs = {
                 job: job_view(state.jobs[job], targets.get(job))
                 for job in state.active
@@ -68,10 +63,10 @@ class ViewBuilder:
                     self._jobs[job] = job_view(state.jobs[job], targets.get(job))
                 else:
                     self._jobs.pop(job, None)
-        self._stale, self._whole, self._overrides = {}, False, bool(overrides)
+        self._stale, self._all_jobs_stale, self._overrides = {}, False, bool(overrides)
 
-    def _all_slots(self) -> list[SlotView]:
-        """The row of slots; only those that changed are looked at again."""
+    def _update_slots(self) -> list[SlotView]:
+        """Return all slot views; only changed slots are rebuilt."""
         state, slot_index = self._state, self._state.slot_index
         held = sum(
             max(0, (job.override.slots or 0) - len(job.members()))
@@ -81,26 +76,26 @@ class ViewBuilder:
         leaving = slot_index.releasing()
         promised = {slot for swap in state.swaps for slot in swap.slots()}
         if held or self._held or promised or self._swaps or self._dirty.everything:
-            self._row = self._whole_row(held, leaving, promised)
-            self._places = {view.slot: place for place, view in enumerate(self._row)}
+            self._slot_views = self._rebuild_slots(held, leaving, promised)
+            self._positions = {view.slot: place for place, view in enumerate(self._slot_views)}
         else:
             nodes = slot_index.slots()
             for slot in self._dirty.slots:
-                place = self._places.get(slot)
+                place = self._positions.get(slot)
                 if place is not None:
-                    node, was = nodes[slot], self._row[place]
+                    node, before = nodes[slot], self._slot_views[place]
                     usable = node.usable and not slot_index.is_taken(slot)
-                    self._row[place] = self._slot(
-                        node, slot, was, usable=usable, leaving=slot in leaving
+                    self._slot_views[place] = self._slot(
+                        node, slot, before, usable=usable, leaving=slot in leaving
                     )
         self._held, self._swaps = held, bool(promised)
         self._dirty.slots, self._dirty.everything = {}, False
-        return self._row
+        return self._slot_views
 
-    def _whole_row(
+    def _rebuild_slots(
         self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]
     ) -> list[SlotView]:
-        """Every slot; some are held back, for jobs under a manual override or that trade slots."""
+        """Rebuild all slot views; withhold slots for overridden jobs and for swaps."""
         taken, slots = self._state.slot_index.is_taken, []
         for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:
@@ -124,7 +119,7 @@ class ViewBuilder:
         usable: bool,
         leaving: bool,
     ) -> SlotView:
-        """One view for each way that a slot can be; `what` says what its hardware is."""
+        """Return the cached view of a slot; `what` has its hardware."""
         up = node.usable
         host_cores = node.spec.cores
         key = (name, what.kind, what.model, host_cores, usable, leaving, up)
@@ -145,13 +140,12 @@ class ViewBuilder:
 
 
 def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView:
-    """One job as a policy may see it.
+    """Return a job as policies may see it.
 
     Args:
-        job: in any phase. While it changes, the group that it changes to is the one that it runs
-            on.
-        trades_to: slots and local batches (samples per step) that it is to have when it has traded
-            places with others: it runs there already, and nobody may move it.
+        job: in any phase. During a change its view has the slots of the new group.
+        trades_to: slots and local batches (samples per step) after a swap; the view shows the job
+            there already, and as not movable.
     """
     spec, status, progress = job.spec, job.status, job.progress
     account, attempts, group = job.accounting, job.attempts, status.group
@@ -183,7 +177,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         samples_done=progress.samples_done,
         samples_per_s=progress.samples_per_s,
         stop_samples=job.stop_samples,
-        stop=_rule(spec.stop),
+        stop=_bounded_stop_rule(spec.stop),
         noise_scale=progress.noise_scale,
         noise_epochs=progress.noise_epochs,
         ran_s=account.running_s,
@@ -195,18 +189,18 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         promised_at=end.first if end else None,
         expected_at=end.latest if end else None,
     )
-    return bounded(view)
+    return clamp_numbers(view)
 
 
-def _rule(stop: StopRule | None) -> StopRule | None:
-    """A job's stop rule as a policy reads it: former releases bounded neither numbers nor names."""
+def _bounded_stop_rule(stop: StopRule | None) -> StopRule | None:
+    """Return a job's stop rule with bounds: older releases bounded neither numbers nor names."""
     if stop is None or stop.metric is None or len(stop.metric) <= MAX_METRIC:
-        return stop if stop is None else bounded(stop)
-    return bounded(replace(stop, metric=stop.metric[:MAX_METRIC]))
+        return stop if stop is None else clamp_numbers(stop)
+    return clamp_numbers(replace(stop, metric=stop.metric[:MAX_METRIC]))
 
 
 def _is_movable(status: JobStatus) -> bool:
-    """Whether a plan may start the job, or change its group."""
+    """True if a plan may start the job or change its group."""
     if isinstance(status, Running):
         return not status.script.finished
     return isinstance(status, Queued | Paused)

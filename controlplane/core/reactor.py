@@ -1,4 +1,4 @@
-"""One input in, commands out: finds the handler of each input, and asks for plans afterwards."""
+"""Dispatch of inputs to their handlers."""
 
 from __future__ import annotations
 
@@ -81,47 +81,42 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
 
 
 class Reactor:
-    """Owns the cluster's state; `handle` is the only way to change it."""
+    """Owner of the cluster's state; `handle` is the only way to change it.
+
+    A reactor continues from `state`, or from an empty state if that is None.
+    """
 
     def __init__(self, state: State | None = None, totals: Totals | None = None) -> None:
-        """Go on from `state`.
-
-        Args:
-            state: as an earlier reactor left it; None: nothing happened yet.
-        """
         self.state = State() if state is None else state
-        # For people: nothing here looks at it.
+        # Only displayed: no decision reads them.
         self.totals = Totals() if totals is None else totals
         self._ctx = HandlerContext(self.state, self.totals)
         self._views = ViewBuilder(self.state)
 
     @property
     def records(self) -> list[Record]:
-        """What the last input did, for the history of jobs."""
+        """Records of the last input, for the history of jobs."""
         return self._ctx.records
 
     def view(self) -> ClusterView:
-        """What a policy may see now."""
+        """Return what a policy may see now."""
         return self._views.view()
 
     def handle(self, event: Input, now: Seconds) -> list[Command]:
-        """Apply one input.
+        """Apply one input and return the commands to carry out, in order.
 
         Args:
-            now: when, in seconds since the epoch; never before an earlier input's.
-
-        Returns:
-            What the world should now do about it, in order.
+            now: seconds since the epoch; never earlier than the time of an earlier input.
 
         Raises:
-            CoreError: if the input cannot be; the state is then of no use any more.
-            UnknownJobError: if it is about a job that there is not.
+            CoreError: if the input is impossible; the state must not be used any more.
+            UnknownJobError: if the input names a job that does not exist.
         """
         ctx = self._ctx
         ctx.begin(now)
         self.state.version += 1
         if self.state.leaving:
-            lifecycle.leave(ctx)
+            lifecycle.remove_leaving(ctx)
         HANDLERS[type(event)](ctx, event)
         if self.state.swaps:
             plans.reconcile_all(ctx)
@@ -131,21 +126,16 @@ class Reactor:
             drains.reconcile_all(ctx)
         if self.state.sweeps:
             sweeps.reconcile(ctx, event)
-        self.state.slot_index.keep_up()  # whoever asks later changes nothing by that
+        self.state.slot_index.keep_up()  # later queries must not change the order of entries
         self._views.touch(ctx.changed_jobs)
-        if ctx.ask:
+        if ctx.plan_needed:
             ctx.out.append(AskForPlan())
         return ctx.out
 
     def due(self, now: Seconds) -> list[Input]:
-        """The deadlines that have passed, as inputs.
+        """Return the deadlines that have passed by `now` as inputs; the state does not change.
 
-        Args:
-            now: up to when, in seconds since the epoch.
-
-        Returns:
-            Groups that did not form, changes that took too long, and orders to be tried again.
-            Nothing is changed: `handle` takes them.
+        These are starts, changes, drains and units that took too long, and orders to retry.
         """
         state = self.state
         passed = state.deadlines.passed(now, state.jobs_with_processes)
@@ -154,4 +144,4 @@ class Reactor:
             for name in state.overrides
             if 0 < state.jobs[name].attempts.change_at <= now
         ]
-        return [*passed, *again, *drains.due(state, now), *sweeps.late(state, now)]
+        return [*passed, *again, *drains.due(state, now), *sweeps.expired_units(state, now)]

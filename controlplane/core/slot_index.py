@@ -1,4 +1,4 @@
-"""Who has which slot, kept up to date job by job; only what was touched is looked at again."""
+"""Index of slots: owners, reservations and the jobs on each node."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from schemas.nodes import NodeSpec
 
 K = TypeVar("K")
 V = TypeVar("V")
-_GOING = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
+_LEAVING_PHASES = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
 
 
 @dataclass(frozen=True, slots=True)
 class AvailableSlots:
-    """What a job could be given now."""
+    """Slots that a job could be given now."""
 
-    free: list[SlotId]  # of nodes that are up, without owner and reservation
-    releasing: dict[SlotId, JobId]  # may be prepared for somebody; and who leaves them
+    free: list[SlotId]  # on usable nodes, neither owned nor reserved
+    releasing: dict[SlotId, JobId]  # slot -> job that leaves it; a worker may be prepared there
 
 
 @dataclass(frozen=True, slots=True)
 class JobSlots:
-    """One job's part in the index."""
+    """Entries of one job in the index."""
 
     owned: tuple[SlotId, ...] = ()
     reserved: tuple[Worker, ...] = ()
@@ -39,13 +39,13 @@ class JobSlots:
 
     @property
     def slots(self) -> tuple[SlotId, ...]:
-        """Where it has processes; `releasing` is a part of what it owns."""
+        """Slots where the job has processes; `releasing` is part of `owned`."""
         return (*self.owned, *(worker.slot for worker in self.reserved))
 
 
 @dataclass(frozen=True, slots=True)
 class IndexOrder:
-    """In which order an index came to know its entries: some decisions follow it."""
+    """Insertion order of an index's entries, which some decisions follow."""
 
     slots: list[SlotId] = field(default_factory=list)
     owned: list[SlotId] = field(default_factory=list)
@@ -56,18 +56,19 @@ class IndexOrder:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DirtySlots:
-    """What changed since its reader last looked; it empties this itself."""
+    """Slots that changed since the reader last looked; the reader clears it."""
 
     slots: dict[SlotId, None] = field(default_factory=dict)
-    everything: bool = True  # nodes came, went or have other hardware
+    everything: bool = True  # True: nodes came, went or changed their hardware
 
 
 class SlotIndex:
-    """Slots, their owners and the workers of each node: derived from the state, never written down.
+    """Slots, their owners and the workers of each node, derived from the state and never stored.
 
-    Whoever changes the workers, the group or the change of a job says so (`touch`). A job that was
-    touched is looked at again at the next question, once; invariants hold all of it against a look
-    at every worker.
+    Code that changes the workers, the group or the change of a job calls `touch`. The next query
+    looks at each touched job once. Invariants compare the index with one built from scratch. The
+    mappings are read now and later; `jobs_with_processes` has the jobs with a process that may
+    still exist.
     """
 
     def __init__(
@@ -76,11 +77,6 @@ class SlotIndex:
         jobs_with_processes: Mapping[JobId, None],
         nodes: Mapping[NodeId, Node],
     ) -> None:
-        """Index what these hold, now and later.
-
-        Args:
-            jobs_with_processes: those with a process that may still exist.
-        """
         self._jobs = jobs
         self._jobs_with_processes = jobs_with_processes
         self._all_nodes = nodes
@@ -93,70 +89,57 @@ class SlotIndex:
         self._slots_of: dict[NodeId, dict[SlotId, Node]] = {}
         self._foreign: dict[SlotId, JobId] = {}
         self._dirty: dict[JobId, None] = dict.fromkeys(jobs_with_processes)
-        self._foreign_of: dict[NodeId, dict[SlotId, JobId]] = {}  # slots of unknown processes
-        self._nodes: dict[NodeId, None] = dict.fromkeys(nodes)  # to be looked at again
-        self._specs: dict[NodeId, NodeSpec] = {}  # of which `_slots` are
+        self._foreign_of: dict[NodeId, dict[SlotId, JobId]] = {}  # slots of foreign processes
+        self._nodes: dict[NodeId, None] = dict.fromkeys(nodes)  # changed since the last query
+        self._specs: dict[NodeId, NodeSpec] = {}  # that `_slots` was built from
         self._jobs_on: dict[NodeId, dict[JobId, None]] = {}
-        self._begun = dict(
-            zip(jobs_with_processes, count(), strict=False)
-        )  # when each got its first process
-        self._next = count(len(self._begun))
+        # Order in which jobs got their first process.
+        self._start_order = dict(zip(jobs_with_processes, count(), strict=False))
+        self._next = count(len(self._start_order))
         self._readers: WeakSet[DirtySlots] = WeakSet()
 
-    # --- what happens
+    # --- changes
 
     def touch(self, job: JobId) -> None:
-        """Workers, group or change of `job` are different now.
-
-        Args:
-            job: that was changed. It is looked at when the next question comes.
-        """
+        """Mark a job whose workers, group or change have changed."""
         self._dirty[job] = None
 
-    def job_begins(self, job: JobId) -> None:
-        """A job gets processes; `jobs_on` names it behind those that had some before.
-
-        Args:
-            job: that is among the jobs with processes from now on; nothing happens if it was.
-        """
+    def job_starts(self, job: JobId) -> None:
+        """Order a job behind those that have processes; call it before adding its processes."""
         if job not in self._jobs_with_processes:
-            self._begun[job] = next(self._next)
+            self._start_order[job] = next(self._next)
 
     def touch_node(self, node: NodeId) -> None:
-        """A node came, changed its phase, its hardware, or what strange processes it has.
-
-        Args:
-            node: its slots are looked at again, and by all readers, too.
-        """
+        """Mark a node that is new, or whose phase, hardware or foreign processes changed."""
         self._nodes[node] = None
 
-    def touch_row(self) -> None:
-        """Nodes are lost that were not, or the other way round: readers look at everything."""
+    def touch_all(self) -> None:
+        """Mark everything as changed for readers: a node became lost, or is not lost any more."""
         for reader in self._readers:
             reader.everything = True
 
     def dirty_slots(self) -> DirtySlots:
-        """For a reader: what changes from now on."""
+        """Return a new reader, which collects changes from now on."""
         reader = DirtySlots()
         self._readers.add(reader)
         return reader
 
-    # --- what is
+    # --- queries
 
     def owners(self) -> Mapping[SlotId, JobId]:
-        """Who owns each slot that has an owner."""
+        """Return the owner of each slot that has one."""
         self._sync()
         return ChainMap(self._foreign, self._owner) if self._foreign else self._owner
 
     def reservations(self) -> Mapping[SlotId, tuple[Job, Worker]]:
-        """Who is prepared beside the owner of a slot, to have it next."""
+        """Return the worker that is prepared for each reserved slot, beside the slot's owner."""
         self._sync()
         return self._reservation
 
     def releasing(self) -> dict[SlotId, JobId]:
-        """Slots that may be prepared for somebody, and who leaves them.
+        """Return the slots for which a worker may be prepared, with the jobs that leave them.
 
-        The owner leaves already and waits for nobody: no circle can come of these.
+        The owner is leaving already and waits for no other job, so no cycle of waits can arise.
         """
         self._sync()
         return {
@@ -167,7 +150,7 @@ class SlotIndex:
         }  # fmt: skip
 
     def available(self) -> AvailableSlots:
-        """Slots that nobody has or reserves, and those that somebody leaves already."""
+        """Return the slots that are free, and those that their owner is leaving."""
         releasing = self.releasing()
         free = [
             slot for slot, node in self._slots.items() if node.usable and not self.is_taken(slot)
@@ -175,50 +158,38 @@ class SlotIndex:
         return AvailableSlots(free, releasing)
 
     def slots(self) -> Mapping[SlotId, Node]:
-        """Every slot and its node."""
+        """Return every slot with its node."""
         self._sync()
         return self._slots
 
     def allocations(self) -> Mapping[JobId, Mapping[SlotId, int]]:
-        """Slots and local batches of every job's group; not of jobs that have none."""
+        """Return slots and local batches of every job that has a group."""
         self._sync()
         return self._allocations
 
     def jobs_on(self, node: NodeId) -> list[Job]:
-        """Jobs with a process on `node` that may still exist, in order of their starts.
-
-        Args:
-            node: may be unknown; it has no jobs then.
-        """
+        """Return the jobs with a process that may exist on `node`, in the order of their starts."""
         self._sync()
-        here = sorted(self._jobs_on.get(node, ()), key=self._begun.__getitem__)
-        return [self._jobs[name] for name in here]
+        names = sorted(self._jobs_on.get(node, ()), key=self._start_order.__getitem__)
+        return [self._jobs[name] for name in names]
 
     def workers_on(self, node: NodeId) -> list[tuple[Job, Worker]]:
-        """Every process that may exist on `node`, and its job.
-
-        Args:
-            node: may be unknown; it has no processes then.
-        """
+        """Return every process that may exist on `node`, with its job."""
         return [
             (job, worker)
             for job in self.jobs_on(node)
             for worker in job.workers.values()
-            if _lives(worker) and node_of(worker.slot) == node
+            if _is_alive(worker) and node_of(worker.slot) == node
         ]
 
     def is_taken(self, slot: SlotId) -> bool:
-        """Whether somebody has a slot or is to have it next; after one of the above.
-
-        Args:
-            slot: of any node. Processes of jobs that are unknown here count, too.
-        """
+        """True if a slot is owned, reserved or has a foreign process; call another query first."""
         return slot in self._owner or slot in self._reservation or slot in self._foreign
 
-    # --- one index in the place of another
+    # --- replacing an index
 
     def order(self) -> IndexOrder:
-        """The order of its entries, for an index that takes its place."""
+        """Return the order of the entries, for an index that replaces this one."""
         self._sync()
         return IndexOrder(
             slots=list(self._slots),
@@ -229,11 +200,7 @@ class SlotIndex:
         )
 
     def arrange(self, order: IndexOrder) -> None:
-        """Take the place of an index over the same jobs and nodes.
-
-        Args:
-            order: of its entries. Those that are not here are left out.
-        """
+        """Reorder the entries like those of an earlier index over the same jobs and nodes."""
         self._sync()
         _arrange(self._slots, order.slots)
         _arrange(self._owner, order.owned)
@@ -241,21 +208,21 @@ class SlotIndex:
         _arrange(self._releasing, order.releasing)
         _arrange(self._allocations, order.allocations)
 
-    # --- keeping it
+    # --- updates
 
     def keep_up(self) -> None:
-        """Look at what was touched, so that it is known in the order of the inputs."""
+        """Process touched jobs now, so that entries are ordered by the inputs that made them."""
         self._sync()
 
     def _sync(self) -> None:
         if self._nodes:
-            self._look_at_nodes()
+            self._update_nodes()
         if self._dirty:
             for name in self._dirty:
-                self._look_at(name)
+                self._update_job(name)
             self._dirty.clear()
 
-    def _look_at_nodes(self) -> None:
+    def _update_nodes(self) -> None:
         for name in self._nodes:
             node = self._all_nodes.get(name)
             if node is None:
@@ -270,7 +237,7 @@ class SlotIndex:
                     reader.slots |= dict.fromkeys(slots)
             else:
                 self._specs[name] = node.spec
-                self.touch_row()
+                self.touch_all()
             self._foreign_of.pop(name, None)
             if node.foreign:
                 self._foreign_of[name] = {
@@ -281,22 +248,22 @@ class SlotIndex:
         }
         self._nodes.clear()
 
-    def _look_at(self, name: JobId) -> None:
-        was = self._parts.get(name, _NONE)
+    def _update_job(self, name: JobId) -> None:
+        before = self._parts.get(name, _NONE)
         job = self._jobs.get(name) if name in self._jobs_with_processes else None
         part = slots_of_job(job) if job is not None else _NONE
         if job is None:
-            self._begun.pop(name, None)
-        if part == was:
+            self._start_order.pop(name, None)
+        if part == before:
             return
-        self._take_out(name, was)
+        self._remove(name, before)
         if job is not None:
-            self._put_in(job, part)
-        slots = dict.fromkeys((*was.slots, *part.slots))
+            self._insert(job, part)
+        slots = dict.fromkeys((*before.slots, *part.slots))
         for reader in self._readers:
             reader.slots |= slots
 
-    def _take_out(self, name: JobId, part: JobSlots) -> None:
+    def _remove(self, name: JobId, part: JobSlots) -> None:
         for slot in part.owned:
             if self._owner.get(slot) == name:
                 del self._owner[slot]
@@ -312,7 +279,7 @@ class SlotIndex:
         self._parts.pop(name, None)
         self._allocations.pop(name, None)
 
-    def _put_in(self, job: Job, part: JobSlots) -> None:
+    def _insert(self, job: Job, part: JobSlots) -> None:
         name = job.job
         self._owner.update(dict.fromkeys(part.owned, name))
         self._releasing.update(dict.fromkeys(part.releasing, name))
@@ -334,12 +301,12 @@ def _arrange(entries: dict[K, V], order: Iterable[K]) -> None:
             entries[key] = entries.pop(key)
 
 
-def _lives(worker: Worker) -> bool:
+def _is_alive(worker: Worker) -> bool:
     return worker.phase is not WorkerPhase.EXITED
 
 
 def slots_of_job(job: Job) -> JobSlots:
-    """What a job has, reserves and leaves, from a look at each of its workers."""
+    """Return the slots that a job owns, reserves and leaves, from each of its workers."""
     group, staying = job.status.group, _staying(job)
     owned, reserved, releasing = [], [], []
     for worker in job.workers.values():
@@ -351,18 +318,18 @@ def slots_of_job(job: Job) -> JobSlots:
             continue
         owned.append(worker.slot)
         released = staying is not None and worker.worker not in staying
-        if phase in _GOING or (phase is WorkerPhase.MEMBER and released):
+        if phase in _LEAVING_PHASES or (phase is WorkerPhase.MEMBER and released):
             releasing.append(worker.slot)
     placed = {m.slot: m.local_batch for m in group.members} if group else {}
     return JobSlots(tuple(owned), tuple(reserved), tuple(releasing), placed)
 
 
 def _staying(job: Job) -> set[WorkerId] | None:
-    """Who stays in a group that only gets smaller; None if there is no such change."""
+    """Return the workers that stay in a group that only shrinks; None for any other job."""
     change = job.status.change
     if change is None:
         return None
     members = change.group.members
     if any(job.workers[m.worker].version == change.group.version for m in members):
-        return None  # it waits for newcomers itself
+        return None  # the change waits for newcomers
     return {member.worker for member in members}

@@ -1,11 +1,4 @@
-"""All jobs, nodes and workers: what decisions are made of, and nothing that is only shown.
-
-How long things may take, and what is waited for now: the one place that knows a deadline.
-
-How many jobs stand where, so that nobody has to walk over all of them to know.
-
-What all jobs came to, in a few numbers, and sweeps: for people; no decision looks at it.
-"""
+"""State of the core: jobs, nodes, deadlines, and counters that no decision reads."""
 
 from __future__ import annotations
 
@@ -28,9 +21,9 @@ from controlplane.core.slot_index import SlotIndex
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId, NodeId, Seconds, Term, Version
 
-START_LIMIT_S: Final = 1800.0  # from the order to a formed group
-PREPARE_LIMIT_S: Final = 600.0  # newcomers import, build, open their data
-SWITCH_LIMIT_S: Final = 1800.0  # the boundary comes; steps and evaluations may be long
+START_LIMIT_S: Final = 1800.0  # from the order until the group has formed
+PREPARE_LIMIT_S: Final = 600.0  # newcomers import modules, build the model, open their data
+SWITCH_LIMIT_S: Final = 1800.0  # until the boundary; steps and evaluations may be long
 QUIESCE_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
 LIMITS_S: Final = {
     RescalePhase.PREPARING: PREPARE_LIMIT_S,
@@ -38,113 +31,87 @@ LIMITS_S: Final = {
     RescalePhase.QUIESCING: QUIESCE_LIMIT_S,
     RescalePhase.REJOINING: SWITCH_LIMIT_S,
 }
-RETRY_FIRST_S: Final = 1.0  # before something that failed is tried again; doubles
+RETRY_FIRST_S: Final = 1.0  # pause before the first retry; doubles with each
 RETRY_LONGEST_S: Final = 60.0
 
 
 class Deadline(msgspec.Struct, kw_only=True):
-    """Until when version `version` of a job's group is waited for."""
+    """Time limit for version `version` of a job's group."""
 
     at: Seconds
-    limit_s: float  # how long from when it was set
+    limit_s: float  # from the time it was set
     version: Version
 
 
 class Deadlines(msgspec.Struct, kw_only=True):
-    """What has to happen in time: at most one thing for each job."""
+    """Time limits of starts and changes, at most one of each per job."""
 
-    starts: dict[JobId, Deadline] = {}  # in order of their orders
+    starts: dict[JobId, Deadline] = {}  # in the order of the orders
     rescales: dict[JobId, Deadline] = {}
 
     def expect_start(self, job: JobId, version: Version, now: Seconds) -> None:
-        """A group was ordered: it has to form.
-
-        Args:
-            job: that waits for its group; what was waited for before is replaced.
-            version: of the group that was ordered.
-            now: when, in seconds; the deadline is `START_LIMIT_S` later.
-        """
+        """Set the deadline of a group that was ordered at `now`."""
         at = Seconds(now + START_LIMIT_S)
         self.starts[job] = Deadline(at=at, limit_s=START_LIMIT_S, version=version)
 
     def expect_rescale(
         self, job: JobId, version: Version, phase: RescalePhase, now: Seconds
     ) -> None:
-        """A change came to `phase`: it has to leave it.
-
-        Args:
-            phase: one that is not the end of a change.
-        """
+        """Set the deadline of a change that entered `phase`, which must be an open one."""
         limit_s = LIMITS_S[phase]
         at = Seconds(now + limit_s)
         self.rescales[job] = Deadline(at=at, limit_s=limit_s, version=version)
 
     def clear(self, job: JobId) -> None:
-        """Nothing of `job` is waited for any more.
-
-        Args:
-            job: may have nothing to wait for.
-        """
+        """Remove the deadlines of `job`, if any."""
         self.starts.pop(job, None)
         self.rescales.pop(job, None)
 
-    def begin_anew(self, now: Seconds) -> None:
-        """Nothing could happen while no controller was there: every wait begins again.
-
-        Args:
-            now: when the new controller began, in seconds; each wait has its whole limit from then
-                on.
-        """
+    def restart(self, now: Seconds) -> None:
+        """Restart all limits at `now`; no message could arrive while the controller was down."""
         for deadline in (*self.starts.values(), *self.rescales.values()):
             deadline.at = Seconds(now + deadline.limit_s)
 
     def passed(self, now: Seconds, order: Iterable[JobId]) -> list[Input]:
-        """What did not happen in time, as inputs.
+        """Return the deadlines that have passed by `now` as inputs.
 
-        Args:
-            now: deadlines up to then have passed.
-            order: of the jobs whose groups change.
+        Changes come in the order in which `order` lists their jobs.
         """
         starts: list[Input] = [
             StartExpired(job=job, version=deadline.version)
             for job, deadline in self.starts.items()
             if deadline.at <= now
         ]
-        late = {job: each for job, each in self.rescales.items() if each.at <= now}
-        inside = [job for job in order if job in late] if len(late) > 1 else list(late)
-        return [*starts, *(RescaleExpired(job=j, version=late[j].version) for j in inside)]
+        expired = {job: each for job, each in self.rescales.items() if each.at <= now}
+        inside = [job for job in order if job in expired] if len(expired) > 1 else list(expired)
+        return [*starts, *(RescaleExpired(job=j, version=expired[j].version) for j in inside)]
 
 
 def pause_before(tries: int) -> float:
-    """Seconds before the next try, after `tries` that failed.
+    """Return the seconds to wait before the next try, after `tries` >= 1 failures.
 
-    Args:
-        tries: at least 1. The pause doubles from `RETRY_FIRST_S` up to `RETRY_LONGEST_S`.
+    The pause doubles from `RETRY_FIRST_S` up to `RETRY_LONGEST_S`.
     """
     return float(min(RETRY_LONGEST_S, RETRY_FIRST_S * 2 ** min(tries - 1, 10)))
 
 
-class LivingCounts:
-    """Of jobs that have not ended: derived from them once, and kept by whoever changes one.
-
-    Args:
-        jobs: that have not ended.
-    """
+class JobCounters:
+    """Counts of jobs that have not ended: computed from `jobs` once, then kept up to date."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.phases: Counter[Phase] = Counter()
-        self.promised: set[JobId] = set()  # whose end somebody promised
+        self.promised: set[JobId] = set()  # jobs with a promised end
         for job in jobs:
             self.came(job)
             if job.promised_end is not None:
                 self.promised.add(job.job)
 
     def came(self, job: Job) -> None:
-        """Count a job that was not there."""
+        """Count a new job."""
         self.phases[job.phase] += 1
 
     def moved(self, job: Job, before: Phase) -> None:
-        """Count a job elsewhere, or no more."""
+        """Count a job that left phase `before` in its new phase, or not at all if it has ended."""
         self.phases[before] -= 1
         if job.phase in ENDED:
             self.promised.discard(job.job)
@@ -153,39 +120,36 @@ class LivingCounts:
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
-    """What `handle` works on and what replay rebuilds."""
+    """Everything that decisions depend on and that a replay rebuilds."""
 
     term: Term = Term(0)
-    version: int = 0  # inputs taken
+    version: int = 0  # number of inputs handled
     feed_seq: int = 0
     jobs_accepted: int = 0
     jobs: dict[JobId, Job] = {}
-    active: dict[JobId, None] = {}  # those that have not ended, in order of arrival
-    jobs_with_processes: dict[JobId, None] = {}  # those with a process that may still exist
+    active: dict[JobId, None] = {}  # jobs that have not ended, in order of arrival
+    jobs_with_processes: dict[JobId, None] = {}  # jobs with a process that may still exist
     nodes: dict[NodeId, Node] = {}
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
-    left_keys: dict[str, JobId] = {}  # of jobs that left, the latest
-    ended_leave: bool = False  # jobs that have ended leave, when nothing of them lives
-    sweeps_leave: bool = False  # the same of sweeps
-    rules: int = 0  # of the incarnation that decides, see `inputs.RULES`
-    leaving: dict[JobId, None] = {}  # with the next input
-    left: dict[JobId, Version] = {}  # the latest: nodes that come back hear of them
+    left_keys: dict[str, JobId] = {}  # of jobs that left the state, the latest
+    ended_leave: bool = False  # ended jobs leave the state once they have no processes
+    sweeps_leave: bool = False  # ended sweeps leave the state
+    rules: int = 0  # of the current incarnation, see `inputs.RULES`
+    leaving: dict[JobId, None] = {}  # jobs that leave with the next input
+    left: dict[JobId, Version] = {}  # the latest jobs that left; returning nodes stop them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
-    sweeps: dict[JobId, None] = {}  # those that go on, or that some node has to hear of
-    ended_sweeps: dict[JobId, None] = {}  # the latest: nodes that come back hear of them
-    left_sweeps: dict[JobId, LeftSweep] = {}  # the same of those that left
+    sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent
+    ended_sweeps: dict[JobId, None] = {}  # the latest; their deltas are sent to returning nodes
+    left_sweeps: dict[JobId, LeftSweep] = {}  # likewise, of sweeps that left the state
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
-    swaps: list[Swap] = []  # of running jobs that trade slots just now
+    swaps: list[Swap] = []  # swaps in progress
 
     def job(self, job: JobId) -> Job:
-        """The job of that name.
-
-        Args:
-            job: its id; those that have left are not found.
+        """Return the job of that name; jobs that have left the state are not found.
 
         Raises:
-            UnknownJobError: if there is none.
+            UnknownJobError: if there is no such job.
         """
         try:
             return self.jobs[job]
@@ -193,7 +157,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
             raise UnknownJobError(job) from None
 
     def living(self) -> Iterator[tuple[Job, Worker]]:
-        """Every process that may exist."""
+        """Yield every process that may exist."""
         for name in self.jobs_with_processes:
             job = self.jobs[name]
             for worker in job.workers.values():
@@ -201,13 +165,13 @@ class State(msgspec.Struct, kw_only=True, dict=True):
                     yield job, worker
 
     @cached_property
-    def living_counts(self) -> LivingCounts:
-        """Where jobs stand that have not ended: derived from them, as the index is."""
-        return LivingCounts(self.jobs[name] for name in self.active)
+    def living_counts(self) -> JobCounters:
+        """Counts of jobs that have not ended, derived from them."""
+        return JobCounters(self.jobs[name] for name in self.active)
 
     @cached_property
     def slot_index(self) -> SlotIndex:
-        """Who has which slot: derived from the rest, and no part of what states are compared by."""
+        """Index of slots, derived from the rest of the state and not part of comparisons."""
         return SlotIndex(self.jobs, self.jobs_with_processes, self.nodes)
 
 
@@ -215,31 +179,27 @@ KEPT_GAINS: Final = 1000
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Counted while handlers decide, so the journal rebuilds it through the same `handle`."""
+    """Counters for display; a replay rebuilds them through the same `handle`."""
 
     plans_taken: int = 0
     ended: dict[str, int] = {}  # jobs by the state that they ended in
-    promises_kept: int = 0  # ends of jobs, by when they were promised first
+    promises_kept: int = 0  # jobs that ended by their first promised time
     promises_broken: int = 0
-    rescales: int = 0  # changes of membership, of all jobs
+    rescales: int = 0  # changes of membership
     batch_changes: int = 0
-    gains: list[tuple[float, float]] = []  # speed-ups of changes, predicted and realised; latest
+    gains: list[tuple[float, float]] = []  # the latest (predicted, realised) speed-ups
     sweeps: dict[JobId, SweepHistory] = {}
 
     def sweep_of(self, job: JobId) -> SweepHistory:
-        """The past of the sweep `job`; empty if nothing happened to it yet.
-
-        Args:
-            job: may be unknown. What is returned for it is not kept.
-        """
+        """Return the history of the sweep `job`, or an empty one that is not stored."""
         return self.sweeps.get(job) or SweepHistory()
 
     def sweep(self, job: JobId) -> SweepHistory:
-        """The past of the sweep `job`, to be written to."""
+        """Return the history of the sweep `job`, to be changed."""
         return self.sweeps.setdefault(job, SweepHistory())
 
     def job_ended(self, job: Job, now: Seconds) -> None:
-        """A job is over."""
+        """Count a job that ended, and whether its promise was kept."""
         phase = job.phase
         self.ended[phase.value] = self.ended.get(phase.value, 0) + 1
         if job.promised_end is None or phase in {Phase.FAILED, Phase.CANCELLED}:
@@ -250,10 +210,6 @@ class Totals(msgspec.Struct, kw_only=True):
             self.promises_broken += 1
 
     def speed_measured(self, promise: SpeedPromise, samples_per_s: float) -> None:
-        """A speed-up was measured.
-
-        Args:
-            samples_per_s: what came, mean over an epoch.
-        """
+        """Add a measured speed-up; `samples_per_s` is the mean over an epoch."""
         self.gains.append((promise.then / promise.now, samples_per_s / promise.now))
         del self.gains[:-KEPT_GAINS]

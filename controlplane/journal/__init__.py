@@ -1,1 +1,1 @@
-"""Durable history: every input of the core with its time, and the feed that came of it."""
+"""Durable history: every input of the core with its time, and the feed events that it led to."""

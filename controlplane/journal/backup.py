@@ -1,6 +1,6 @@
-"""Copies of a journal: taken beside whoever writes it, put back, and made small.
+"""Backup, restore, compaction and verification of journals.
 
-Whether a journal means what it says: its inputs are handled again, and all of it is compared.
+Verification handles all inputs again and compares the results with the stored events and snapshots.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from controlplane.core.commands import Announce
 from controlplane.journal.database import (
-    BROKEN,
+    CHECK_DISK,
     TERM_FLOOR,
     JournalError,
     migrate,
@@ -27,29 +27,29 @@ from controlplane.journal.database import (
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import earliest
 from controlplane.journal.retention import Retention, forget
-from controlplane.journal.snapshots import FORMAT, gives_back, image_of
+from controlplane.journal.snapshots import FORMAT, image_of, round_trips
 from controlplane.journal.take_snapshot import take_snapshot
 from controlplane.journal.writer import take_lock
 from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
-BESIDE: Final = ("", "-wal", "-shm")  # the files of one database
-FORCE: Final = "name another file, or say --force"
+FILE_SUFFIXES: Final = ("", "-wal", "-shm")  # the files of one database
+FORCE: Final = "name another file or use --force"
 
 
 def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
     """Copy a journal as it is at one moment, also while a controller writes it.
 
     Args:
-        copy: file that is written, whole or not at all.
+        copy: file to write, completely or not at all.
 
     Raises:
-        JournalError: if `copy` is there, there is no room, or what was copied is damaged.
+        JournalError: if `copy` exists, there is no room, or the copied data is damaged.
     """
     if copy.exists() and not force:
-        raise JournalError(f"{copy} is there already", FORCE)
+        raise JournalError(f"{copy} already exists", FORCE)
     part = copy.with_name(f"{copy.name}.part")
-    with _refused_as_journal_errors(copy):
+    with _as_journal_errors(copy):
         part.unlink(missing_ok=True)
         with (
             contextlib.closing(open_for_reading(journal)) as source,
@@ -58,32 +58,34 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
             part.chmod(0o600)
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")
-        _prove(part, journal)
+        _verify(part, journal)
         _durable(part)
         part.replace(copy)
         _durable(copy.parent)
 
 
 def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
-    """Put a copy in the place of a journal that nobody writes.
+    """Replace a journal that no controller uses by a copy.
 
-    The next incarnation's term is above all that any node may have heard of.
+    The term of the next incarnation will be above every term that a node may have seen.
 
     Args:
-        copy: as `back_up` made it, or any journal at rest.
-        journal: where a controller will look for it.
-        force: also if there is a journal with inputs.
+        copy: made by `back_up`, or any journal at rest.
+        journal: path where a controller will look for it.
+        force: True also replaces a journal that has inputs.
 
     Returns:
-        Where the former journal is now; None if there was none.
+        New path of the former journal; None if there was none.
 
     Raises:
-        JournalError: if a controller runs there, or has been there; if the copy is damaged; if
-            there is no room. The former journal is then where it was.
+        JournalError: if a controller runs there, the journal has inputs, the copy is damaged, or
+            there is no room. The former journal is then unchanged.
     """
-    with _held(journal), _refused_as_journal_errors(journal):
+    with _locked(journal), _as_journal_errors(journal):
         if journal.exists() and not force and _has_inputs(journal):
-            raise JournalError(f"{journal} has a history of its own", "say --force: it is kept")
+            raise JournalError(
+                f"{journal} already has inputs", "use --force; the former journal is kept"
+            )
         part = journal.with_name(f"{journal.name}.part")
         with contextlib.closing(open_for_reading(copy)):
             pass
@@ -94,7 +96,7 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
             insert = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
             database.execute(insert, (TERM_FLOOR, str(int(time.time()))))
             database.execute("PRAGMA journal_mode=DELETE")
-        _prove(part, copy)
+        _verify(part, copy)
         _durable(part)
         kept = _set_aside(journal)
         part.replace(journal)
@@ -103,24 +105,26 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
 
 
 def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
-    """Make a journal that nobody writes as small as it can be.
+    """Shrink a journal that no controller uses as far as possible.
 
     Args:
-        journal: of a controller that does not run.
-        keep: what is kept beside what a restart needs.
+        keep: what is kept in addition to what a restart needs.
         now: seconds since the epoch.
 
     Returns:
-        Bytes of its file before and afterwards.
+        Bytes of the file before and after.
 
     Raises:
         JournalError: if a controller runs, the journal is damaged, or there is no room for a
-            second copy of it meanwhile.
-        CoreError: if its inputs are none that this release could have taken.
+            temporary second copy.
+        CoreError: if this release cannot handle the inputs.
     """
-    with _held(journal), _refused_as_journal_errors(journal):
+    with _locked(journal), _as_journal_errors(journal):
         if not journal.is_file():
-            raise JournalError(f"{journal}: there is no such file", "name the state folder")
+            raise JournalError(
+                f"{journal}: there is no such file",
+                "name the journal in a controller's state folder",
+            )
         before = journal.stat().st_size
         with contextlib.closing(open_for_writing(journal)) as database:
             take_snapshot(journal)
@@ -131,8 +135,8 @@ def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
     return before, journal.stat().st_size
 
 
-def _prove(copy: Path, original: Path) -> None:
-    """A copy has a good state, and no damage of the past that is not the original's, too."""
+def _verify(copy: Path, original: Path) -> None:
+    """Check that a copy has a good state, and no damage that the original does not have."""
     with contextlib.closing(Reader(copy)) as reader:
         problems = list(reader.problems_of_state())
         past = reader.problems_of_past()
@@ -140,7 +144,7 @@ def _prove(copy: Path, original: Path) -> None:
         known = set(_past_problems(original))
         problems += [problem for problem in past if problem not in known]
     for problem in problems:
-        raise JournalError(f"{copy}: {problem}", "it was not put into place; nothing is changed")
+        raise JournalError(f"{copy}: {problem}", "the copy was not used; nothing was changed")
 
 
 def _past_problems(journal: Path) -> list[str]:
@@ -153,16 +157,16 @@ def _has_inputs(journal: Path) -> bool:
         with contextlib.closing(Reader(journal)) as reader:
             return reader.first_and_last() != (0, 0)
     except JournalError:
-        return True  # whatever it is
+        return True  # damaged, but not empty
 
 
 def _set_aside(journal: Path) -> Path | None:
-    """Rename a journal with all of its files; the newest is found by its time."""
+    """Rename a journal with all of its files; the new name has the time."""
     if not journal.exists():
         return None
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     kept = journal.with_name(f"{journal.name}.before-{stamp}")
-    for end in BESIDE:
+    for end in FILE_SUFFIXES:
         file = journal.with_name(journal.name + end)
         if file.exists():
             file.replace(kept.with_name(kept.name + end))
@@ -170,8 +174,8 @@ def _set_aside(journal: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def _held(journal: Path) -> Iterator[None]:
-    """No controller begins meanwhile."""
+def _locked(journal: Path) -> Iterator[None]:
+    """Keep controllers from starting meanwhile."""
     lock = take_lock(journal.with_suffix(".lock"))
     try:
         yield
@@ -180,13 +184,13 @@ def _held(journal: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refused_as_journal_errors(path: Path) -> Iterator[None]:
+def _as_journal_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", BROKEN) from None
+        raise JournalError(f"{path}: {error}", CHECK_DISK) from None
     except OSError as error:
-        raise JournalError(f"{path}: {error.strerror}", BROKEN) from None
+        raise JournalError(f"{path}: {error.strerror}", CHECK_DISK) from None
 
 
 def _durable(path: Path) -> None:
@@ -197,34 +201,35 @@ def _durable(path: Path) -> None:
         os.close(fd)
 
 
-MOST: Final = 10  # differences that are named
+MAX_DIFFERENCES: Final = 10  # reported differences of events
 
 
 def differences(reader: Reader) -> Iterator[str]:
-    """Where a replay from the earliest state that is kept comes to something else than is written.
+    """Yield where a replay from the earliest stored state differs from what is stored.
 
     Raises:
         JournalError: if the journal is damaged.
-        CoreError: if its inputs are none that this release could have taken.
+        CoreError: if this release cannot handle the inputs.
     """
     reactor, first = earliest(reader)
     snapshots = {one.input: one for one in reader.snapshots() if one.input > first}
     events = _Events(reader, reactor.state.feed_seq)
     for number, at, event in reader.numbered_inputs(first):
         commands = reactor.handle(event, at)
-        for told in (one.event for one in commands if isinstance(one, Announce)):
-            yield from events.differ(number, told)
+        for announced in (one.event for one in commands if isinstance(one, Announce)):
+            yield from events.differ(number, announced)
         snapshot = snapshots.get(number)
         if snapshot is not None and snapshot.format == FORMAT:
             image = zlib.decompress(reader.body_of(snapshot))
-            if not (image == image_of(reactor) or gives_back(image, reactor)):
-                yield f"snapshot {number} is another state than the inputs before it lead to"
-    if events.last != reactor.state.feed_seq:
-        yield f"the feed ends with event {events.last}, the inputs with {reactor.state.feed_seq}"
+            if not (image == image_of(reactor) or round_trips(image, reactor)):
+                yield f"snapshot {number} differs from the state that its inputs lead to"
+    last = reactor.state.feed_seq
+    if events.last != last:
+        yield f"the feed ends with event {events.last}, the inputs lead to event {last}"
 
 
 class _Events:
-    """The events that are written, beside those that a replay announces."""
+    """Stored events, compared with those of a replay."""
 
     def __init__(self, reader: Reader, last: int) -> None:
         self._reader = reader
@@ -233,25 +238,30 @@ class _Events:
         self._named = 0
         self.last = last
 
-    def differ(self, number: int, told: FeedEvent) -> Iterator[str]:
-        """What is wrong with the event that input `number` leads to."""
-        if told.seq < self._first:
-            self.last = told.seq
+    def differ(self, number: int, announced: FeedEvent) -> Iterator[str]:
+        """Yield what is wrong with the stored event that input `number` led to."""
+        if announced.seq < self._first:
+            self.last = announced.seq
             return
-        if told.seq not in self._page:
-            page = self._reader.feed(told.seq, 5000)
+        if announced.seq not in self._page:
+            page = self._reader.feed(announced.seq, 5000)
             self._page = {event.seq: event for event in page}
-        written = self._page.get(told.seq)
+        written = self._page.get(announced.seq)
         if written is not None:
-            self.last = told.seq
-        if written != told and self._named < MOST:
+            self.last = announced.seq
+        if written != announced and self._named < MAX_DIFFERENCES:
             self._named += 1
-            what = "is not there" if written is None else f"says {written.event} of {written.job}"
-            yield f"event {told.seq} of input {number}, {told.event} of {told.job}, {what}"
+            what = (
+                "is missing"
+                if written is None
+                else f"is stored as {written.event} of {written.job}"
+            )
+            event = f"{announced.event} of {announced.job}"
+            yield f"event {announced.seq} of input {number}, {event}, {what}"
 
 
 def problems(reader: Reader) -> Iterator[str]:
-    """Everything that is wrong with a journal; whether it can be replayed is part of that."""
+    """Yield everything that is wrong with a journal, including that it cannot be replayed."""
     found = False
     try:
         for problem in reader.problems_of_state():
@@ -262,5 +272,5 @@ def problems(reader: Reader) -> Iterator[str]:
             yield from differences(reader)
     except JournalError as error:
         yield error.message
-    except Exception as error:  # noqa: BLE001 - whatever a handler makes of it
-        yield f"its inputs lead nowhere in this release: {error!r}"
+    except Exception as error:  # noqa: BLE001 - a handler may raise anything
+        yield f"this release cannot replay the inputs: {error!r}"

@@ -1,9 +1,4 @@
-"""The SQLite file of a journal: made and migrated by its writer, opened by its readers.
-
-What a journal holds and how it is written down.
-
-Checksums of the past of jobs: who proves a row, and which rows of former releases have none.
-"""
+"""SQLite file of a journal: schema, migration, connections and checksums."""
 
 from __future__ import annotations
 
@@ -24,9 +19,9 @@ from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
 SCHEMA_VERSION: Final = 5
-RECORDS_CHECKED_SINCE: Final = 4  # the schema with checksums of the past of jobs
-RECENT_SINCE: Final = 5  # the schema with a table of recent records
-FIRST_VERSION: Final = 2  # that is read; inputs of older ones mean something else
+RECORDS_CHECKED_SINCE: Final = 4  # first schema with checksums of the history of jobs
+RECENT_SINCE: Final = 5  # first schema with a table of recent records
+FIRST_VERSION: Final = 2  # oldest readable schema; earlier inputs had other meanings
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -59,16 +54,16 @@ _NUMBERED: Final = struct.Struct("<qd")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One input with its time, and what handling it produced."""
+    """One input with its time, and the events and records that handling it produced."""
 
     at: Seconds
     input: Input
     feed: tuple[FeedEvent, ...] = ()
-    records: tuple[Record, ...] = ()  # of the past of jobs
+    records: tuple[Record, ...] = ()  # of the history of jobs
 
 
 class JournalError(OnesError):
-    """The journal cannot be used as it stands."""
+    """Raised when a journal cannot be used as it is."""
 
     code = "journal"
 
@@ -78,95 +73,82 @@ _feed: Final = msgspec.msgpack.Decoder(FeedEvent)
 
 
 def input_from(body: bytes) -> Input:
-    """The input that was written as `body`.
-
-    Args:
-        body: MessagePack, from the table `inputs`.
+    """Decode an input from the MessagePack of table `inputs`.
 
     Raises:
-        ValueError: if it is none of this release.
+        ValueError: if it is not an input of this release.
     """
     decoded: Input = _inputs.decode(body)
     return decoded
 
 
 def feed_from(body: bytes) -> FeedEvent:
-    """The feed event that was written as `body`.
-
-    Args:
-        body: MessagePack, from the table `feed`.
+    """Decode a feed event from the MessagePack of table `feed`.
 
     Raises:
-        ValueError: if it is none of this release.
+        ValueError: if it is not an event of this release.
     """
     return _feed.decode(body)
 
 
 def checksum(number: int, at: float, body: bytes) -> int:
-    """Of one row, so that neither its content nor its place can change unnoticed.
+    """Return the CRC-32 of a row's content and place.
 
-    Args:
-        at: its time, seconds since the epoch; 0 of an event, which has it inside.
-
-    Returns:
-        CRC-32.
+    `at` is the row's time in seconds since the epoch; 0 for an event, whose body has the time.
     """
     return zlib.crc32(body, zlib.crc32(_NUMBERED.pack(number, at)))
 
 
-# What SQLite says of a damaged file may itself be no text.
+# SQLite's error message about a damaged file may not be valid text.
 UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
-BROKEN: Final = "check the disk and the file's owner"
-WHERE: Final = "name the file journal.sqlite in a controller's state folder"
-UNCHECKED: Final = "unchecked_inputs"  # up to which input rows have no checksum
+CHECK_DISK: Final = "check the disk and the file's owner"
+NAME_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
+UNCHECKED: Final = "unchecked_inputs"  # last input row without a checksum
 UNCHECKED_FEED: Final = "unchecked_feed"
-UNCHECKED_RECORDS: Final = "unchecked_records"  # the last input whose records have none
-UNCHECKED_ENDED: Final = "unchecked_ended"  # when the last job ended whose row has none
-TERM_FLOOR: Final = "term_floor"  # of a copy: nodes have heard of terms that it does not know
+UNCHECKED_RECORDS: Final = "unchecked_records"  # last input whose records have no checksum
+UNCHECKED_ENDED: Final = "unchecked_ended"  # end of the last job whose row has no checksum
+TERM_FLOOR: Final = "term_floor"  # of a copy: nodes may have seen later terms than it has
 LOG_PAGES: Final = (
-    8000  # of the write-ahead log, 32 MiB: a page that many commits change moves once
+    8000  # of the write-ahead log, 32 MiB: a page that many commits change is copied once
 )
-READ: Final = frozenset(str(number) for number in range(FIRST_VERSION, SCHEMA_VERSION + 1))
-FREED: Final = "INCREMENTAL"  # pages that were freed are given back piece by piece
+READABLE: Final = frozenset(str(number) for number in range(FIRST_VERSION, SCHEMA_VERSION + 1))
+AUTO_VACUUM: Final = "INCREMENTAL"  # freed pages are returned piece by piece
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the database of a journal, made if there is none, migrated if an older release made it.
+    """Open the database of a journal; create or migrate it if necessary.
 
-    Returns:
-        A connection of its own, to be used by one thread at a time.
+    One thread at a time may use the connection.
 
     Raises:
-        JournalError: if it cannot be opened, or has a schema that this release cannot read.
+        JournalError: if it cannot be opened, or this release cannot read its schema.
     """
     try:
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        database.execute(f"PRAGMA auto_vacuum={FREED}")  # of a new file only
+        database.execute(f"PRAGMA auto_vacuum={AUTO_VACUUM}")  # affects new files only
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
         database.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
         migrate(database)
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", BROKEN) from None
+        raise JournalError(f"{path}: {error}", CHECK_DISK) from None
     return _readable(path, database, {str(SCHEMA_VERSION)})
 
 
 def migrate(database: sqlite3.Connection) -> None:
-    """Bring a journal to the present schema, in one transaction: all of it or nothing.
+    """Bring a journal, or an empty database, to the current schema in one transaction.
 
-    Rows that were written without a checksum stay without one; `meta` says up to where.
-
-    Args:
-        database: of a journal, or an empty one. One that cannot be migrated is left alone.
+    Rows written without a checksum stay without one; `meta` says up to which row. A database with
+    an unknown schema is left alone.
 
     Raises:
-        sqlite3.Error: and nothing was changed.
+        sqlite3.Error: nothing was changed.
     """
     database.execute("BEGIN IMMEDIATE")
     try:
         tables = {row[0] for row in database.execute("SELECT name FROM sqlite_schema")}
         found = schema_of(database) if "meta" in tables else ""
-        if found == "" or found in READ:
+        if found == "" or found in READABLE:
             if found == str(FIRST_VERSION):
                 _add_checksums(database)
             elif found and int(found) < RECORDS_CHECKED_SINCE:
@@ -190,7 +172,7 @@ def _add_checksums(database: sqlite3.Connection) -> None:
 
 
 def _add_record_checksums(database: sqlite3.Connection) -> None:
-    """Of the schema between: it had them of inputs and events."""
+    """Migrate schema 3, which had checksums of inputs and events only."""
     for table in ("job_records", "ended_jobs"):
         database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
     insert = (
@@ -205,30 +187,25 @@ def _add_record_checksums(database: sqlite3.Connection) -> None:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open the database of a journal that is there.
+    """Open the database of an existing journal.
 
-    Args:
-        path: of the SQLite file; one that is not there stays away.
-
-    Returns:
-        A connection of its own, to be used by one thread at a time.
+    One thread at a time may use the connection. A missing file is not created.
 
     Raises:
-        JournalError: if it is not there, is no journal, or has a schema that this release cannot
-            read.
+        JournalError: if the file is missing, is no journal, or this release cannot read its schema.
     """
     if not path.is_file():
-        raise JournalError(f"{path}: there is no such file", WHERE)
+        raise JournalError(f"{path}: there is no such file", NAME_JOURNAL)
     name = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
         database = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", BROKEN) from None
-    return _readable(path, database, READ)
+        raise JournalError(f"{path}: {error}", CHECK_DISK) from None
+    return _readable(path, database, READABLE)
 
 
 def schema_of(database: sqlite3.Connection) -> str:
-    """The number of the schema that a journal has, as it is written down.
+    """Return the journal's schema number as text.
 
     Raises:
         sqlite3.Error: if it is no journal.
@@ -237,7 +214,7 @@ def schema_of(database: sqlite3.Connection) -> str:
 
 
 def meta(database: sqlite3.Connection, key: str) -> str:
-    """What the journal says of itself under `key`; empty: nothing.
+    """Return the journal's metadata under `key`; empty if there is none.
 
     Raises:
         sqlite3.Error: if it is no journal.
@@ -253,70 +230,66 @@ def _readable(
         found = schema_of(database)
     except UNREADABLE as error:
         database.close()
-        raise JournalError(f"{path}: {error}", f"{BROKEN}, or {WHERE}") from None
+        raise JournalError(f"{path}: {error}", f"{CHECK_DISK}, or {NAME_JOURNAL}") from None
     if found not in schemas:
         database.close()
         remedy = (
             f"this release reads schemas {FIRST_VERSION} to {SCHEMA_VERSION}: use the release that "
             "wrote it, or let its jobs end there, move the file away, and start with a new one"
         )
-        raise JournalError(f"{path} is of schema {found}", remedy)
+        raise JournalError(f"{path} has schema {found}", remedy)
     return database
 
 
-PLACES: Final = 16  # bits of a record's position, behind its input's number
+POSITION_BITS: Final = 16  # bits of a record's position, behind its input's number
 DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
-TOLD: Final = 1000  # damaged rows that are remembered
+MAX_DAMAGED_ROWS: Final = 1000  # damaged rows that are remembered
 FIELDS: Final = "number, job, user, name, state, key, ended, body"  # of `ended_jobs`
 
 
 def record_checksum(job: str, name: str, at: int, body: bytes) -> int:
-    """Of one row of `job_records`, so that neither its content nor its place can change unnoticed.
-
-    Returns:
-        CRC-32.
-    """
+    """Return the CRC-32 of the content and the place of a row of `job_records`."""
     return zlib.crc32(body, zlib.crc32(f"{job}\0{name}\0{at}".encode()))
 
 
 def ended_checksum(row: Sequence[Any]) -> int:
-    """The same of one row of `ended_jobs`: lists choose by any of its fields."""
+    """Return the CRC-32 of all fields of a row of `ended_jobs`; lists select by any of them."""
     return zlib.crc32(row[-1], zlib.crc32(repr((*row[:-1],)).encode()))
 
 
 class RowChecks:
-    """Proves rows, and remembers which were damaged.
+    """Verification of rows about the history of jobs; remembers damaged ones.
 
     Args:
-        told: of each damaged row, by its name, once.
+        on_damage: called once with the name of each damaged row.
     """
 
     def __init__(
-        self, database: sqlite3.Connection, told: Callable[[str], None] = lambda _: None
+        self, database: sqlite3.Connection, on_damage: Callable[[str], None] = lambda _: None
     ) -> None:
-        self._database, self._told = database, told
-        self._damaged: dict[tuple[str, str], None] = {}  # jobs, and what of them
+        self._database, self._on_damage = database, on_damage
+        self._damaged: dict[tuple[str, str], None] = {}  # (job, row)
         schema = int(schema_of(database))
         has_checksums = schema >= RECORDS_CHECKED_SINCE
         recent = ("recent_records",) if schema >= RECENT_SINCE else ()
-        self.tables = ("job_records", *recent)  # where records are, some in both
+        self.tables = ("job_records", *recent)  # a record may be in both
         self.crc = "crc" if has_checksums else "NULL"  # the column
         everything = float("inf")
         self._input = int(meta(database, UNCHECKED_RECORDS) or 0) if has_checksums else everything
         self._end = float(meta(database, UNCHECKED_ENDED) or 0) if has_checksums else everything
 
-    def proves_record(self, job: str, name: str, at: int, body: bytes, crc: int | None) -> bool:
-        """Whether a row of `job_records` is as it was written; it is told of if it is not."""
+    def is_intact_record(self, job: str, name: str, at: int, body: bytes, crc: int | None) -> bool:
+        """True if a row of `job_records` is as it was written; a damaged row is reported."""
         if crc is None:
-            good = at >> PLACES <= self._input
+            good = at >> POSITION_BITS <= self._input
         else:
             good = isinstance(body, bytes) and crc == record_checksum(job, name, at, body)
         if not good:
-            self.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+            self.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
         return good
 
-    def proves_ended(self, row: Sequence[Any], crc: int | None) -> bool:
-        """The same of a row of `ended_jobs`."""
+    def is_intact_ended_job(self, row: Sequence[Any], crc: int | None) -> bool:
+        """True if a row of `ended_jobs` is as it was written; a damaged row is reported."""
         if crc is None:
             good = isinstance(row[-2], float) and row[-2] <= self._end
         else:
@@ -326,31 +299,31 @@ class RowChecks:
         return good
 
     def damaged(self, job: str, what: str) -> None:
-        """Tell of a row that is not as it was written, unless that was done."""
-        if (job, what) not in self._damaged and len(self._damaged) < TOLD:
+        """Report a damaged row once."""
+        if (job, what) not in self._damaged and len(self._damaged) < MAX_DAMAGED_ROWS:
             self._damaged[job, what] = None
-            self._told(what)
+            self._on_damage(what)
 
     def damage_of(self, job: str) -> tuple[str, ...]:
-        """Damaged rows about a job that were met by now."""
+        """Return the damaged rows about a job that were found so far."""
         return tuple(what for name, what in self._damaged if name == job)
 
     def problems(self) -> Iterator[str]:
-        """Every row of the past that is not as it was written, in words.
+        """Yield every damaged row of the history as text.
 
         Raises:
-            sqlite3.Error: if they cannot be read.
+            sqlite3.Error: if the rows cannot be read.
         """
         tables = {row[0] for row in self._database.execute("SELECT name FROM sqlite_schema")}
         if "job_records" in tables:
             columns = f"job, list, at, body, {self.crc}"
             select = " UNION ".join(f"SELECT {columns} FROM {table}" for table in self.tables)  # noqa: S608
             for job, name, at, body, crc in self._database.execute(select):
-                if not self.proves_record(job, name, at, body, crc):
-                    what = f"{name} of {job}, record of input {at >> PLACES}"
-                    yield f"{what}: its checksum is another one"
+                if not self.is_intact_record(job, name, at, body, crc):
+                    what = f"{name} of {job}, record of input {at >> POSITION_BITS}"
+                    yield f"{what}: wrong checksum"
         if "ended_jobs" in tables:
             select = f"SELECT {FIELDS}, {self.crc} FROM ended_jobs"  # noqa: S608
             for *row, crc in self._database.execute(select):
-                if not self.proves_ended(row, crc):
-                    yield f"ended job {row[1]}: its checksum is another one"
+                if not self.is_intact_ended_job(row, crc):
+                    yield f"ended job {row[1]}: wrong checksum"

@@ -1,9 +1,8 @@
-"""Jobs that have left the state: the last that is known of each, one row.
+"""Jobs and sweeps that have left the state.
 
-Sweeps that have left the state: their past, in the table of the past of jobs, read in pages.
-
-One row with what is counted, one for each trial that has a past (its position ends with its
-number), and one for each `UNITS` units of the ledger, in the order in which they ended.
+A job has one row with its last version. The history of a sweep is stored in `job_records` and read
+in pages: one row of counts, one row for each trial with a history (its position ends with the
+trial's number), and one row for each `UNITS` units of the ledger, in the order of their ends.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from controlplane.core.model.job import Job, JobOwner, number_of
 from controlplane.journal.database import (
     DAMAGED,
     FIELDS,
-    PLACES,
+    POSITION_BITS,
     UNREADABLE,
     JournalError,
     RowChecks,
@@ -35,7 +34,7 @@ INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, 
 
 
 class _Owned(msgspec.Struct):
-    """What of a job says whose it is: to read no more is ten times as fast."""
+    """Project of a job; decoding only this is ten times as fast as decoding the job."""
 
     project: str = ""
 
@@ -45,9 +44,9 @@ _owned: Final = msgspec.msgpack.Decoder(_Owned)
 
 
 class EndedRow(NamedTuple):
-    """A job that left, as it is written."""
+    """A job that left, as stored."""
 
-    number: int  # its place among all that were accepted
+    number: int  # among all accepted jobs
     job: JobId
     user: str
     name: str
@@ -58,7 +57,7 @@ class EndedRow(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """What lists are chosen by; the rest is decoded when it is asked for."""
+    """Fields by which lists select; the rest is decoded on demand."""
 
     number: int
     job: JobId
@@ -70,10 +69,10 @@ class EndedJob(NamedTuple):
 
 
 def ended_row(record: JobLeft) -> EndedRow:
-    """A job that left, encoded.
+    """Encode a job that left.
 
     Raises:
-        ValueError: if it cannot be written down, and so TypeError and OverflowError.
+        ValueError: if it cannot be encoded; also TypeError and OverflowError.
     """
     job = record.last
     return EndedRow(
@@ -89,7 +88,7 @@ def ended_row(record: JobLeft) -> EndedRow:
 
 
 def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None:
-    """Write jobs that left, within a transaction of the caller's.
+    """Write jobs that left, within the caller's transaction.
 
     Raises:
         sqlite3.Error: if they cannot be written.
@@ -100,19 +99,16 @@ def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None
 def forget_ended(
     database: sqlite3.Connection, before: float = 0.0, keep: int | None = None, most: int = 100
 ) -> tuple[JobId, ...]:
-    """Drop the oldest jobs that left, with their past; in a transaction of its own.
+    """Delete the oldest jobs that left, with their history, in a transaction; return these jobs.
 
     Args:
-        database: of the journal, a connection in autocommit mode that may write.
-        before: those that ended before, seconds since the epoch.
-        keep: and those that were accepted before so many of the latest; None: nobody for that.
-        most: of them at a time: whoever commits waits for no more.
-
-    Returns:
-        Which ones; none if nothing is left to drop.
+        database: connection in autocommit mode.
+        before: delete jobs that ended before this time, seconds since the epoch.
+        keep: also delete all but so many of the latest accepted jobs; None: no such limit.
+        most: jobs deleted in one call, since commits wait meanwhile.
 
     Raises:
-        sqlite3.Error: if it cannot be done; nothing was dropped.
+        sqlite3.Error: nothing was deleted.
     """
     (last,) = database.execute("SELECT max(number) FROM ended_jobs").fetchone()
     beyond = 0 if keep is None or last is None else last - keep
@@ -139,11 +135,9 @@ def forget_ended(
 
 
 class EndedJobs:
-    """Reads them.
+    """Reader of jobs that left; every method raises JournalError if they cannot be read.
 
-    Args:
-        database: of a journal, used by the caller's thread alone.
-        checks: prove its rows; None: those of a new journal.
+    The caller's thread alone uses `database`. `checks` verifies the rows.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
@@ -151,38 +145,26 @@ class EndedJobs:
         self._checks = RowChecks(database) if checks is None else checks
 
     def get(self, job: JobId) -> Job | None:
-        """The last that is known of a job; None: it did not leave, or is not kept.
+        """Return the last version of a job; None if it did not leave or is not kept.
 
         Raises:
-            JournalError: if it cannot be read, or its row is damaged.
+            JournalError: also if its row is damaged.
         """
         rows = self._rows("WHERE job = ?", job)
         return self._decoded(rows[0]) if rows else None
 
     def owner(self, job: JobId) -> JobOwner | None:
-        """Whose a job was; None: it did not leave, or is not kept.
-
-        Raises:
-            JournalError: if it cannot be read.
-        """
+        """Return the owner of a job; None if it did not leave or is not kept."""
         rows = self._rows("WHERE job = ?", job)
         return _owner(rows[0]) if rows else None
 
     def of_key(self, key: str) -> JobId | None:
-        """The job of a submission's key; None: it did not leave, or is not kept.
-
-        Raises:
-            JournalError: if it cannot be read.
-        """
+        """Return the job of a submission's key; None if it did not leave or is not kept."""
         rows = self._rows("WHERE key = ? LIMIT 1", key)
         return JobId(rows[0][1]) if rows else None
 
     def behind(self, number: int) -> Iterator[EndedJob]:
-        """Those that were accepted after some other, in that order.
-
-        Raises:
-            JournalError: if they cannot be read.
-        """
+        """Yield the jobs that were accepted after job `number`, in that order."""
         while page := self._rows("WHERE number > ? ORDER BY number LIMIT ?", number, PAGE):
             for row in page:
                 at, job, user, name, state, *_ = row
@@ -191,11 +173,7 @@ class EndedJobs:
             number = page[-1][0]
 
     def latest(self, most: int) -> list[Job]:
-        """Those that were accepted last, oldest first; without those whose rows are damaged.
-
-        Raises:
-            JournalError: if they cannot be read.
-        """
+        """Return the latest accepted jobs, oldest first, without those whose rows are damaged."""
         found = []
         for row in reversed(self._rows("ORDER BY number DESC LIMIT ?", most)):
             with contextlib.suppress(JournalError):
@@ -211,8 +189,8 @@ class EndedJobs:
 
     def _decoded(self, row: Sequence[Any]) -> Job:
         job = row[1]
-        if not self._checks.proves_ended(row[:-1], row[-1]):
-            what = f"the journal's ended job {job}: its checksum is another one"
+        if not self._checks.is_intact_ended_job(row[:-1], row[-1]):
+            what = f"the journal's ended job {job}: wrong checksum"
             raise JournalError(what, DAMAGED)
         try:
             return _jobs.decode(row[-2])
@@ -222,7 +200,7 @@ class EndedJobs:
 
 
 def _owner(row: Sequence[Any]) -> JobOwner:
-    """Of a damaged row its user alone, who is in a column of his own."""
+    """Return the owner of a job; of a damaged row only the user, which has its own column."""
     user = row[2]
     with contextlib.suppress(ValueError):
         return JobOwner(user, _owned.decode(row[-2]).project or user)
@@ -232,8 +210,8 @@ def _owner(row: Sequence[Any]) -> JobOwner:
 COUNTS: Final = "counts"
 TRIALS: Final = "trials"
 LEDGER: Final = "units"
-UNITS: Final = 250  # of a row
-LEFT_OUT: Final = "its past is left out, as damaged in the journal: `ones admin check`"
+UNITS: Final = 250  # units per row
+LEFT_OUT: Final = "its history is left out, as damaged in the journal: `ones admin check`"
 
 
 class _Counts(msgspec.Struct, kw_only=True):
@@ -248,7 +226,7 @@ _ledger: Final = msgspec.msgpack.Decoder(list[LedgerUnit])
 
 
 class SweepRow(NamedTuple):
-    """A part of a sweep's past as it is written: its list, its place there, its bytes."""
+    """Part of a sweep's history as stored."""
 
     list: str
     place: int
@@ -256,11 +234,7 @@ class SweepRow(NamedTuple):
 
 
 def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
-    """The past of a sweep, encoded.
-
-    Yields:
-        Each part.
-    """
+    """Encode the history of a sweep, part by part."""
     pack = msgspec.msgpack.encode
     rest = msgspec.structs.replace(history, units=[], trials={})
     counts = _Counts(units=len(history.units), per_row=UNITS, history=rest)
@@ -272,10 +246,9 @@ def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
 
 
 class EndedSweeps:
-    """Reads them.
+    """Reader of sweeps that left; every method raises JournalError if they cannot be read.
 
-    Args:
-        database: of a journal, used by the caller's thread alone.
+    The caller's thread alone uses `database`.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks) -> None:
@@ -283,14 +256,9 @@ class EndedSweeps:
         self._checks = checks
 
     def history(self, job: JobId, first: int, most: int) -> SweepHistory:
-        """The past of a sweep without its ledger; of a damaged trial no more than that it is.
+        """Return the history of a sweep that left, without its ledger.
 
-        Args:
-            job: that is a sweep, and has left.
-            first: number of the first trial that is wanted.
-
-        Raises:
-            JournalError: if it cannot be read.
+        A damaged trial only states that it is damaged. `first` is the number of the first trial.
         """
         at, counts = self._counts(job)
         found = msgspec.structs.replace(counts.history, trials={})
@@ -300,14 +268,12 @@ class EndedSweeps:
         return found
 
     def units(self, job: JobId, first: int, most: int) -> tuple[list[LedgerUnit], int]:
-        """A page of its ledger, and how many units that has in all.
+        """Return a page of the ledger of a sweep that left, and the number of units in the ledger.
 
-        Args:
-            job: that is a sweep, and has left.
-            first: unit that is wanted, from 0.
+        `first` is the index of the first unit, from 0.
 
         Raises:
-            JournalError: if one cannot be read: a ledger with a hole is none.
+            JournalError: also if a unit is damaged: a ledger must not have gaps.
         """
         at, counts = self._counts(job)
         row, skipped = divmod(first, counts.per_row)
@@ -323,7 +289,7 @@ class EndedSweeps:
         return found[skipped : skipped + most], counts.units
 
     def _counts(self, job: JobId) -> tuple[int, _Counts]:
-        """With the position that those of all rows begin at."""
+        """Return the counts and the position of their row, where the sweep's positions start."""
         for at, body in self._rows(job, COUNTS, 0, 2**62):
             counts = self._decoded(_counts, job, COUNTS, at, body)
             if counts is not None:
@@ -339,19 +305,16 @@ class EndedSweeps:
             rows = self._database.execute(select, (job, name, first, last)).fetchall()
         except UNREADABLE as error:
             raise JournalError(f"the journal's sweeps: {error}", DAMAGED) from None
-        prove = self._checks.proves_record
+        prove = self._checks.is_intact_record
         return [(at, body if prove(job, name, at, body, crc) else None) for at, body, crc in rows]
 
     def _decoded(self, decoder: Any, job: JobId, name: str, at: int, body: bytes | None) -> Any:
-        """What is written there; None: it is damaged."""
         try:
             return None if body is None else decoder.decode(body)
         except ValueError:  # msgspec's errors are ValueErrors
-            self._checks.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+            self._checks.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
             return None
 
 
 def _damaged(job: JobId, name: str) -> JournalError:
-    return JournalError(
-        f"the journal's sweep {job}: its {name} cannot be read, as damaged", DAMAGED
-    )
+    return JournalError(f"the journal's sweep {job}: its {name} are damaged", DAMAGED)

@@ -1,4 +1,4 @@
-"""Read the history back; a torn tail was never reported as durable and is not there."""
+"""Reader of a journal. A torn tail was never reported as durable and is not visible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from controlplane.core.inputs import Input
 from controlplane.journal.database import (
-    BROKEN,
+    CHECK_DISK,
     FIRST_VERSION,
     TERM_FLOOR,
     UNCHECKED,
@@ -32,20 +32,21 @@ from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
 DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
-PAGE: Final = 5000  # inputs read at a time, so that no long read holds up the journal's clean-up
+PAGE: Final = 5000  # inputs per read, so that no long read delays the journal's clean-up
 T = TypeVar("T")
 
 
 class Reader:
-    """A second connection to a journal: sees what is committed, changes nothing.
+    """Second connection to a journal; sees what is committed and changes nothing.
+
+    Every method raises JournalError if the journal cannot be read.
 
     Args:
-        database: a connection to it; None: one that may wait for others and be waited for.
-        damaged: told of each row of the past of jobs that is met and damaged; it is passed over.
+        database: connection to use; None opens one.
+        damaged: called with each damaged row of the history of jobs; such rows are skipped.
 
     Raises:
-        JournalError: if it is not there, cannot be opened, or has a schema that this release cannot
-            read.
+        JournalError: if the file is missing, cannot be opened, or has an unknown schema.
     """
 
     def __init__(
@@ -63,25 +64,21 @@ class Reader:
             self._checked = schema_of(self._database) != str(FIRST_VERSION)
         except (sqlite3.Error, ValueError) as error:
             self._database.close()
-            raise JournalError(f"{path}: {error}", BROKEN) from None
+            raise JournalError(f"{path}: {error}", CHECK_DISK) from None
         self.records = JobRecords(self._database, self._past)
         self.ended = EndedJobs(self._database, self._past)
         self.sweeps = EndedSweeps(self._database, self._past)
 
     def first_and_last(self) -> tuple[int, int]:
-        """Numbers of the oldest input that is kept and of the newest one; 0 if there is none.
-
-        Raises:
-            JournalError: if it cannot be read.
-        """
+        """Return the numbers of the oldest and the newest stored input; 0 if there are none."""
         ((first, last),) = self._rows("SELECT min(id), max(id) FROM inputs")
         return first or 0, last or 0
 
     def inputs(self) -> Iterator[tuple[Seconds, Input]]:
-        """Every input that is kept, in order, with its time.
+        """Yield every stored input with its time, in order.
 
         Raises:
-            JournalError: if the file is damaged before its end.
+            JournalError: also if an input is damaged or missing.
         """
         for _, at, event in self.numbered_inputs():
             yield at, event
@@ -89,97 +86,71 @@ class Reader:
     def numbered_inputs(
         self, after: int | None = None, most: int | None = None
     ) -> Iterator[tuple[int, Seconds, Input]]:
-        """The same, each with its number.
+        """Yield stored inputs with their numbers and times, in order.
 
         Args:
-            after: those behind this one, of which none may be missing; None: all that are kept.
-            most: not beyond this one; None: all that are committed by then.
+            after: number before the first input, with no gap behind it; None: all that are kept.
+            most: number of the last input; None: all that are committed by then.
 
         Raises:
-            JournalError: if the file is damaged before its end.
+            JournalError: also if an input is damaged or missing.
         """
         for number, at, body, crc in self._input_rows(after, most):
-            if not self._proves(number, at, body, crc, self._unchecked):
-                raise self._damage(f"input {number}", "its checksum is another one")
+            if not self._is_intact(number, at, body, crc, self._unchecked):
+                raise self._damage(f"input {number}", "wrong checksum")
             yield number, Seconds(at), self._decoded(input_from, body, f"input {number}")
 
     def feed(self, from_seq: int, limit: int) -> tuple[FeedEvent, ...]:
-        """The next page of the feed.
+        """Return the next page of the feed, at most `limit` events.
 
-        Args:
-            from_seq: number of the first event; older ones than are kept are passed over.
-            limit: most events to return.
+        `from_seq` is the number of the first event; events that are not kept are skipped.
 
         Raises:
-            JournalError: if it cannot be read, or an event in it is damaged.
+            JournalError: also if an event is damaged.
         """
         select = f"SELECT seq, body, {self._crc} FROM feed WHERE seq >= ? ORDER BY seq LIMIT ?"  # noqa: S608
         found = []
         for seq, body, crc in self._rows(select, from_seq, limit):
-            if not self._proves(seq, 0.0, body, crc, self._unchecked_feed):
-                raise self._damage(f"feed event {seq}", "its checksum is another one")
+            if not self._is_intact(seq, 0.0, body, crc, self._unchecked_feed):
+                raise self._damage(f"feed event {seq}", "wrong checksum")
             found.append(self._decoded(feed_from, body, f"feed event {seq}"))
         return tuple(found)
 
     def first_event(self) -> int:
-        """The number of the oldest feed event that is kept; 1 if there is none yet.
-
-        Raises:
-            JournalError: if it cannot be read.
-        """
+        """Return the number of the oldest stored feed event; 1 if there is none yet."""
         ((first,),) = self._rows("SELECT min(seq) FROM feed")
         return first or 1
 
     def term_floor(self) -> int:
-        """The least term that the next incarnation may have; 0: whatever follows.
-
-        Raises:
-            JournalError: if it cannot be read.
-        """
-        return int(self._asked(lambda database: meta(database, TERM_FLOOR)) or 0)
+        """Return the lowest term that the next incarnation may have; 0 without a restriction."""
+        return int(self._query(lambda database: meta(database, TERM_FLOOR)) or 0)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Snapshots of the state that are whole, the newest first.
-
-        Raises:
-            JournalError: if they cannot be read.
-        """
-        return self._asked(snapshots_in) if self._checked else ()
+        """Return the complete snapshots, newest first."""
+        return self._query(snapshots_in) if self._checked else ()
 
     def body_of(self, snapshot: Snapshot) -> bytes:
-        """The state in a snapshot, as `state_image` made it.
+        """Return the bytes of a snapshot.
 
         Raises:
-            JournalError: if it is damaged.
+            JournalError: also if the snapshot is damaged.
         """
-        body = self._asked(lambda database: body_of(database, snapshot))
+        body = self._query(lambda database: body_of(database, snapshot))
         if body is None:
-            raise self._damage(f"snapshot {snapshot.input}", "its checksum is another one")
+            raise self._damage(f"snapshot {snapshot.input}", "wrong checksum")
         return body
 
     def problems(self) -> Iterator[str]:
-        """Everything that is wrong with the file, its rows and snapshots, in words.
-
-        Raises:
-            JournalError: if it cannot be read at all.
-        """
+        """Yield everything that is wrong with the file, its rows and its snapshots."""
         yield from self.problems_of_state()
         yield from self.problems_of_past()
 
     def problems_of_past(self) -> list[str]:
-        """Of these, damaged rows of the past of jobs: nothing but that they are shown is lost.
-
-        Raises:
-            JournalError: if they cannot be read at all.
-        """
-        return self._asked(lambda _: list(self._past.problems()))
+        """Return the damaged rows of the history of jobs, which is only displayed."""
+        return self._query(lambda _: list(self._past.problems()))
 
     def problems_of_state(self) -> Iterator[str]:
-        """All others: what was said to be durable may be another.
-
-        Raises:
-            JournalError: if it cannot be read at all.
-        """
+        """Yield the damage of inputs, events and snapshots, which were reported as durable."""
         for (said,) in self._rows("PRAGMA integrity_check"):
             if said != "ok":
                 yield f"SQLite: {said}"
@@ -188,15 +159,15 @@ class Reader:
             if expected is not None and number != expected:
                 yield f"inputs {expected} to {number - 1} are missing"
             expected = number + 1
-            if not self._proves(number, at, body, crc, self._unchecked):
-                yield f"input {number}: its checksum is another one"
+            if not self._is_intact(number, at, body, crc, self._unchecked):
+                yield f"input {number}: wrong checksum"
         expected = None
         for seq, body, crc in self._rows(f"SELECT seq, body, {self._crc} FROM feed"):  # noqa: S608
             if expected is not None and seq != expected:
                 yield f"feed events {expected} to {seq - 1} are missing"
             expected = seq + 1
-            if not self._proves(seq, 0.0, body, crc, self._unchecked_feed):
-                yield f"feed event {seq}: its checksum is another one"
+            if not self._is_intact(seq, 0.0, body, crc, self._unchecked_feed):
+                yield f"feed event {seq}: wrong checksum"
         for snapshot in self.snapshots():
             try:
                 self.body_of(snapshot)
@@ -204,7 +175,7 @@ class Reader:
                 yield error.message
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._database.close()
 
     @property
@@ -227,7 +198,9 @@ class Reader:
                 known, last = True, row[0]
                 yield row
 
-    def _proves(self, number: int, at: float, body: bytes, crc: int | None, unchecked: int) -> bool:
+    def _is_intact(
+        self, number: int, at: float, body: bytes, crc: int | None, unchecked: int
+    ) -> bool:
         if crc is None:
             return not self._checked or number <= unchecked
         try:
@@ -241,7 +214,7 @@ class Reader:
         except UNREADABLE as error:
             raise JournalError(f"{self._path}: {error}", DAMAGED) from None
 
-    def _asked(self, question: Callable[[sqlite3.Connection], T]) -> T:
+    def _query(self, question: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return question(self._database)
         except UNREADABLE as error:

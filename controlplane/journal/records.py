@@ -1,25 +1,22 @@
-"""The past of jobs in the journal's file: written with the input that made it, read in pages.
+"""History of jobs in the journal's file: written with the input that made it, read in pages.
 
-One row for each record, by job, list and position. A position is the number of the record's input
-and its place among those of its job there: it never changes, so that a page can begin behind it,
-and writing a record a second time changes nothing. A record comes into the table of recent ones,
-from which `rolling_merge` moves it; for a while it may be in both, and is read once.
+There is one row for each record, by job, list and position. The position is the number of the
+record's input and its place among the records of its job there. It never changes, so a page can
+start after a position, and writing a record twice changes nothing.
 
-The past of jobs, in the order in which it came, merged little by little into the order of jobs.
+A record written next to the others of its job touches a page of its own: 4 KiB of log and of file
+for some hundred bytes. So a record is first appended to `recent_records`, whatever its job, and
+moves later to `job_records`, together with the records of its job that came meanwhile, for one
+page: the rolling merge of an LSM-tree of two levels (O'Neil et al., 1996, section 2.1). The younger
+level is on disk as well, since a record is durable with its input. Each commit merges twice as many
+records as it adds, in its own transaction: commits never wait for a merge, no merge runs while
+nothing happens, and the younger level has at most twice `MERGE_THRESHOLD` records.
 
-A record that is written where its job's others are touches a page of its own: 4 KiB of log and of
-file for some hundred bytes. So a record is first written behind the last one, whatever its job
-(`recent_records`), and moves later with those of its job that came meanwhile, for one page: the
-rolling merge of an LSM-tree of two levels (O'Neil et al., 1996, section 2.1), with the younger one
-on the disk as well, since a record is durable with its input. Each commit merges twice as many as
-it adds, in its own transaction: nobody waits for a merge, none goes on while nothing happens, and
-the younger level has at most twice `LEAST`.
-
-A pass goes through the jobs and copies; what it copied is deleted afterwards from the oldest on,
-which frees whole pages. Meanwhile a record is there twice, and is read once (`UNION`). So a pass
-needs nothing of the one before: one that was cut off begins again. Numbers of records are never
-used again (`AUTOINCREMENT`): those up to the one that was last when the pass began are its own,
-whatever was deleted since.
+A pass copies the records of all jobs; the copied ones are deleted afterwards, oldest first, which
+frees whole pages. Meanwhile a record is stored twice and read once (`UNION`). So a pass needs
+nothing of the one before, and an interrupted pass starts again. Record numbers are never used again
+(`AUTOINCREMENT`): a pass takes the records up to the last number at its start, whatever was deleted
+since.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ from controlplane.core.history import (
 )
 from controlplane.journal.database import (
     DAMAGED,
-    PLACES,
+    POSITION_BITS,
     UNREADABLE,
     JournalError,
     RowChecks,
@@ -62,8 +59,8 @@ from schemas.codec import encode
 from schemas.ids import JobId, WorkerId
 from schemas.wire.client import Change, EpochInfo, PromiseInfo
 
-LEAST: Final = 65_536  # records of the younger level, before a pass begins
-SHARE: Final = 2  # records that are merged for each one that is added
+MERGE_THRESHOLD: Final = 65_536  # records in the younger level before a pass starts
+MERGE_RATIO: Final = 2  # merged records per added record
 
 _ENDS: Final = (
     "SELECT ifnull((SELECT min(id) FROM recent_records), 0), "
@@ -84,10 +81,10 @@ _COPY_LIST: Final = (
 
 
 class Pass(NamedTuple):
-    """How far a pass has come."""
+    """Position of a merge pass."""
 
-    upto: int = 0  # the last record that it takes, by its arrival; 0: none goes on
-    behind: tuple[str, str, int] | None = None  # job, list, position copied last; None: all are
+    upto: int = 0  # number of the last record of the pass; 0: no pass
+    behind: tuple[str, str, int] | None = None  # last copied key; None: all are copied
 
 
 IDLE: Final = Pass()
@@ -95,14 +92,9 @@ _FIRST: Final = ("", "", -1)
 
 
 def merge(database: sqlite3.Connection, done: Pass, added: int) -> Pass:
-    """Do the share of the present transaction.
+    """Merge the share of the current transaction, which added `added` records.
 
-    Args:
-        database: of the journal, within a transaction that added records.
-        added: how many records this one added.
-
-    Returns:
-        How far it is when this transaction is committed.
+    Returns the position of the pass after the transaction.
 
     Raises:
         sqlite3.Error: if it cannot be written.
@@ -111,10 +103,10 @@ def merge(database: sqlite3.Connection, done: Pass, added: int) -> Pass:
         return done
     oldest, newest = database.execute(_ENDS).fetchone()
     if done == IDLE:
-        if newest - oldest < LEAST:
+        if newest - oldest < MERGE_THRESHOLD:
             return IDLE
         done = Pass(newest, _FIRST)
-    most = SHARE * added
+    most = MERGE_RATIO * added
     if done.behind is not None:
         return _copied(database, done.upto, done.behind, most)
     last = min(done.upto, oldest + most - 1)
@@ -131,10 +123,7 @@ def _copied(
 
 
 def settle(database: sqlite3.Connection, job: JobId, name: str) -> None:
-    """Have all records of one list in the older level, within a transaction of the caller's.
-
-    Args:
-        job: may be unknown.
+    """Move all records of a list to `job_records`, within the caller's transaction.
 
     Raises:
         sqlite3.Error: if it cannot be written.
@@ -146,8 +135,8 @@ def settle(database: sqlite3.Connection, job: JobId, name: str) -> None:
 COMPLETE: Final = "records_complete"  # of `meta`
 PAGE: Final = 200  # rows read at a time
 EVERY_LIST: Final = (CHANGES, GROUPS, EPOCHS, PROMISES, PROCESSES)
-LATEST: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
-EVERY: Final = 1_000_000
+LIST_LIMITS: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
+NO_LIMIT: Final = 1_000_000
 INSERT: Final = "INSERT OR REPLACE INTO job_records VALUES (?, ?, ?, ?, ?)"
 INSERT_RECENT: Final = (
     "INSERT OR REPLACE INTO recent_records (job, list, at, body, crc) VALUES (?, ?, ?, ?, ?)"
@@ -157,7 +146,7 @@ _records: Final = msgspec.msgpack.Decoder(Record)
 
 
 class RecordRow(NamedTuple):
-    """A record as it is written, but for its input's number."""
+    """A record as stored, without the number of its input."""
 
     job: JobId
     list: str
@@ -169,13 +158,10 @@ _Placed = tuple[str, str, int, bytes, int]
 
 
 def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
-    """What one input did, encoded.
-
-    Args:
-        records: in order.
+    """Encode the records of one input, in order.
 
     Raises:
-        ValueError: if one cannot be written down, and so TypeError and OverflowError.
+        ValueError: if one cannot be encoded; also TypeError and OverflowError.
     """
     places: dict[JobId, int] = {}
     found: list[RecordRow | EndedRow] = []
@@ -195,30 +181,22 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
 def insert_rows(
     database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
 ) -> None:
-    """Write records where those of their jobs are, within a transaction of the caller's.
-
-    Args:
-        rows: each with the number of its input.
+    """Write rows with their input numbers to `job_records`, within the caller's transaction.
 
     Raises:
         sqlite3.Error: if they cannot be written.
     """
     recent, settled = _placed(database, rows)
-    database.executemany(INSERT, sorted(recent + settled))  # each page is looked for once
+    database.executemany(INSERT, sorted(recent + settled))  # each page is visited once
 
 
 def append_rows(
     database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
 ) -> int:
-    """Write records behind those that came last, within a transaction of the caller's.
+    """Append rows with their input numbers, within the caller's transaction.
 
-    The past of a sweep, which comes all at once, is written where it stays.
-
-    Args:
-        rows: each with the number of its input.
-
-    Returns:
-        How many are recent now that have to be merged later.
+    Returns how many went to `recent_records` and have to be merged later. The history of a sweep,
+    which comes all at once, goes directly to `job_records`.
 
     Raises:
         sqlite3.Error: if they cannot be written.
@@ -232,13 +210,13 @@ def append_rows(
 def _placed(
     database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
 ) -> tuple[list[_Placed], list[_Placed]]:
-    """Those of jobs, and those of sweeps that left; the jobs that left are written."""
+    """Write jobs that left; return the rows of other jobs, and those of sweeps that left."""
     recent, settled, ended = list[_Placed](), list[_Placed](), list[EndedRow]()
     for number, row in rows:
         if isinstance(row, EndedRow):
             ended.append(row)
         else:
-            at = number << PLACES | row.place
+            at = number << POSITION_BITS | row.place
             crc = record_checksum(row.job, row.list, at, row.body)
             level = recent if row.list in EVERY_LIST else settled
             level.append((row.job, row.list, at, row.body, crc))
@@ -247,29 +225,23 @@ def _placed(
 
 
 def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) -> int:
-    """Drop the oldest records of a job's lists, but for its first promise, which counts.
+    """Delete records of a job's lists but the latest `keep`; return how many were deleted.
 
-    Args:
-        database: of the journal, a connection in autocommit mode that may write.
-        job: may be unknown.
-        keep: so many of the latest of each list stay.
-        most: of a list that are dropped at a time.
-
-    Returns:
-        How many were dropped.
+    The first promise stays, since it counts. `database` is in autocommit mode; `most` limits the
+    records of a list that are deleted at a time.
 
     Raises:
-        sqlite3.Error: if it cannot be done; what was dropped before is counted.
+        sqlite3.Error: if it fails; lists done before stay deleted and are counted.
     """
     return sum(_drop_oldest(database, job, name, keep, most) for name in EVERY_LIST)
 
 
 def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int, most: int) -> int:
-    both = (
+    union = (
         "SELECT at FROM job_records WHERE job = ?1 AND list = ?2 "
         "UNION SELECT at FROM recent_records WHERE job = ?1 AND list = ?2"
     )
-    select = f"{both} ORDER BY at DESC LIMIT 1 OFFSET ?3"
+    select = f"{union} ORDER BY at DESC LIMIT 1 OFFSET ?3"
     if (last := database.execute(select, (job, name, keep)).fetchone()) is None:
         return 0
     delete = (
@@ -297,11 +269,10 @@ def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int,
 
 
 class JobRecords:
-    """Reads the past of jobs; what of it is damaged is told of, and left out.
+    """Reader of the history of jobs; damaged rows are reported and left out.
 
-    Args:
-        database: of a journal, used by the caller's thread alone.
-        checks: prove its rows; None: those of a new journal.
+    Every method raises JournalError if the journal cannot be read. The caller's thread alone uses
+    `database`. `checks` verifies the rows.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
@@ -310,32 +281,18 @@ class JobRecords:
 
     @property
     def complete(self) -> bool:
-        """Whether they are there of every input, also of those of former releases."""
+        """True if there are records of every input, also of older releases."""
         return bool(meta(self._database, COMPLETE))
 
     def of(self, job: JobId) -> JobHistory:
-        """The past of `job`, the latest of each list; empty if nothing happened to it yet.
-
-        Args:
-            job: may be unknown.
-
-        Raises:
-            JournalError: if it cannot be read.
-        """
+        """Return the history of `job`, the latest of each list; empty for an unknown job."""
         histories = JobHistories()
         for name in EVERY_LIST:
             histories.add(reversed(list(self._latest(job, name))))
         return histories.of(job)
 
     def last(self, job: JobId, name: str) -> int:
-        """The position of the newest record of a list; 0: there is none.
-
-        Args:
-            job: may be unknown.
-
-        Raises:
-            JournalError: if it cannot be read.
-        """
+        """Return the position of the newest record of a list; 0 if there is none."""
         wanted = " UNION ".join(
             f"SELECT at FROM {table} WHERE job = ?1 AND list = ?2"  # noqa: S608
             for table in self._checks.tables
@@ -344,84 +301,46 @@ class JobRecords:
         return rows[0][0] if rows else 0
 
     def dropped(self, job: JobId) -> dict[str, int]:
-        """How many of the oldest records of its lists are not kept any more.
-
-        Args:
-            job: may be unknown.
-
-        Raises:
-            JournalError: if it cannot be read.
-        """
+        """Return the number of deleted records of each of the job's lists."""
         return dict(self._rows("SELECT list, rows FROM dropped_records WHERE job = ?", job))
 
     def damage_of(self, job: JobId) -> tuple[str, ...]:
-        """Rows about a job that were damaged when they were read, by their names.
-
-        Args:
-            job: may be unknown.
-        """
+        """Return the names of rows about a job that were damaged when read."""
         return self._checks.damage_of(job)
 
     def changes(self, job: JobId, after: int) -> Iterator[tuple[int, Change]]:
-        """Of its phase, each with its position.
-
-        Args:
-            job: may be unknown.
-
-        Raises:
-            JournalError: if they cannot be read.
-        """
+        """Yield changes of the job's phase after position `after`, with their positions."""
         return ((at, record.change) for at, record in self._behind(job, CHANGES, after))
 
     def epochs(self, job: JobId, after: int) -> Iterator[tuple[int, EpochInfo]]:
-        """The same of its epochs.
-
-        Args:
-            job: may be unknown.
-        """
+        """Yield the job's epochs after position `after`, with their positions."""
         return ((at, record.epoch) for at, record in self._behind(job, EPOCHS, after))
 
     def promises(self, job: JobId, after: int) -> Iterator[tuple[int, PromiseInfo]]:
-        """The same of promises of its end.
-
-        Args:
-            job: may be unknown.
-        """
+        """Yield the job's promised ends after position `after`, with their positions."""
         return ((at, record.promise) for at, record in self._behind(job, PROMISES, after))
 
     def decisions(self, job: JobId, after: int) -> Iterator[tuple[int, GroupStory]]:
-        """The same of decisions about it, with the groups that they ordered.
-
-        Args:
-            job: may be unknown.
-        """
+        """Yield decisions after position `after`, with their positions and the ordered groups."""
         return stories(self._behind(job, GROUPS, after))
 
     def processes(self, job: JobId) -> dict[WorkerId, Process]:
-        """Every process that it ever had, or may have had, and on which node.
-
-        Args:
-            job: may be unknown.
-
-        Raises:
-            JournalError: if they cannot be read.
-        """
+        """Return every process that the job had or may have had, with its node."""
         found = self._behind(job, PROCESSES, 0)
         return {record.worker: Process(record.node, record.heard) for _, record in found}
 
     def _behind(self, job: JobId, name: str, after: int) -> Iterator[tuple[int, Any]]:
         select = self._select("AND at > ?3 ", "ORDER BY at LIMIT ?4")
         while page := self._rows(select, job, name, after, PAGE):
-            yield from self._good(job, name, page)
+            yield from self._intact_records(job, name, page)
             after = page[-1][0]
 
     def _latest(self, job: JobId, name: str) -> Iterator[Any]:
         select = self._select("", "ORDER BY at DESC LIMIT ?3")
-        rows = self._rows(select, job, name, LATEST.get(name, EVERY))
-        return (record for _, record in self._good(job, name, rows))
+        rows = self._rows(select, job, name, LIST_LIMITS.get(name, NO_LIMIT))
+        return (record for _, record in self._intact_records(job, name, rows))
 
     def _select(self, which: str, order: str) -> str:
-        """Of a job's list, of both levels."""
         wanted = " UNION ".join(
             f"SELECT at, body, {self._checks.crc} FROM {table} WHERE job = ?1 AND list = ?2 {which}"  # noqa: S608
             for table in self._checks.tables
@@ -434,16 +353,16 @@ class JobRecords:
         except UNREADABLE as error:
             raise JournalError(f"the journal's records: {error}", DAMAGED) from None
 
-    def _good(
+    def _intact_records(
         self, job: JobId, name: str, rows: Iterable[tuple[int, bytes, int | None]]
     ) -> Iterator[tuple[int, Any]]:
-        """Decoded, without those that are damaged."""
+        """Decode rows, skipping damaged ones."""
         for at, body, crc in rows:
-            if not self._checks.proves_record(job, name, at, body, crc):
+            if not self._checks.is_intact_record(job, name, at, body, crc):
                 continue
             try:
                 record = _records.decode(body)
             except ValueError:  # msgspec's errors are ValueErrors
-                self._checks.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+                self._checks.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
             else:
                 yield at, record

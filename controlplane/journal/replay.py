@@ -1,4 +1,4 @@
-"""Records to core state: a snapshot if there is a good one, and what came since, by `handle`."""
+"""Recovery of the core's state: the newest good snapshot, then later inputs through `handle`."""
 
 from __future__ import annotations
 
@@ -22,32 +22,31 @@ LOST: Final = (
 
 
 class Replayed(NamedTuple):
-    """What a journal came to."""
+    """Result of a recovery."""
 
     reactor: Reactor
-    last: int  # number of the last input that was taken; 0: none
-    at: Seconds  # the time of that
-    snapshot: int  # number of the last input of the snapshot that it began with; 0: from nothing
-    took_s: float  # for the inputs behind the snapshot
+    last: int  # number of the last handled input; 0: none
+    at: Seconds  # time of the last input
+    snapshot: int  # last input of the snapshot that was used; 0: none
+    took_s: float  # for the inputs after the snapshot
 
 
 def replay(
     inputs: Iterable[tuple[Seconds, Input]],
-    told: Callable[[Sequence[Record]], None] = lambda _: None,
+    on_records: Callable[[Sequence[Record]], None] = lambda _: None,
 ) -> Reactor:
-    """The reactor as it was after the last of `inputs`; its commands were done or are re-cut.
+    """Return the reactor after all `inputs` of a journal; the commands are discarded.
 
     Args:
-        inputs: all of a journal, in order, each with its time in seconds since the epoch.
-        told: called behind each with what it did, for the history of jobs.
+        on_records: called after each input with its records.
 
     Raises:
-        CoreError: if `inputs` are none that this release could have taken.
+        CoreError: if this release cannot handle the inputs.
     """
     reactor = Reactor()
     for at, event in inputs:
         reactor.handle(event, at)
-        told(reactor.records)
+        on_records(reactor.records)
     return reactor
 
 
@@ -56,15 +55,15 @@ def recover(
     warn: Callable[[str], None] = lambda _: None,
     most: int | None = None,
 ) -> Replayed:
-    """The reactor as it was after the last input of a journal, without reading all of it.
+    """Return the reactor after the last input of a journal, without reading all inputs.
 
     Args:
-        warn: told of snapshots that cannot be used.
-        most: no input behind this one; None: all.
+        warn: called with each snapshot that cannot be used.
+        most: number of the last input to handle; None: all.
 
     Raises:
-        JournalError: if the journal is damaged, and nothing that is left of it tells the state.
-        CoreError: if its inputs are none that this release could have taken.
+        JournalError: if the journal is damaged so far that the state cannot be recovered.
+        CoreError: if this release cannot handle the inputs.
     """
     newest = [one for one in reader.snapshots() if most is None or one.input <= most]
     reactor, snapshot, at = _first_good(reader, newest, warn) or _empty(reader)
@@ -76,10 +75,10 @@ def recover(
 
 
 def earliest(reader: Reader) -> tuple[Reactor, int]:
-    """The earliest state that a journal still knows, and the number of the last input in it.
+    """Return the earliest state that the journal still has, and the number of its last input.
 
     Raises:
-        JournalError: if the journal is damaged, and nothing that is left of it tells the state.
+        JournalError: if the journal is damaged so far that the state cannot be recovered.
     """
     if reader.first_and_last()[0] > 1:
         found = _first_good(reader, reversed(reader.snapshots()), lambda _: None)
@@ -103,7 +102,7 @@ def _empty(reader: Reader) -> tuple[Reactor, int, Seconds]:
     first, _ = reader.first_and_last()
     if first > 1:
         raise JournalError(
-            f"inputs 1 to {first - 1} are not kept, and no snapshot tells the state after them",
+            f"inputs 1 to {first - 1} are not kept, and no good snapshot covers them",
             LOST,
         )
     return Reactor(), 0, Seconds(0.0)
@@ -113,7 +112,7 @@ def _restored(reader: Reader, snapshot: Snapshot) -> Reactor:
     if snapshot.format != FORMAT:
         raise JournalError(
             f"snapshot {snapshot.input} of release {snapshot.release} has format "
-            f"{snapshot.format}, this one reads {FORMAT}",
+            f"{snapshot.format}, this release reads {FORMAT}",
             LOST,
         )
     body = reader.body_of(snapshot)

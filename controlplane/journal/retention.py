@@ -1,4 +1,4 @@
-"""What a journal may forget, piece by piece: what a snapshot tells, what is older than asked."""
+"""Retention: deletes old rows of a journal piece by piece."""
 
 from __future__ import annotations
 
@@ -12,37 +12,31 @@ import msgspec
 from controlplane.journal.database import feed_from
 from controlplane.journal.ended import forget_ended
 from controlplane.journal.records import drop_oldest
-from controlplane.journal.snapshots import KEPT, snapshots_in
+from controlplane.journal.snapshots import KEPT_SNAPSHOTS, snapshots_in
 from schemas.ids import JobId, Seconds
 
-LOOKED_AT: Final = 4  # jobs, whose lists are counted between two commits
-JOBS: Final = 50  # of which everything is deleted in one transaction
-PIECE: Final = 2000  # rows that are deleted in one transaction
-FREE_SHARE: Final = 0.25  # of the file that stays for what comes
-FREED_PAGES: Final = 1000  # given back in one transaction
+JOBS_PER_CHECK: Final = 4  # jobs whose lists are counted between two commits
+ENDED_JOBS_PER_PIECE: Final = 50  # ended jobs deleted in one transaction
+PIECE: Final = 2000  # rows deleted in one transaction
+FREE_SHARE: Final = 0.25  # of the file that stays free for later use
+FREED_PAGES: Final = 1000  # returned in one transaction
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the past a journal keeps."""
+    """Limits of what a journal keeps."""
 
-    inputs_s: float  # seconds; inputs that no good snapshot covers are kept in any case
+    inputs_s: float  # seconds; inputs that no snapshot covers are always kept
     events_s: float  # seconds; of the feed
-    used_bytes: int  # the file may have before younger ones go as well
-    jobs_s: float = math.inf  # seconds; jobs that have ended and left, with their past
-    records: int = 1 << 62  # of each list of a job's past, the latest
+    used_bytes: int  # of the file; above it younger rows are deleted, too
+    jobs_s: float = math.inf  # seconds; of jobs that left, with their history
+    records: int = 1 << 62  # latest records of each list of a job
 
 
 def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
-    """Delete the next piece of what need not be kept.
+    """Delete the next piece of what need not be kept; return the number of rows and jobs, or 0.
 
-    Inputs go up to the snapshot before the last one, so that a damaged one costs nothing.
-
-    Args:
-        database: of a journal, a connection in autocommit mode.
-        now: seconds since the epoch.
-
-    Returns:
-        Rows and jobs deleted; 0: nothing more is to be deleted now.
+    Inputs are deleted up to the last but one snapshot, so that a damaged snapshot costs nothing.
+    `database` is in autocommit mode; `now` is in seconds since the epoch.
 
     Raises:
         sqlite3.Error: if there is no room.
@@ -50,34 +44,32 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     crowded = used_bytes(database) > keep.used_bytes
     deleted = _forget_inputs(database, float("inf") if crowded else now - keep.inputs_s)
     deleted += _forget_events(database, now - keep.events_s)
-    deleted += len(forget_ended(database, before=now - keep.jobs_s, most=JOBS))
+    deleted += len(forget_ended(database, before=now - keep.jobs_s, most=ENDED_JOBS_PER_PIECE))
     if not deleted and crowded:
         deleted = _forget_events(database, float("inf"))
     if not deleted and crowded:
-        deleted = len(forget_ended(database, before=float("inf"), most=JOBS))
+        deleted = len(forget_ended(database, before=float("inf"), most=ENDED_JOBS_PER_PIECE))
     if not deleted:
         _shrink(database)
     return deleted
 
 
 def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Retention) -> None:
-    """Drop the next piece of what is too much of the past of single jobs.
+    """Delete the next piece of job histories that exceed the limit of records.
 
-    Args:
-        database: of a journal, a connection in autocommit mode.
-        jobs: that are looked at; those that are done with are taken out.
+    `database` is in autocommit mode. Jobs that are done are removed from `jobs`.
 
     Raises:
         sqlite3.Error: if there is no room.
     """
-    for _ in range(min(LOOKED_AT, len(jobs))):
+    for _ in range(min(JOBS_PER_CHECK, len(jobs))):
         if drop_oldest(database, jobs[0], keep.records, PIECE):
             return
         jobs.popleft()
 
 
 def used_bytes(database: sqlite3.Connection) -> int:
-    """Bytes of the file that hold something.
+    """Return the bytes of the file that are in use.
 
     Raises:
         sqlite3.Error: if it cannot be read.
@@ -89,9 +81,9 @@ def used_bytes(database: sqlite3.Connection) -> int:
 
 def _forget_inputs(database: sqlite3.Connection, before: float) -> int:
     snapshots = snapshots_in(database)
-    if len(snapshots) < KEPT:
+    if len(snapshots) < KEPT_SNAPSHOTS:
         return 0
-    covered = snapshots[KEPT - 1].input
+    covered = snapshots[KEPT_SNAPSHOTS - 1].input
     delete = (
         "DELETE FROM inputs WHERE id IN "
         "(SELECT id FROM inputs WHERE id <= ? AND at < ? ORDER BY id LIMIT ?)"
@@ -103,7 +95,7 @@ def _forget_inputs(database: sqlite3.Connection, before: float) -> int:
 
 
 def _forget_events(database: sqlite3.Connection, before: float) -> int:
-    """The oldest events, if there are others behind them: all of a piece or none."""
+    """Delete a full piece of the oldest events, or none; the newest events stay."""
     select = "SELECT seq, body FROM feed ORDER BY seq LIMIT 1 OFFSET ?"
     row = database.execute(select, (PIECE,)).fetchone()
     if row is None or feed_from(row[1]).time >= before:
@@ -112,7 +104,7 @@ def _forget_events(database: sqlite3.Connection, before: float) -> int:
 
 
 def _shrink(database: sqlite3.Connection) -> None:
-    """Give back what is free, but for a share that will be needed again."""
+    """Return free pages to the file system, except a share for later use."""
     free, pages = _pragma(database, "freelist_count"), _pragma(database, "page_count")
     if free > FREE_SHARE * pages:
         database.executescript(f"PRAGMA incremental_vacuum({FREED_PAGES})")  # a step for each page

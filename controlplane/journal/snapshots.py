@@ -1,6 +1,6 @@
-"""Snapshots of the state in a journal: written in pieces, whole when their row is there.
+"""Snapshots of the core's state: encoding, and storage in pieces.
 
-The core's whole state as bytes and back: what a replay of all inputs up to there would give.
+A snapshot is complete once its row in `snapshots` exists.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from controlplane.core.state import State, Totals
 from schemas import __version__
 from schemas.ids import Seconds
 
-FORMAT: Final = 2  # of the bytes; a field with a default may be added without a new one
-NAN: Final = b"\xcb\x7f\xf8"  # as a number begins that is none
+FORMAT: Final = 2  # of the bytes; adding a field with a default keeps the format
+NAN: Final = b"\xcb\x7f\xf8"  # first bytes of a NaN in MessagePack
 
 
 class _Image(msgspec.Struct, kw_only=True):
@@ -34,17 +34,13 @@ _images: Final = msgspec.msgpack.Decoder(_Image)
 
 
 def image_of(reactor: Reactor) -> bytes:
-    """Everything that `reactor` needs to go on elsewhere.
+    """Encode everything that `reactor` needs to continue elsewhere, as MessagePack.
 
-    Args:
-        reactor: between two inputs; it is only read.
-
-    Returns:
-        MessagePack. What is derived from the state is not in it, but for its order.
+    The reactor must be between two inputs. Of data derived from the state only the order is
+    included.
 
     Raises:
-        ValueError: if the state has something that cannot be written down, and so for whatever else
-            is wrong with it (TypeError, OverflowError).
+        ValueError: if the state cannot be encoded; also TypeError and OverflowError.
     """
     image = _Image(
         state=reactor.state,
@@ -55,26 +51,23 @@ def image_of(reactor: Reactor) -> bytes:
 
 
 def reactor_from(image: bytes) -> Reactor:
-    """A reactor that goes on where another one was.
-
-    Args:
-        image: as `image_of` made it, in this `FORMAT`.
+    """Return a reactor that continues from an image of this `FORMAT`.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if the image is invalid.
     """
     with _uncollected():
         found: _Image = _images.decode(image)
         try:
             found.state.slot_index.arrange(found.order)
         except (LookupError, AttributeError) as error:
-            raise ValueError(f"its parts do not fit together: {error!r}") from None
+            raise ValueError(f"its parts are inconsistent: {error!r}") from None
     return Reactor(found.state, found.totals)
 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Nothing that is made here is garbage: to look for it takes most of the time."""
+    """Disable garbage collection, which takes most of the time and finds nothing here."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -85,42 +78,39 @@ def _uncollected() -> Iterator[None]:
 
 
 def copy_of(reactor: Reactor) -> Reactor:
-    """A second reactor in the same state.
-
-    Args:
-        reactor: between two inputs; it is only read.
+    """Return a second reactor in the same state.
 
     Raises:
-        ValueError: if the state cannot be written down, and so TypeError and OverflowError.
+        ValueError: if the state cannot be encoded; also TypeError and OverflowError.
     """
     return reactor_from(image_of(reactor))
 
 
-def gives_back(image: bytes, reactor: Reactor) -> bool:
-    """Whether an image is of the state of `reactor`, and of all of it."""
-    again = reactor_from(image)
-    if (again.state, again.totals) == (reactor.state, reactor.totals):
+def round_trips(image: bytes, reactor: Reactor) -> bool:
+    """True if decoding `image` gives the complete state of `reactor`."""
+    decoded = reactor_from(image)
+    if (decoded.state, decoded.totals) == (reactor.state, reactor.totals):
         return True
-    return NAN in image and image_of(again) == image  # a number that is none equals nothing
+    return NAN in image and image_of(decoded) == image  # NaN is not equal to itself
 
 
-KEPT: Final = 2  # one that is damaged has the one before, and the inputs since
-PART_BYTES: Final = 1 << 20  # written at a time: whoever commits waits for no more
+KEPT_SNAPSHOTS: Final = 2  # if one is damaged, the one before and the later inputs replace it
+PART_BYTES: Final = 1 << 20  # written at a time, since commits wait meanwhile
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The stamp of a snapshot."""
+    """Metadata of a snapshot."""
 
-    input: int  # number of the last input that is in it
-    at: Seconds  # the time of that
-    release: str  # that wrote it
-    format: int  # of its bytes
+    input: int  # number of the last input in the snapshot
+    at: Seconds  # time of that input
+    release: str  # release that wrote it
+    format: int  # of the bytes
     size: int  # bytes
     crc: int
 
 
 def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
-    """Those that are whole, the newest first.
+    """Return the complete snapshots, newest first.
 
     Raises:
         sqlite3.Error: if they cannot be read.
@@ -133,7 +123,7 @@ def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
 
 
 def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
-    """The bytes of a snapshot; None: they are not those that were written.
+    """Return the bytes of a snapshot; None if they are damaged.
 
     Raises:
         sqlite3.Error: if they cannot be read.
@@ -144,21 +134,16 @@ def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
 
 
 def write_snapshot(database: sqlite3.Connection, number: int, at: Seconds, body: bytes) -> None:
-    """Add a snapshot, and drop those that it makes needless.
+    """Add a snapshot of the state after input `number`, handled at `at`; delete old ones.
 
-    Each piece is a transaction of its own; only the last one waits for the disk, and it alone makes
-    a snapshot of them.
-
-    Args:
-        database: of a journal, a connection in autocommit mode.
-        number: of the last input that is in it.
-        at: the time of that, seconds since the epoch.
+    Each piece is a transaction of its own. Only the last one, which completes the snapshot, waits
+    for the disk. `database` is in autocommit mode.
 
     Raises:
-        sqlite3.Error: if there is no room; what was there before is there still.
+        sqlite3.Error: if there is no room; earlier snapshots are unchanged.
     """
     database.execute("PRAGMA synchronous=NORMAL")
-    _drop(database, "input NOT IN (SELECT input FROM snapshots)")  # pieces of a broken one
+    _drop(database, "input NOT IN (SELECT input FROM snapshots)")  # pieces of an incomplete one
     _drop(database, f"input = {number:d}")
     for begin in range(0, max(1, len(body)), PART_BYTES):
         insert = "INSERT INTO snapshot_parts (input, body) VALUES (?, ?)"
@@ -169,7 +154,7 @@ def write_snapshot(database: sqlite3.Connection, number: int, at: Seconds, body:
         (number, at, __version__, FORMAT, len(body), zlib.crc32(body)),
     )
     database.execute("PRAGMA synchronous=NORMAL")
-    for old in snapshots_in(database)[KEPT:]:
+    for old in snapshots_in(database)[KEPT_SNAPSHOTS:]:
         database.execute("DELETE FROM snapshots WHERE input = ?", (old.input,))
     _drop(database, "input NOT IN (SELECT input FROM snapshots)")
 

@@ -1,9 +1,9 @@
-"""Write the state into the journal: at the end of a process that has it, or by one that replays.
+"""Snapshot process: replays a journal and writes the state into it.
 
-`python -P -m controlplane.journal.take_snapshot FILE` is the latter, a child of the controller:
-what takes long happens beside the loop, and by the way it shows that the journal tells the state.
-
-The past of jobs that a former release kept in memory, written down once.
+Run as `python -P -m controlplane.journal.take_snapshot FILE`, as a child of the controller, so that
+the event loop does not wait. The replay also proves that the journal leads to the state. A
+controller that stops writes its state by itself. `complete_records` writes the history of jobs that
+an older release kept in memory.
 """
 
 from __future__ import annotations
@@ -27,49 +27,46 @@ from controlplane.journal.ended import EndedRow
 from controlplane.journal.reader import Reader
 from controlplane.journal.records import COMPLETE, RecordRow, insert_rows, rows_of
 from controlplane.journal.replay import earliest, recover
-from controlplane.journal.snapshots import gives_back, image_of, write_snapshot
+from controlplane.journal.snapshots import image_of, round_trips, write_snapshot
 from schemas.ids import Seconds
 
-NICE: Final = 15  # training and the controller come first
-FAST: Final = 1  # zlib's level
-AGAIN: Final = "free space or mend what it says; until then restarts read more inputs"
+NICENESS: Final = 15  # training and the controller come first
+ZLIB_LEVEL: Final = 1
+SNAPSHOT_REMEDY: Final = "free space or fix the cause; until then restarts read more inputs"
 
 
 def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
     """Write the state of `reactor` into the journal, if it can be read back.
 
-    Args:
-        path: of the journal, whoever writes it beside.
-        reactor: after input `number`, which is durable.
-        at: the time of that, seconds since the epoch.
+    The state is that after input `number`, handled at `at` and durable. Another process may be
+    writing the journal.
 
     Raises:
-        JournalError: if it cannot be written, or would not be read back as it is.
+        JournalError: if it cannot be written, or would not be read back equal.
     """
     try:
         image = image_of(reactor)
-        if not gives_back(image, reactor):
-            raise JournalError(f"{path}: the state is not read back as it is written", AGAIN)
+        if not round_trips(image, reactor):
+            raise JournalError(f"{path}: the state does not read back as written", SNAPSHOT_REMEDY)
         with contextlib.closing(open_for_reading(path)) as database:
-            write_snapshot(database, number, at, zlib.compress(image, FAST))
+            write_snapshot(database, number, at, zlib.compress(image, ZLIB_LEVEL))
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        raise JournalError(f"{path}: no snapshot of input {number}: {error}", AGAIN) from None
+        raise JournalError(
+            f"{path}: no snapshot of input {number}: {error}", SNAPSHOT_REMEDY
+        ) from None
 
 
 def take_snapshot(path: Path) -> int:
-    """Replay what came since the last snapshot, and write the next one.
+    """Replay the inputs since the last snapshot, and write the next one.
 
-    Args:
-        path: of the journal, whoever writes it beside.
-
-    Returns:
-        The number of the last input in the snapshot; 0: another process takes one just now.
+    Returns the number of the last input in the snapshot; 0 if another process is taking one.
+    Another process may be writing the journal.
 
     Raises:
         JournalError: if the journal is damaged, or there is no room.
-        CoreError: if its inputs are none that this release could have taken.
+        CoreError: if this release cannot handle the inputs.
     """
-    with _alone(path) as alone:
+    with _exclusive(path) as alone:
         if not alone:
             return 0
         with contextlib.closing(Reader(path)) as reader:
@@ -80,7 +77,7 @@ def take_snapshot(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
+def _exclusive(path: Path) -> Iterator[bool]:
     lock = os.open(path.with_suffix(".snapshot.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,8 +90,8 @@ def _alone(path: Path) -> Iterator[bool]:
 
 
 def main() -> None:
-    """Take one; exit code 1 and the reason on standard error if that cannot be."""
-    os.nice(NICE)
+    """Take a snapshot; on failure exit with code 1 and the reason on standard error."""
+    os.nice(NICENESS)
     setproctitle(f"ones: snapshot of {sys.argv[1]}")
     try:
         taken = take_snapshot(Path(sys.argv[1]))
@@ -108,28 +105,26 @@ if __name__ == "__main__":
     main()
 
 
-AT_ONCE: Final = 5000  # rows in one transaction
-RETRY_S: Final = "free space there and start again: what is written already stays"
+ROWS_PER_TRANSACTION: Final = 5000  # rows in one transaction
+COMPLETE_REMEDY: Final = "free space there and start again; rows already written stay"
 
 
 def complete_records(path: Path, reader: Reader) -> None:
-    """Write the records of all inputs, if that was never done; those of new ones come with them.
+    """Write the records of all inputs, if that was never done; new inputs bring their own.
 
-    It replays what is kept of the journal, and leaves a snapshot of the state that this comes to.
-
-    Args:
-        path: of the journal; nobody appends to it meanwhile.
+    Replays the journal and writes a snapshot of the resulting state. No process may append
+    meanwhile.
 
     Raises:
         JournalError: if the journal is damaged, or there is no room.
-        CoreError: if its inputs are none that this release could have taken.
+        CoreError: if this release cannot handle the inputs.
     """
     try:
         with contextlib.closing(open_for_reading(path)) as database:
             if not meta(database, COMPLETE):
                 _complete(path, database, reader)
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", RETRY_S) from None
+        raise JournalError(f"{path}: {error}", COMPLETE_REMEDY) from None
 
 
 def _complete(path: Path, database: sqlite3.Connection, reader: Reader) -> None:
@@ -140,7 +135,7 @@ def _complete(path: Path, database: sqlite3.Connection, reader: Reader) -> None:
         reactor.handle(event, when)
         rows += [(number, row) for row in rows_of(reactor.records)]
         last, at = number, when
-        if len(rows) >= AT_ONCE:
+        if len(rows) >= ROWS_PER_TRANSACTION:
             _write(database, rows)
             rows = []
     _write(database, rows)

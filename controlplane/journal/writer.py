@@ -1,4 +1,4 @@
-"""One thread that commits whatever is queued: one fdatasync for as many entries as there are."""
+"""Writer of a journal: one thread commits all queued entries with one fdatasync."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from controlplane.journal.database import BROKEN, Entry, JournalError, checksum, open_for_writing
+from controlplane.journal.database import (
+    CHECK_DISK,
+    Entry,
+    JournalError,
+    checksum,
+    open_for_writing,
+)
 from controlplane.journal.ended import EndedRow
 from controlplane.journal.records import IDLE, RecordRow, append_rows, merge, rows_of
 from schemas.codec import encode
@@ -26,11 +32,11 @@ MAX_BATCH: Final = 2000  # entries in one transaction
 RETRIED: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROBE_BYTES: Final = 1 << 20
-LOST: Final = "look at the disk and the system's log; what was said to be durable is in the journal"
+LOST: Final = "look at the disk and the system log; entries reported as durable are in the journal"
 
 
 class _Row(NamedTuple):
-    """An entry as it is written."""
+    """An entry as stored."""
 
     at: Seconds
     body: bytes
@@ -42,17 +48,17 @@ Tidy = Callable[[sqlite3.Connection], None]
 _Item = _Row | Tidy
 
 
-def _NOTHING(_: sqlite3.Connection) -> None:  # noqa: N802 - stands for no item
-    """Nothing else is waiting."""
+def _EMPTY(_: sqlite3.Connection) -> None:  # noqa: N802 - a constant of type Tidy
+    """Marker of an empty queue."""
 
 
 class Writer:
     """Appends entries in order and reports how many are durable.
 
-    A commit for which there is no room, or that another process holds up, is tried again until it
-    succeeds; meanwhile nothing behind it is reported, `stalled` says why, and no effect of these
-    entries may leave the process. Any other failure is the end: nobody knows what a disk holds that
-    once failed to say so. `failed` is called, and nothing is committed any more.
+    A commit that finds no room, or is blocked by another process, is retried until it succeeds.
+    Meanwhile no later entry is reported as durable, `stalled` has the reason, and effects of these
+    entries must not leave the process. Any other failure ends the writer, because the content of a
+    disk is unknown after a failed write: `failed` is called, and nothing more is committed.
     """
 
     def __init__(
@@ -64,12 +70,12 @@ class Writer:
         """Take the journal at `path` for this process.
 
         Args:
-            path: the database file; `path.lock` is held while the writer lives.
+            path: database file; `path.lock` is held while the writer lives.
             committed: called from the writer's thread with the number of durable entries.
-            failed: called from the writer's thread, at most once, when it gave up.
+            failed: called from the writer's thread, at most once, when the writer gives up.
 
         Raises:
-            JournalError: if another process has it, or it cannot be used.
+            JournalError: if another process holds the journal, or it cannot be used.
         """
         self._path = path
         self._lock = take_lock(path.with_suffix(".lock"))
@@ -90,35 +96,34 @@ class Writer:
 
     @property
     def durable(self) -> int:
-        """The number of the last input that is durable."""
+        """Number of the last durable input."""
         return self.base + self._count
 
     def append(self, entry: Entry) -> None:
-        """Queue `entry`; `committed` will be called when it is durable.
+        """Queue `entry`; `committed` is called when it is durable.
 
-        Args:
-            entry: committed behind those of earlier calls, maybe together with later ones. Its id
-                in the journal is `base` and the number of entries up to it.
+        Entries are committed in order, possibly several at once. The entry's number in the journal
+        is `base` plus the number of entries up to it.
 
         Raises:
-            ValueError: if it cannot be written down, and so for whatever else is wrong with it
-                (TypeError, OverflowError): nothing was queued.
+            ValueError: if it cannot be encoded; also TypeError and OverflowError. Nothing was
+                queued.
         """
         feed = [(event.seq, encode(event)) for event in entry.feed]
         records = rows_of(entry.records)
         self._queue.put(_Row(entry.at, encode(entry.input), feed, records))
 
     def between_commits(self, work: Tidy) -> None:
-        """Let the writer's thread do something small with the database when it is its turn.
+        """Let the writer's thread run a short task on the database between two commits.
 
         Args:
-            work: takes no more than some milliseconds, as commits wait meanwhile. If it finds no
-                room it is given up, and what it did in a transaction is undone.
+            work: takes a few milliseconds at most, as commits wait meanwhile. If it finds no room
+                it is dropped, and its open transaction is rolled back.
         """
         self._queue.put(work)
 
     def close(self) -> None:
-        """Commit what is queued and stop; gives up if the disk does not take it."""
+        """Commit what is queued and stop; give up if the disk does not accept it."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -128,23 +133,22 @@ class Writer:
     def _run(self) -> None:
         try:
             self._commit_all()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end in silence
+        except Exception as error:  # noqa: BLE001 - the thread must not end silently
             self._failed(JournalError(f"{self._path} cannot be written: {error!r}", LOST))
 
     def _commit_all(self) -> None:
         item = self._queue.get()
         while item is not None:
             if not isinstance(item, _Row):
-                self._tidy(item)
+                self._run_task(item)
                 item = self._queue.get()
                 continue
             batch, item = self._batch_from(item)
             if not self._commit(batch):
                 return
-            item = self._queue.get() if item is _NOTHING else item
+            item = self._queue.get() if item is _EMPTY else item
 
     def _batch_from(self, first: _Row) -> tuple[list[_Row], _Item | None]:
-        """Rows that wait, and what is behind them."""
         batch = [first]
         while len(batch) < MAX_BATCH:
             try:
@@ -154,16 +158,16 @@ class Writer:
             if not isinstance(item, _Row):
                 return batch, item
             batch.append(item)
-        return batch, _NOTHING
+        return batch, _EMPTY
 
-    def _tidy(self, work: Tidy) -> None:
-        """Do something between two commits; what finds no room is tried again by who asked."""
+    def _run_task(self, work: Tidy) -> None:
+        """Run a task between two commits; if it finds no room, its caller has to retry."""
         try:
             work(self._database)
         except sqlite3.Error as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            if not self._passes(error):
+            if not self._is_transient(error):
                 raise
 
     def _commit(self, batch: list[_Row]) -> bool:
@@ -171,7 +175,7 @@ class Writer:
             try:
                 self._write(batch)
             except sqlite3.Error as error:
-                if not self._passes(error):
+                if not self._is_transient(error):
                     raise
                 self.stalled = str(error)
                 if self._closing.is_set():
@@ -210,13 +214,13 @@ class Writer:
             raise
         self._merged = merged
 
-    def _passes(self, error: sqlite3.Error) -> bool:
-        """Whether it is no more than a lack of room, or another process that is at it."""
+    def _is_transient(self, error: sqlite3.Error) -> bool:
+        """True if the error is only a lack of room or a lock of another process."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in RETRIED:
             return True
         if code in {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}:
-            return False  # pages may be lost that a second fsync would call durable
+            return False  # lost pages would be reported as durable by a second fsync
         return code & 0xFF == sqlite3.SQLITE_IOERR and _has_no_room(self._path)
 
     def _last(self) -> int:
@@ -227,12 +231,12 @@ class Writer:
             )
             (last,) = self._database.execute(select).fetchone()
         except sqlite3.Error as error:
-            raise JournalError(f"{self._path}: {error}", BROKEN) from None
+            raise JournalError(f"{self._path}: {error}", CHECK_DISK) from None
         return int(last or 0)
 
 
 def _has_no_room(path: Path) -> bool:
-    """Whether a file as large as the journal's next one could not be had there (disk, quota)."""
+    """True if the disk or quota has no room for a file of the size that the log will have."""
     probe = path.with_suffix(".probe")
     wal = path.with_name(f"{path.name}-wal")
     try:
@@ -248,21 +252,17 @@ def _has_no_room(path: Path) -> bool:
 
 
 def take_lock(path: Path) -> int:
-    """Be the one process that writes a journal.
+    """Lock a journal for this process; create the lock file and its folder if necessary.
 
-    Args:
-        path: of the lock's file, made with its folder if it is not there.
-
-    Returns:
-        A file descriptor: closing it gives the lock up.
+    Returns a file descriptor; closing it releases the lock.
 
     Raises:
-        JournalError: if another process has it, or its disk does not take it.
+        JournalError: if another process holds the lock, or the disk does not accept the file.
     """
     try:
         lock = try_lock(path)
     except OSError as error:
-        raise JournalError(f"{path} cannot be locked: {error.strerror}", BROKEN) from None
+        raise JournalError(f"{path} cannot be locked: {error.strerror}", CHECK_DISK) from None
     if lock is None:
         raise JournalError(
             f"{path} is held by another process", "one controller owns a journal; stop the other"

@@ -76,9 +76,9 @@ class SweepCluster:
     def nothing_was_passed_over(self) -> None:
         """To hold every sweep against its job changes nothing: those that matter were."""
         ctx = self.controller.reactor._ctx
-        before = len(ctx.out), ctx.ask
+        before = len(ctx.out), ctx.plan_needed
         sweeps.reconcile_those(ctx, list(ctx.state.sweeps))
-        assert (len(ctx.out), ctx.ask) == before
+        assert (len(ctx.out), ctx.plan_needed) == before
 
     # --- what people and machines do
 

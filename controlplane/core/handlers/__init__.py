@@ -1,1 +1,1 @@
-"""What each input means: free functions, one module for each subject."""
+"""Handlers of inputs: free functions, one module for each subject."""

@@ -1,8 +1,9 @@
-"""Nodes are drained: their jobs train on elsewhere, or wait with their state kept.
+"""Handlers of node drains.
 
-A drain is a resize away, not a kill. After every input each job of a draining node is looked at:
-one that trains grows to free slots elsewhere and then leaves the node, or shrinks to what it has
-elsewhere, or pauses; one that starts is put back. At the deadline what remains is stopped.
+A drain resizes jobs away from a node. After every input each job on a draining node is checked: a
+running job grows to free slots elsewhere and then leaves the node, or shrinks to the slots it has
+elsewhere, or pauses; a job that is starting is withdrawn. At the deadline the remaining workers are
+stopped.
 """
 
 from __future__ import annotations
@@ -31,16 +32,11 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.nodes import Member
 from schemas.wire.feed import Detail
 
-# --- what operators ask for
+# --- requests of operators
 
 
 def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
-    """An operator empties a node; a second request replaces reason and deadline.
-
-    Args:
-        event: the node, who asks and why, and how long it may take. Nothing happens to an unknown
-            node.
-    """
+    """Start to drain a node; a second request replaces reason and deadline."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
         return
@@ -52,11 +48,7 @@ def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
 
 
 def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
-    """An operator gives a node back.
-
-    Args:
-        event: the node, and who asks. Nothing happens to one that is not drained.
-    """
+    """Return a drained node to service."""
     node = ctx.state.nodes.get(event.node)
     if node is None or node.drain is None:
         return
@@ -68,15 +60,11 @@ def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
 def _announce(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> None:
     ctx.state.slot_index.touch_node(node.node)
     ctx.announce(event, node=node, detail=detail)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
-    """A node was to be empty by now: what remains is stopped, and its jobs go on without it.
-
-    Args:
-        event: the node. Nothing happens if it is not drained any more, or has more time.
-    """
+    """Stop the remaining workers of a draining node at its deadline; jobs continue without it."""
     node = ctx.state.nodes.get(event.node)
     drain = node.drain if node is not None else None
     if node is None or drain is None or not _expired(drain, ctx.now):
@@ -85,18 +73,18 @@ def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
     for job in ctx.state.slot_index.jobs_on(node.node):
         recovery.lose_node(ctx, job, node.node, f"node {node.node} is {drain.why}")
         ctx.send_to(job, [node.node])
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_drain_due(_ctx: HandlerContext, _event: DrainDue) -> None:
-    """A job may be changed again: `reconcile_all` does it."""
+    """Do nothing: `reconcile_all`, which follows every input, retries the change."""
 
 
-# --- what is done about it
+# --- carrying them out
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Do the next thing for every job on a node that is drained."""
+    """Order the next step for every job on a draining node."""
     for name in ctx.state.draining:
         node = ctx.state.nodes[name]
         drain = node.drain
@@ -104,7 +92,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
             continue
         jobs = ctx.state.slot_index.jobs_on(name)
         for job in jobs:
-            _leave(ctx, job, drain)
+            _reconcile_job(ctx, job, drain)
         drain.moved = {job: at for job, at in drain.moved.items() if job in _names(jobs)}
         if drain.empty and jobs:
             drain.empty = False
@@ -117,7 +105,7 @@ def _names(jobs: Iterable[Job]) -> set[JobId]:
     return {job.job for job in jobs}
 
 
-def _leave(ctx: HandlerContext, job: Job, drain: Drain) -> None:
+def _reconcile_job(ctx: HandlerContext, job: Job, drain: Drain) -> None:
     status, why = job.status, drain.why
     if isinstance(status, Starting) and _on_draining(ctx.state, status.group.members):
         withdraw(ctx, job, "drained", JobTrigger.SUSPENDED, f"its node is {why}, while it started")
@@ -127,21 +115,20 @@ def _leave(ctx: HandlerContext, job: Job, drain: Drain) -> None:
         if change.phase is RescalePhase.PREPARING and _on_draining(ctx.state, new):
             recovery.abandon(ctx, job, RescaleTrigger.SUPERSEDED, f"a newcomer's node is {why}")
     elif isinstance(status, Running) and _movable(ctx.state, job, ctx.now):
-        _move(ctx, job, status, drain)
+        _move_away(ctx, job, status, drain)
 
 
-def _move(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
-    """One step out of the nodes that are drained."""
+def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
     group = status.group
-    have = [member.slot for member in group.members]
+    current = [member.slot for member in group.members]
     leaving = set(_on_draining(ctx.state, group.members))
-    stay = [slot for slot in have if slot not in leaving]
-    new = [] if job.job in drain.moved else _room(ctx.state, job, have, len(leaving))
+    stay = [slot for slot in current if slot not in leaving]
+    new = [] if job.job in drain.moved else _find_slots(ctx.state, job, current, len(leaving))
     if new:
         drain.moved[job.job] = group.version
-        target, what = [*have, *new], "grows elsewhere first"
+        target, what = [*current, *new], "grows elsewhere first"
     elif len(stay) >= job.spec.slots[0]:
-        target, what = stay, f"keeps {len(stay)} of {len(have)} slots"
+        target, what = stay, f"keeps {len(stay)} of {len(current)} slots"
     else:
         target, what = [], "pauses until slots are free elsewhere"
     batch = max(len(target), min(group.global_batch, local_limit(job) * len(target)))
@@ -150,11 +137,11 @@ def _move(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
     order_change(ctx, job, split(batch, target) if target else {}, reason, by=OPERATOR)
 
 
-def _room(state: State, job: Job, have: list[SlotId], count: int) -> list[SlotId]:
-    """Free slots for those that a job leaves, close to each other."""
+def _find_slots(state: State, job: Job, current: list[SlotId], count: int) -> list[SlotId]:
+    """Return up to `count` free slots, nodes with the most free slots first."""
     promised = {slot for swap in state.swaps for slot in swap.slots()}
     free = [slot for slot in state.slot_index.available().free if slot not in promised]
-    count = min(count, batch_limit(job) - len(have))
+    count = min(count, batch_limit(job) - len(current))
     room: dict[NodeId, int] = {}
     for slot in free:
         room[node_of(slot)] = room.get(node_of(slot), 0) + 1
@@ -166,7 +153,7 @@ def _on_draining(state: State, members: Iterable[Member]) -> list[SlotId]:
 
 
 def _movable(state: State, job: Job, now: Seconds) -> bool:
-    """Whether a job is on a node that is drained, and may be changed now."""
+    """True if the job is on a draining node and may be changed now."""
     status = job.status
     if not isinstance(status, Running) or status.script.finished or job.attempts.change_at > now:
         return False
@@ -179,12 +166,7 @@ def _expired(drain: Drain, now: Seconds) -> bool:
 
 
 def due(state: State, now: Seconds) -> list[DrainExpired | DrainDue]:
-    """Drains whose deadline has passed, and those with a job that may be changed again.
-
-    Args:
-        state: of the cluster; it is only read.
-        now: up to when, in seconds since the epoch.
-    """
+    """Return the drains whose deadline has passed by `now`, and those with a job to change."""
     found: list[DrainExpired | DrainDue] = []
     for name in state.draining:
         drain = state.nodes[name].drain

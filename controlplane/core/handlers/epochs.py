@@ -1,11 +1,9 @@
-"""A job finished an epoch, or its training.
+"""Handlers of finished epochs and finished trainings.
 
-Epochs whose reports come when the group that trained them is lost.
-
-The network, or an agent, was away: the epochs are finished, their checkpoints durable, and the
-node reports them when it is back. Those that the job goes on from are part of it, be it in new
-processes or in those that are left of the group. Those of a group that was given up, which trained
-on beside its successor, are not.
+A report is late if the group that trained the epoch was lost: its node or the network was down, and
+the node reports the epoch when it returns. The epoch is finished and its checkpoint durable. It
+counts if the job continued from its checkpoint, in new processes or in the survivors of the group.
+It does not count if the group had been replaced and trained on beside its successor.
 """
 
 from __future__ import annotations
@@ -14,33 +12,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_orders
 from controlplane.core.history import EpochFinished, SpeedMeasured
 from controlplane.core.model.job import Job, Progress
 from controlplane.core.model.job_phases import Paused, Rescaling, Running, Starting
-from controlplane.core.model.report_bounds import believable_passes, first_noise_scale
+from controlplane.core.model.report_bounds import MOST, first_noise_scale, plausible_passes
 from controlplane.core.model.worker import Worker
-from schemas.ids import NodeId, Seconds, SlotId, node_of
+from schemas.ids import NodeId, Seconds, node_of
 from schemas.nodes import Group, ResumePoint
 from schemas.wire.agent import EpochReported, TrainingFinished
 from schemas.wire.client import EpochInfo, NodeCrowd
 from schemas.wire.feed import Detail
 
-MOST_SAMPLES: Final = 2**53  # that anybody counts; a sum of reports has to fit into a journal
-KEPT_LATE: Final = 1000  # reports that wait; more only come of a node that makes them up
-NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch's
+MAX_HELD_REPORTS: Final = 1000  # held reports; only a faulty node sends more
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch
 
 
 def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochReported) -> None:
-    """An epoch is finished and its checkpoint is durable.
-
-    Args:
-        job: it is changed in place.
-        event: what the epoch came to; one that is known already changes nothing.
-    """
+    """Record a finished epoch with a durable checkpoint, unless it is already recorded."""
     status, progress = job.status, job.progress
     group, change = status.group, status.change
     if group is None or event.epoch <= progress.epoch:
@@ -50,30 +40,21 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
         group = change.group
     if whole:
         _measure_speed(ctx, job, event)
-    others = _neighbours(ctx, job, group)
-    beside = _crowds(group, others)  # one that came and went within the epoch is not noticed
-    together = whole and beside == progress.beside and _stayed(others, progress.epoch_at)
-    _hear_what_waited(ctx, job, event)
-    # What the script says itself, as the metric of that name, else what was measured.
-    noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
-    take_over(progress, event, noise_scale, ctx.now)
+    others = _other_jobs(ctx, job, group)
+    beside = _node_crowds(group, others)  # misses jobs that came and went within the epoch
+    unchanged = whole and beside == progress.beside and _trained_since(others, progress.epoch_at)
+    _record_held_epochs(ctx, job, event)
+    _update_progress(progress, event, ctx.now)
     progress.beside = beside
-    _count_left_out(job, event)
+    _count_untrained(job, event)
     job.attempts.losses, job.attempts.changes = 0, 0
-    slots = [member.slot for member in group.members]
-    info = epoch_info(event, slots, ctx.now, whole=whole, noise_scale=noise_scale)
-    info = replace(info, beside=beside if together else None)
-    tell(ctx, job, event, info)
+    info = _epoch_info(event, group, ctx.now, whole=whole, beside=beside if unchanged else None)
+    _record_epoch(ctx, job, event, info)
     sweep_orders.epoch_reported(ctx, job, event)
-    ctx.ask = True
 
 
-def tell(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -> None:
-    """Put a finished epoch into the job's history, and announce it.
-
-    Args:
-        info: the same, as the history keeps it.
-    """
+def _record_epoch(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -> None:
+    """Add a finished epoch to the job's history, announce it, and request a plan."""
     ctx.records.append(EpochFinished(job=job.job, epoch=info))
     detail: Detail = {
         **event.metrics,
@@ -86,24 +67,20 @@ def tell(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -
     if event.left_early:
         detail |= {"trained_samples": event.trained_samples, "left_early": True}
     ctx.announce("job.epoch", job, detail)
+    ctx.plan_needed = True
 
 
-def epoch_info(
+def _epoch_info(
     event: EpochReported,
-    slots: Sequence[SlotId],
+    group: Group | None,
     now: Seconds,
     *,
-    whole: bool,
-    noise_scale: float | None,
+    whole: bool = False,
+    beside: tuple[NodeCrowd, ...] | None = None,
 ) -> EpochInfo:
-    """What a job's history keeps of an epoch.
-
-    Args:
-        slots: that it trained on; empty: not known.
-        whole: one group did all of it, with one batch.
-        noise_scale: what it says of that, samples.
-    """
-    times = believable_passes(event)
+    """Return the history entry of an epoch; `group` is None if unknown."""
+    times = plausible_passes(event)
+    slots = [member.slot for member in group.members] if group is not None else []
     return EpochInfo(
         epoch=event.epoch,
         time=now,
@@ -116,11 +93,12 @@ def epoch_info(
         slots=len(slots),
         nodes=len({node_of(slot) for slot in slots}),
         whole=whole,
-        noise_scale=noise_scale,
+        noise_scale=_noise_scale(event),
         samples_done=event.samples_done,
         epoch_samples=event.epoch_samples,
         trained_samples=event.trained_samples,
         left_early=event.left_early,
+        beside=beside,
         pass_s=times.pass_s,
         sync_s=times.sync_s,
         local_batch=times.local_batch,
@@ -131,55 +109,39 @@ def epoch_info(
 def on_training_finished(
     _ctx: HandlerContext, job: Job, _: Worker, event: TrainingFinished
 ) -> None:
-    """The stop rule is met; the script may still evaluate or save before it exits.
-
-    Args:
-        job: remembers why, to say it when its processes have ended.
-        event: why the training is over, in words.
-    """
+    """Note that the stop rule is met; the script may still evaluate or save before it exits."""
     if isinstance(job.status, Starting | Running | Rescaling):
         job.status.script.finished = event.why
 
 
-def go_on_from(progress: Progress, epoch: int) -> None:
-    """Epochs that are finished, and not heard of: whoever trained them may tell them yet.
-
-    Args:
-        progress: it is changed in place.
-    """
-    first = max(progress.epoch, epoch - KEPT_LATE) + 1
-    progress.unheard = [*progress.unheard, *range(first, epoch + 1)][-KEPT_LATE:]
+def _expect_reports(progress: Progress, epoch: int) -> None:
+    """Mark the epochs after the last counted one, up to `epoch`, as finished but unreported."""
+    first = max(progress.epoch, epoch - MAX_HELD_REPORTS) + 1
+    progress.unheard = [*progress.unheard, *range(first, epoch + 1)][-MAX_HELD_REPORTS:]
 
 
-def hear_late(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """An epoch that the job went on from is told at last.
-
-    Args:
-        job: whose epoch is among those that are `unheard`.
-    """
+def _record_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
+    """Record a late report of an epoch that the job continued from."""
     progress = job.progress
     progress.unheard.remove(event.epoch)
-    noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
     if event.epoch == progress.epoch:
-        take_over(progress, event, noise_scale, ctx.now)
-    info = epoch_info(event, (), ctx.now, whole=False, noise_scale=noise_scale)
-    tell(ctx, job, event, info)
+        _update_progress(progress, event, ctx.now)
+    _record_epoch(ctx, job, event, _epoch_info(event, None, ctx.now))
     ctx.changed_jobs[job.job] = None
-    ctx.ask = True
 
 
-def _hear_what_waited(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """The group that reports an epoch went on from those before it, whoever tells them."""
+def _record_held_epochs(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
+    """Record held reports of earlier epochs, which the reporting group continued from."""
     progress = job.progress
-    go_on_from(progress, event.epoch - 1)
+    _expect_reports(progress, event.epoch - 1)
     late, progress.late = progress.late, []
     for before in sorted(late, key=lambda report: report.epoch):
         if before.epoch in progress.unheard:
-            hear_late(ctx, job, before)
+            _record_late_epoch(ctx, job, before)
 
 
 def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
-    """Whether one group, with one batch, did all of an epoch."""
+    """True if one group trained all of the epoch with one batch."""
     if event.group != group.version or event.epoch != job.progress.epoch + 1:
         return False
     return all(
@@ -188,30 +150,30 @@ def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
     )
 
 
-def _neighbours(ctx: HandlerContext, job: Job, group: Group) -> dict[NodeId, list[Job]]:
-    """Other jobs on each node of a group."""
+def _other_jobs(ctx: HandlerContext, job: Job, group: Group) -> dict[NodeId, list[Job]]:
     on = ctx.state.slot_index.jobs_on
     nodes = dict.fromkeys(node_of(member.slot) for member in group.members)
     return {node: [other for other in on(node) if other is not job] for node in nodes}
 
 
-def _crowds(group: Group, others: Mapping[NodeId, Sequence[Job]]) -> tuple[NodeCrowd, ...]:
-    """Each node of a group: its workers there, and families of the other jobs; sorted."""
+def _node_crowds(group: Group, others: Mapping[NodeId, Sequence[Job]]) -> tuple[NodeCrowd, ...]:
+    """Return, for each node, the group's workers and the families of the other jobs; sorted."""
     own = Counter(node_of(member.slot) for member in group.members)
     crowds = [
-        (own[node], tuple(sorted(job.family for job in here))) for node, here in others.items()
+        (own[node], tuple(sorted(job.family for job in neighbours)))
+        for node, neighbours in others.items()
     ]
     return tuple(sorted(crowds))
 
 
-def _stayed(others: Mapping[NodeId, Sequence[Job]], since: Seconds) -> bool:
-    """Whether all of them trained in their groups since then."""
-    jobs = [job for here in others.values() for job in here]
+def _trained_since(others: Mapping[NodeId, Sequence[Job]], since: Seconds) -> bool:
+    """True if all of these jobs trained in their groups since `since`."""
+    jobs = [job for neighbours in others.values() for job in neighbours]
     return all(isinstance(job.status, Running) and job.accounting.since <= since for job in jobs)
 
 
 def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """Hold the speed of the first whole epoch of a group against the expected one."""
+    """Compare the speed of a group's first whole epoch with the expected one."""
     promise = job.promise
     if promise is None or promise.version != event.group:
         return
@@ -227,92 +189,89 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     ctx.announce("job.gain", job, detail)
 
 
-def take_over(
-    progress: Progress, event: EpochReported, noise_scale: float | None, now: Seconds
-) -> None:
-    """The job is where this epoch ended.
+def _noise_scale(event: EpochReported) -> float | None:
+    """Return the script's own metric of this name if it is valid, else the measured value."""
+    return first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
 
-    Args:
-        progress: it is changed in place.
-        noise_scale: what it says of that, samples.
-    """
+
+def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> None:
     progress.epoch_at, progress.epoch_step = now, event.step
     progress.epoch, progress.step = event.epoch, event.step
     progress.samples_done, progress.epoch_samples = event.samples_done, event.epoch_samples
     progress.epochs_stated = event.epochs
     progress.samples_per_s = event.samples_per_s
     progress.train_loss, progress.metrics, progress.lr = event.train_loss, event.metrics, event.lr
-    if noise_scale is not None:  # smoothed: the first measurements of a group are rough
+    noise_scale = _noise_scale(event)
+    if noise_scale is not None:  # smoothed: a group's first measurements are rough
         before = progress.noise_scale or noise_scale
         progress.noise_scale = before * (noise_scale / before) ** NOISE_SMOOTHING
         progress.noise_epochs += 1
     progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
 
 
-def _count_left_out(job: Job, event: EpochReported) -> None:
-    """What the epoch did not train of its samples, unless that is because the job ends there."""
+def _count_untrained(job: Job, event: EpochReported) -> None:
+    """Count the samples that the epoch skipped, unless it was cut short by the job's end."""
     stop, progress = job.spec.stop, job.progress
     trained, all_samples = event.trained_samples, event.epoch_samples
     if trained is None or (stop is not None and stop.samples is not None):
         return
-    progress.epoch_left_out = min(MOST_SAMPLES, max(0, all_samples - trained))
-    progress.left_out = min(MOST_SAMPLES, progress.left_out + progress.epoch_left_out)
+    progress.epoch_left_out = min(MOST, max(0, all_samples - trained))
+    progress.left_out = min(MOST, progress.left_out + progress.epoch_left_out)
 
 
 def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """A worker that the job has no more reports an epoch.
+    """Handle an epoch report of a worker that is not in the job's group any more.
 
-    Args:
-        job: that it trained. One without a group is where the epoch ended; one that starts will say
-            what it goes on from, the next epoch of one that runs shows it; else the epoch counts
-            if the job went on from it.
+    A report of a paused job advances it. A report of a job that starts is held until the start
+    epoch is known; of a running job, until its next epoch. Other reports count if the job continued
+    from the epoch.
     """
     progress = job.progress
     if event.epoch in progress.unheard:
-        hear_late(ctx, job, event)
-    elif _follows(job, event):
-        if len(progress.late) < KEPT_LATE:
+        _record_late_epoch(ctx, job, event)
+    elif _may_belong(job, event):
+        if len(progress.late) < MAX_HELD_REPORTS:
             progress.late.append(event)
         if isinstance(job.status, Paused):
-            _go_on(ctx, job)
+            _advance_paused(ctx, job)
 
 
 def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
-    """A worker says what the job goes on from.
+    """Handle the epoch that a starting worker resumes from.
 
     Args:
-        epoch: the last finished one, as its checkpoint says: the one that the job knew, or a later
-            one of that group or of one that went on from it.
+        epoch: last finished epoch according to the worker's checkpoint. It may be later than the
+            epoch that the job has recorded: of the same group, or of one that continued from it.
     """
     progress, point = job.progress, job.progress.checkpoint
     if point is not None and epoch > point.epoch:
-        go_on_from(progress, epoch)
+        _expect_reports(progress, epoch)
         progress.epoch = epoch
         progress.checkpoint = ResumePoint(epoch=epoch, version=point.version)
     late, progress.late = progress.late, []
     for event in late:
         if event.epoch in progress.unheard:
-            hear_late(ctx, job, event)
+            _record_late_epoch(ctx, job, event)
 
 
-def _follows(job: Job, event: EpochReported) -> bool:
-    """Whether it may be of what the job goes on from, or went on from when it recovered."""
+def _may_belong(job: Job, event: EpochReported) -> bool:
+    """True if the job may continue from this epoch, or did so when it recovered."""
     progress, status = job.progress, job.status
     if event.epoch <= progress.epoch:
         return False
-    if isinstance(status, Running | Rescaling):  # of a group that others of its members recovered
+    if isinstance(status, Running | Rescaling):  # survivors of the reporting group
         return any(worker.version <= event.group for worker in job.group_workers())
     point = progress.checkpoint
     return isinstance(status, Paused | Starting) and (point is None or event.group >= point.version)
 
 
-def _go_on(ctx: HandlerContext, job: Job) -> None:
-    """Nobody trains, so the job is where its last group came to."""
+def _advance_paused(ctx: HandlerContext, job: Job) -> None:
+    """Advance a paused job to the last epoch that its lost group finished."""
     progress = job.progress
     for event in sorted(progress.late, key=lambda report: report.epoch):
         if event.epoch == progress.epoch + 1:
             progress.unheard.append(event.epoch)
             progress.epoch = event.epoch
             progress.late.remove(event)
-            hear_late(ctx, job, event)
+            _record_late_epoch(ctx, job, event)
             job.attempts.losses = 0

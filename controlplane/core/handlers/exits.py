@@ -1,4 +1,4 @@
-"""A process ended, was refused, or never began: what that means for its slot and its job."""
+"""Handlers of processes that exited, were refused, or never started."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from controlplane.core.model.job_phases import (
 )
 from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
-from controlplane.core.model.worker import ExitCause, Worker, WorkerPhase, WorkerTrigger, exit_cause
+from controlplane.core.model.worker import (
+    ExitCause,
+    Worker,
+    WorkerPhase,
+    WorkerTrigger,
+    exit_cause,
+    shell_exit_code,
+)
 from schemas.ids import SlotId, node_of
 from schemas.wire.agent import RECOVER, JobCleared, WorkerExited, WorkerRefused
 from schemas.wire.feed import Detail
 
 
-def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
-    """A slot's owner has exited; who was prepared beside it owns the slot now.
-
-    Args:
-        slot: nothing happens if somebody owns it after all, or nobody is prepared there.
-    """
+def grant_reserved_slot(ctx: HandlerContext, slot: SlotId) -> None:
+    """Give a slot whose owner exited to the worker that was prepared for it, if any."""
     index = ctx.state.slot_index
     reservation = index.reservations().get(slot)
     if reservation is not None and slot not in index.owners():
@@ -37,63 +40,58 @@ def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
 
 
 def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerExited) -> None:
-    """A process has ended, and what it held is free.
+    """Handle the exit of a process, and free its slot.
 
-    Args:
-        worker: nothing happens if it is known to have exited.
-        event: its exit code or signal; neither if only its absence was seen.
+    The event has an exit code, a signal, or neither if only the absence of the process was seen.
     """
-    was = worker.phase
-    if was is WorkerPhase.EXITED:
+    phase_before = worker.phase
+    if phase_before is WorkerPhase.EXITED:
         return
     ctx.advance_worker(job, worker, WorkerTrigger.EXITED)
-    slot_freed(ctx, worker.slot)
+    grant_reserved_slot(ctx, worker.slot)
     detail: Detail = {**place(worker), "code": event.code, "signal": event.signal}
     ctx.announce("worker.exited", job, detail)
     status = job.status
-    left = was in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
-    if not left and event.code != 0 and not _recovers(job):
-        _count_death(job, worker)
-    if job.sweep is not None and was is not WorkerPhase.LEAVING:
+    left = phase_before in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
+    if not left and event.code != 0 and not _is_recovering(job):
+        _count_crash(job, worker)
+    if job.sweep is not None and phase_before is not WorkerPhase.LEAVING:
         cause, why = exit_cause(event, ScriptReports(), 0)
         job.sweep.exits[worker.worker] = (why, cause is not ExitCause.LOST)
     if isinstance(status, Starting) and not left:
-        start.on_worker_exited(ctx, job, status, event, was)
+        start.on_worker_exited(ctx, job, status, event, phase_before)
     elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.QUIESCING:
-        _go_on_without(ctx, job, status, worker, event, left=left)
+        _continue_quiescing(ctx, job, status, worker, event, left=left)
     elif isinstance(status, Running | Rescaling) and not left:
-        _lose_worker(ctx, job, status, worker, event)
+        _handle_unexpected_exit(ctx, job, status, worker, event)
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-def _recovers(job: Job) -> bool:
-    """Whether something else was lost before, of which this may be a consequence."""
+def _is_recovering(job: Job) -> bool:
     return job.change is not None and job.change.kind == RECOVER
 
 
-def _count_death(job: Job, worker: Worker) -> None:
+def _count_crash(job: Job, worker: Worker) -> None:
     died_on = job.attempts.died_on
     died_on[node_of(worker.slot)] = died_on.get(node_of(worker.slot), 0) + 1
 
 
 def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerRefused) -> None:
-    """A node could not start a process at all.
+    """Handle a process that its node could not start.
 
-    Args:
-        job: it fails if the worker is of its group, or starts elsewhere if that is the node's
-            fault; it abandons its change if the worker is a newcomer.
-        event: why, in words, and what helps.
+    The job fails if the worker is in its group, or restarts elsewhere if the node is at fault. A
+    change is abandoned if the worker is a newcomer.
     """
     why = f"{event.error}; {event.hint}" if event.hint else event.error
-    was = worker.phase
+    phase_before = worker.phase
     ctx.advance_worker(job, worker, WorkerTrigger.EXITED)
-    slot_freed(ctx, worker.slot)
-    if job.group is not None and was not in {WorkerPhase.LEAVING, WorkerPhase.EXITED}:
+    grant_reserved_slot(ctx, worker.slot)
+    if job.group is not None and phase_before not in {WorkerPhase.LEAVING, WorkerPhase.EXITED}:
         change = job.change
         if job.group.member(worker.worker) is not None:
             if event.node_fault:
-                _count_death(job, worker)
+                _count_crash(job, worker)
                 restart_from_checkpoint(ctx, job, f"node {node_of(worker.slot)}: {why}")
             else:
                 fail(ctx, job, why)
@@ -101,30 +99,26 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
             why = f"a newcomer could not start: {why}"
             abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared) -> None:
-    """Processes that were ordered, and called off before they began, never exit.
+    """Mark workers as exited that were called off before they started: no exit will be reported.
 
-    One that began says so before; of those that the node counted as members when it said
-    this, it says nothing.
-
-    Args:
-        job: whose processes were called off.
-        event: the version before which the node has none of the job's processes any more.
+    The node states that it has no process of the job older than `event.version`, except members of
+    the job's group. A worker with a process id started, so its own exit is awaited.
     """
-    counted = {member.worker for member in job.members()}
+    members = {member.worker for member in job.members()}
     for worker in job.workers.values():
-        here = node_of(worker.slot) == node.node and worker.version < event.version
-        if here and worker.pid is None and worker.worker not in counted:
+        cleared = node_of(worker.slot) == node.node and worker.version < event.version
+        if cleared and worker.pid is None and worker.worker not in members:
             ctx.advance_worker(job, worker, WorkerTrigger.EXITED)
-            slot_freed(ctx, worker.slot)
+            grant_reserved_slot(ctx, worker.slot)
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-def _go_on_without(
+def _continue_quiescing(
     ctx: HandlerContext,
     job: Job,
     status: Rescaling,
@@ -133,7 +127,7 @@ def _go_on_without(
     *,
     left: bool,
 ) -> None:
-    """Handle the end of a worker that was asked to quiesce.
+    """Handle the exit of a worker that was ordered to quiesce.
 
     Peers may report the broken group before the node reports the exit. If the script failed, and no
     other member was lost before, that exit is what broke the group.
@@ -141,53 +135,53 @@ def _go_on_without(
     cause, why = _cause(job, status, event)
     others = [one.phase for one in job.group_workers() if one is not worker]
     broke = cause is ExitCause.FAILED and not left and STOPPING.isdisjoint(others)
-    if _nobody_left(job, status):
-        _all_gone(ctx, job, status, event)
+    if _state_is_lost(job, status):
+        _handle_last_exit(ctx, job, status, event)
     elif broke and ctx.state.rules:
-        job.attempts.exit_code = _code(event)
+        job.attempts.exit_code = shell_exit_code(event)
         fail(ctx, job, why)
     else:
         rejoin_when_quiesced(ctx, job, status.change)
 
 
-def _lose_worker(
+def _handle_unexpected_exit(
     ctx: HandlerContext,
     job: Job,
     status: Running | Rescaling,
     worker: Worker,
     event: WorkerExited,
 ) -> None:
-    """A worker ended that was not ordered to."""
+    """Handle the exit of a worker that was not ordered to stop."""
     change = status.change
     cause, why = _cause(job, status, event)
     incumbent = status.group.member(worker.worker) is not None
     stays = change is not None and change.group.member(worker.worker) is not None
-    if _nobody_left(job, status):
-        _all_gone(ctx, job, status, event)
+    if _state_is_lost(job, status):
+        _handle_last_exit(ctx, job, status, event)
     elif not incumbent and (change is None or change.kind != RECOVER):
-        # A script that is through may end before its node says that it has joined.
-        if stays and not (cause is ExitCause.DONE and _leaves(change)):
-            what = why if cause is not ExitCause.DONE else "a newcomer ended"
-            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {what}")
+        # A finished script may exit before its node reports that it has joined.
+        if stays and not (cause is ExitCause.DONE and _is_switching(change)):
+            error = why if cause is not ExitCause.DONE else "a newcomer ended"
+            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {error}")
     elif cause is ExitCause.FAILED:
-        job.attempts.exit_code = _code(event)
+        job.attempts.exit_code = shell_exit_code(event)
         fail(ctx, job, why)
     elif change is not None and change.phase is RescalePhase.REJOINING:
-        recover(ctx, job, why)  # whatever its end was, the others wait for it
-    elif cause is ExitCause.LOST and (stays or not _leaves(change)):
+        recover(ctx, job, why)  # whatever the cause, the other members wait for this one
+    elif cause is ExitCause.LOST and (stays or not _is_switching(change)):
         recover(ctx, job, why)
     elif cause is ExitCause.DONE:
         job.attempts.exit_code = event.code
 
 
-def _all_gone(
+def _handle_last_exit(
     ctx: HandlerContext, job: Job, status: Running | Rescaling, event: WorkerExited
 ) -> None:
-    """Nobody is left who may have the state."""
+    """Handle an exit after which no worker has the training state."""
     change = status.change
     cause, why = _cause(job, status, event)
-    job.attempts.exit_code = _code(event)
-    expected = _leaves(change) or (change is not None and change.kind == RECOVER)
+    job.attempts.exit_code = shell_exit_code(event)
+    expected = _is_switching(change) or (change is not None and change.kind == RECOVER)
     if cause is ExitCause.DONE and (status.script.finished or not expected):
         end(ctx, job, JobTrigger.FINISHED, why)
     elif cause is ExitCause.FAILED:
@@ -197,19 +191,22 @@ def _all_gone(
 
 
 def _cause(job: Job, status: Running | Rescaling, event: WorkerExited) -> tuple[ExitCause, str]:
-    """What the end of a worker means; that of a sweep's worker concerns its unit alone."""
+    """Return the cause of an exit; the exit of a sweep's worker concerns only its unit."""
     cause, why = exit_cause(event, status.script, job.progress.epoch)
     if job.sweep is not None and not status.script.error:
         return ExitCause.LOST, why
     return cause, why
 
 
-def _nobody_left(job: Job, status: Running | Rescaling) -> bool:
-    """Whether nobody is left who may have the state; a newcomer has it when it is a member."""
-    heirs = status.group.members
+def _state_is_lost(job: Job, status: Running | Rescaling) -> bool:
+    """True if no remaining worker may hold the training state.
+
+    A newcomer holds it once it is a member. In a recovery so may the members of the new group.
+    """
+    holders = status.group.members
     if status.change is not None and status.change.kind == RECOVER:
-        heirs = (*heirs, *status.change.group.members)
-    names = {member.worker for member in heirs}
+        holders = (*holders, *status.change.group.members)
+    names = {member.worker for member in holders}
     return not any(
         worker.phase is WorkerPhase.MEMBER
         or (
@@ -219,11 +216,6 @@ def _nobody_left(job: Job, status: Running | Rescaling) -> bool:
     )
 
 
-def _leaves(change: Rescale | None) -> bool:
-    """Whether some members leave or join by agreement, and may exit before all is settled."""
+def _is_switching(change: Rescale | None) -> bool:
+    """True while the group switches; members that leave as agreed may exit meanwhile."""
     return change is not None and change.phase is RescalePhase.SWITCHING
-
-
-def _code(event: WorkerExited) -> int | None:
-    """As a shell gives it."""
-    return 128 + event.signal if event.signal is not None else event.code

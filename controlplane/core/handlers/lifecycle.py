@@ -1,13 +1,8 @@
-"""A job loses its group: it starts again from its checkpoint, is tried again, or ends.
+"""Life of jobs outside their groups: accepted, restarted, ended, and removed from the state.
 
-Jobs that have ended leave the state, so that it holds what lives and nothing else.
-
-A sweep leaves when its last word went to its nodes and no trial of it goes on as a job. What nodes
-that come back have to hear of it, which states they keep, stays for the latest.
-
-A job comes into being: a user submitted it, or it is a trial that left its sweep.
-
-A node that cannot start workers is offered none, until its agent says that it can again.
+Ended jobs leave the state, so that its size depends on live jobs only. A sweep leaves when its
+nodes have received its last delta and none of its trials continues as a job. For the latest sweeps
+the state keeps which states each node should keep, for nodes that return.
 """
 
 from __future__ import annotations
@@ -40,37 +35,35 @@ from schemas.wire.agent import SETTLED, GroupDelta
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
-AT_ONCE: Final = 200  # of one input: a journal of a former release has many
-UNITS_AT_ONCE: Final = 20_000  # of sweeps, whose past is written down then
-KEPT_LEFT: Final = 10_000  # of which nodes may still have processes
-KEPT_SWEEPS: Final = 200  # of which nodes may still have states
-KEPT_KEYS: Final = 10_000  # of submissions of jobs that left; older ones are in their records
+MAX_LEAVING_JOBS: Final = 200  # jobs that leave with one input: an older journal may have many
+MAX_LEAVING_UNITS: Final = 20_000  # units of leaving sweeps, written with one input
+MAX_LEFT_JOBS: Final = 10_000  # jobs of which nodes may still have processes
+MAX_ENDED_SWEEPS: Final = 200  # sweeps of which nodes may still have states
+KEPT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
 
 
-def begin(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """From now on jobs leave; those that have ended already do so with the next inputs.
+def enable_leaving(ctx: HandlerContext, event: ControllerStarted) -> None:
+    """Let ended jobs leave from now on; those that have ended already leave with the next inputs.
 
-    Args:
-        event: whether they do, and whether sweeps do; who left stays away.
+    Once enabled, leaving stays enabled.
     """
     ctx.state.ended_leave = ctx.state.ended_leave or event.ended_leave
     ctx.state.sweeps_leave = ctx.state.sweeps_leave or event.sweeps_leave
     for job in ctx.state.jobs.values():
-        may_leave(ctx, job)
+        schedule_leave(ctx, job)
 
 
-def may_leave(ctx: HandlerContext, job: Job) -> None:
-    """Have a job leave with the next input, if nothing of it lives.
+def schedule_leave(ctx: HandlerContext, job: Job) -> None:
+    """Let a job leave with the next input, if it has ended and has no processes.
 
-    Args:
-        ctx: of this input: whoever looks at the job behind it still finds it.
+    For the rest of the current input the job can still be found.
     """
-    if ctx.state.ended_leave and job.ended and not job.workers and _is_through(ctx.state, job):
+    if ctx.state.ended_leave and job.ended and not job.workers and _is_finished(ctx.state, job):
         ctx.state.leaving[job.job] = None
 
 
-def _is_through(state: State, job: Job) -> bool:
-    """Whether nothing follows of a sweep any more, neither orders nor epochs of its trials."""
+def _is_finished(state: State, job: Job) -> bool:
+    """True if no orders of a sweep and no epochs of its trials can follow any more."""
     if job.sweep is None:
         return True
     if not (state.sweeps_leave and job.sweep.closed) or job.job in state.sweeps:
@@ -79,15 +72,11 @@ def _is_through(state: State, job: Job) -> bool:
     return not any(trial is not None and trial.sweep == job.job for trial in trials)
 
 
-def leave(ctx: HandlerContext) -> None:
-    """Take those who wait to leave out of the state, some at a time.
-
-    Args:
-        ctx: of this input, before it is handled.
-    """
+def remove_leaving(ctx: HandlerContext) -> None:
+    """Remove waiting jobs from the state before an input is handled, a limited number at a time."""
     state, units = ctx.state, 0
-    for name in list(islice(state.leaving, AT_ONCE)):
-        if units >= UNITS_AT_ONCE:
+    for name in list(islice(state.leaving, MAX_LEAVING_JOBS)):
+        if units >= MAX_LEAVING_UNITS:
             break
         del state.leaving[name]
         job = state.jobs.pop(name)
@@ -101,15 +90,15 @@ def leave(ctx: HandlerContext) -> None:
             history = _leave_sweep(ctx, job, job.sweep)
             units += len(history.units)
         elif (trial := job.spec.stated_trial) is not None and trial.sweep in state.jobs:
-            may_leave(ctx, state.jobs[trial.sweep])
-    while len(state.left) > KEPT_LEFT:
+            schedule_leave(ctx, state.jobs[trial.sweep])
+    while len(state.left) > MAX_LEFT_JOBS:
         del state.left[next(iter(state.left))]
     while len(state.left_keys) > KEPT_KEYS:
         del state.left_keys[next(iter(state.left_keys))]
 
 
 def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory:
-    """The past of a sweep, which leaves with it."""
+    """Remove a sweep from the state and return its history, which leaves with it."""
     state = ctx.state
     state.ended_sweeps.pop(job.job, None)
     last = {node: desired_sweep(state, job, sweep, node) for node in sweep.told}
@@ -118,15 +107,15 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory
         attempts=sweep.engine.state.attempts,
         wanted={node: delta.wanted for node, delta in last.items()},
     )
-    while len(state.left_sweeps) > KEPT_SWEEPS:
+    while len(state.left_sweeps) > MAX_ENDED_SWEEPS:
         del state.left_sweeps[next(iter(state.left_sweeps))]
     history = ctx.totals.sweeps.pop(job.job, SweepHistory())
     ctx.records.append(SweepLeft(job=job.job, history=history))
     return history
 
 
-def keep_again(ctx: HandlerContext, node: NodeId) -> None:
-    """Tell a node that comes back which states it keeps of sweeps that left, before all else."""
+def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
+    """Send a returning node the states that it keeps of sweeps that left, before other orders."""
     deltas = []
     for name, left in ctx.state.left_sweeps.items():
         if node in left.wanted:
@@ -139,8 +128,8 @@ def keep_again(ctx: HandlerContext, node: NodeId) -> None:
     ctx.out[:] = [*deltas, *ctx.out]
 
 
-def stop_again(ctx: HandlerContext, name: JobId, version: Version, node: NodeId) -> None:
-    """Order a node that comes back to stop what it runs of a job that left."""
+def resend_stop(ctx: HandlerContext, name: JobId, version: Version, node: NodeId) -> None:
+    """Order a returning node to stop its processes of a job that left."""
     delta = GroupDelta(
         job=name, term=ctx.state.term, version=version, stage=SETTLED,
         group=None, spec=None, forget=True,
@@ -148,7 +137,7 @@ def stop_again(ctx: HandlerContext, name: JobId, version: Version, node: NodeId)
     ctx.out.append(SendDelta(node, delta))
 
 
-MAX_LOSSES: Final = 8  # groups lost in a row without a finished epoch between
+MAX_LOSSES: Final = 8  # groups lost in a row without a finished epoch
 _ENDS: Final = {
     JobTrigger.FINISHED: Phase.SUCCEEDED,
     JobTrigger.GAVE_UP: Phase.FAILED,
@@ -158,12 +147,11 @@ _ENDS: Final = {
 
 
 def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
-    """Nobody has the state any more: start again from the last checkpoint.
+    """Restart a job that lost its training state from its last checkpoint.
 
-    Args:
-        job: that lost its group. It fails for good at `MAX_LOSSES` losses without an epoch between,
-            and at the first if its user wants that and its script has begun.
-        why: in words, for users; what follows is added to it.
+    The job fails at `MAX_LOSSES` losses without a finished epoch, and at the first loss of a
+    started process if its user set `on_loss = fail`. `why` is shown to users and gets the
+    consequence appended.
     """
     job.attempts.losses += 1
     if job.spec.fails_when_lost and any(w.pid is not None for w in job.group_workers()):
@@ -181,13 +169,10 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
 
 
 def fail(ctx: HandlerContext, job: Job, why: str) -> None:
-    """The script failed: try again while retries are left.
+    """Handle a failure of the script: retry after a pause, or end the job if no retry is left.
 
-    A share that did not fit its slot is no failure of the script: it is tried again with less.
-
-    Args:
-        job: whose script failed. It ends if no retry is left; else it is tried again after a pause.
-        why: in words, for users; what follows is added to it.
+    A batch that did not fit a slot is not counted as a failure; it is retried with a smaller one.
+    `why` is shown to users and gets the consequence appended.
     """
     if lower_local_limit(job, why):
         why = f"{why}; tried again with at most {job.progress.fits} samples on a slot"
@@ -211,28 +196,26 @@ def fail(ctx: HandlerContext, job: Job, why: str) -> None:
 
 
 def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, why: str) -> None:
-    """Take the job's group away, and notify its nodes; it waits for another.
+    """Take the job's group away and notify its nodes; the job waits for another group.
 
-    Args:
-        outcome: of the group, for its history.
+    `outcome` is recorded for the group.
     """
     resumes = isinstance(job.status, Starting) and job.status.resumes
     nodes = _dismiss(ctx, job, outcome)
     ctx.move(job, trigger, Paused(suspended=resumes), why)
     ctx.send_to(job, nodes)
     ctx.announce_phase(job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def end(
     ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str, more: Detail | None = None
 ) -> None:
-    """The job is over: nothing of it may run anywhere.
+    """End the job; no process of it may run anywhere.
 
     Args:
-        job: that has not ended.
         trigger: finished, gave up, cancelled or rejected.
-        more: numbers for programs, beside its exit code and epoch.
+        more: numbers for programs, in addition to exit code and epoch.
     """
     ended: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
     detail: Detail = {**ended, **(more or {})}
@@ -243,13 +226,13 @@ def end(
     ctx.state.overrides.pop(job.job, None)
     job.override, job.override_waits = None, ""
     ctx.send_to(job, nodes)
-    _let_go_of_sweep(ctx, job)
+    _release_sweep(ctx, job)
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-def _let_go_of_sweep(ctx: HandlerContext, job: Job) -> None:
-    """Nodes may forget a sweep that has ended when the last job that was its trial has ended."""
+def _release_sweep(ctx: HandlerContext, job: Job) -> None:
+    """Let nodes forget an ended sweep once the last job that was its trial has ended."""
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if former is not None and former.ended and former.sweep is not None:
@@ -257,11 +240,7 @@ def _let_go_of_sweep(ctx: HandlerContext, job: Job) -> None:
 
 
 def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
-    """A node cannot be told what to run of a job: the job fails, and nobody else notices.
-
-    Args:
-        event: the job, and how large it was. Nothing happens to a job that holds no slots by now.
-    """
+    """Fail a job whose orders to a node exceed the largest message."""
     job = ctx.state.jobs.get(event.job)
     if job is None or (job.phase, JobTrigger.GAVE_UP) not in NEXT:
         return
@@ -271,7 +250,7 @@ def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
 
 
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
-    """Order every worker to stop; returns the nodes to notify."""
+    """Order every worker to stop; return the nodes to notify."""
     ctx.conclude(job, outcome)
     job.version = Version(job.version + 1)
     if job.group is not None:
@@ -284,11 +263,9 @@ def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
 
 
 def forget_exited(ctx: HandlerContext, job: Job) -> None:
-    """Forget processes that have exited, but for those that a group still counts on.
+    """Remove exited processes, except members of a group.
 
-    Args:
-        job: it is changed in place; without a process left, it is off the list of those that have
-            any.
+    A job without processes leaves `jobs_with_processes`.
     """
     counted = {member.worker for member in job.members()}
     job.workers = {
@@ -298,15 +275,15 @@ def forget_exited(ctx: HandlerContext, job: Job) -> None:
     }
     if not job.workers:
         ctx.state.jobs_with_processes.pop(job.job, None)
-        may_leave(ctx, job)
+        schedule_leave(ctx, job)
 
 
 def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project: str) -> Job:
-    """Take in a job, which waits for its turn.
+    """Add a job, which waits to be started.
 
     Args:
-        snapshot: digest of its working directory's archive, which is stored.
-        project: whose members see it; empty: only its user.
+        snapshot: digest of the stored archive of its working directory.
+        project: its members see the job; empty: only the user does.
     """
     state = ctx.state
     state.jobs_accepted += 1
@@ -325,21 +302,20 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
     state.active[name] = None
     ctx.changed_jobs[name] = None
     ctx.announce("job.submitted", job, {"name": spec.name, "user": user})
-    ctx.ask = True
+    ctx.plan_needed = True
     return job
 
 
-def note_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) -> None:
-    """A node's agent says what keeps it from starting workers; those that train go on.
+def record_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) -> None:
+    """Record the problems that keep a node from starting workers; running workers continue.
 
-    Args:
-        problems: in words, with what helps; none: it is well.
+    While a node has problems, nothing new is started there.
     """
     if problems == node.problems:
         return
     if bool(problems) is not bool(node.problems):
         ctx.state.slot_index.touch_node(node.node)
-        ctx.ask = True
+        ctx.plan_needed = True
     node.problems = problems
     if problems:
         ctx.announce("node.unhealthy", node=node, detail={"reason": "; ".join(problems)})

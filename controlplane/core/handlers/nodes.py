@@ -1,4 +1,4 @@
-"""Nodes come, fall silent, are lost; a controller begins and hears what they run."""
+"""Handlers of nodes and of the start of a controller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import exits, lifecycle, recovery, sweeps
-from controlplane.core.handlers.reports import note_process
+from controlplane.core.handlers.reports import record_process
 from controlplane.core.history import ProcessStarted
 from controlplane.core.inputs import (
     CommitsResumed,
@@ -30,26 +30,24 @@ FORMER_BOOTS: Final = 8
 
 
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """A new incarnation took over; every node has to greet it again."""
+    """Take over as a new incarnation; every node has to greet it again."""
     state = ctx.state
     state.term, state.rules = event.term, event.rules
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
     for node in state.nodes.values():
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
-    state.slot_index.touch_row()
-    state.deadlines.begin_anew(ctx.now)
+    state.slot_index.touch_all()
+    state.deadlines.restart(ctx.now)
     sweeps.on_controller_started(ctx)
     if event.ended_leave or event.sweeps_leave:
-        lifecycle.begin(ctx, event)
-    ctx.ask = True
+        lifecycle.enable_leaving(ctx, event)
+    ctx.plan_needed = True
 
 
 def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
-    """An agent said hello: what it runs is held against what it should run.
+    """Handle the hello of an agent: compare what it runs with what it should run.
 
-    Args:
-        event: the node, its boot and hardware, and the workers that its agent has. One of a former
-            boot changes nothing.
+    A hello of a former boot is ignored.
     """
     node = ctx.state.nodes.get(event.node)
     wiped = node is not None and "" != node.run_id != event.run_id != ""
@@ -59,27 +57,26 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
     else:
         if event.boot in node.former:
-            return  # late words of an agent that was replaced
+            return  # late message of a replaced agent
         if node.boot != event.boot:
             node.former = [*node.former, node.boot][-FORMER_BOOTS:]
             node.boot, node.committed = event.boot, 0
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
     node.run_id = event.run_id or node.run_id
-    lifecycle.note_problems(ctx, node, event.problems)
-    told = _reconcile(ctx, node, event.workers, wiped=wiped)
+    lifecycle.record_problems(ctx, node, event.problems)
+    sent = _reconcile(ctx, node, event.workers, wiped=wiped)
     sweeps.on_node_greeted(ctx, node.node)
-    _tell(ctx, node, [name for name in dict.fromkeys(event.jobs) if name not in told])
-    ctx.ask = True
+    _send_desired(ctx, node, [name for name in dict.fromkeys(event.jobs) if name not in sent])
+    ctx.plan_needed = True
 
 
 def _reconcile(
     ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen], *, wiped: bool
 ) -> Container[JobId]:
-    """Hold what the node runs against what it should run, and order the difference.
+    """Compare the node's workers with the desired ones and order the difference.
 
-    Returns:
-        The jobs of which it was told.
+    Returns the jobs whose desired state was sent.
     """
     state = ctx.state
     present = {worker_id(s.job, s.version, s.rank): s for s in seen}
@@ -90,41 +87,41 @@ def _reconcile(
     }
     state.slot_index.touch_node(node.node)
     for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
-        exits.slot_freed(ctx, slot)
-    here = state.slot_index.workers_on(node.node)
-    for job, worker in here:
-        if (there := present.get(worker.worker)) is not None:
-            if there.pid is not None:
-                note_process(ctx, job, worker, there.pid)
-            # One that ended says so in an event of its own, behind the reports it wrote before.
+        exits.grant_reserved_slot(ctx, slot)
+    workers = state.slot_index.workers_on(node.node)
+    for job, worker in workers:
+        if (found := present.get(worker.worker)) is not None:
+            if found.pid is not None:
+                record_process(ctx, job, worker, found.pid)
+            # An exit comes as an event of its own, after the worker's earlier reports.
         else:
             _reconcile_absent(ctx, job, worker, wiped=wiped)
-    touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in here}
-    _tell(ctx, node, touched)
+    touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in workers}
+    _send_desired(ctx, node, touched)
     return touched
 
 
-def _tell(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
-    """Tell a node what it should run of jobs now: of those that have ended nothing, for ever."""
+def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
+    """Send a node its desired state of jobs; for ended jobs that is to run nothing."""
     for name in names:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
         elif (version := ctx.state.left.get(name)) is not None:
-            lifecycle.stop_again(ctx, name, version, node.node)
+            lifecycle.resend_stop(ctx, name, version, node.node)
 
 
 def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: bool) -> None:
-    """A worker that its node does not have has exited, if it ever began.
+    """Handle a worker that its node does not have: it has exited, if it ever started.
 
-    One that was never heard of has not begun: it is ordered or called off again. But where the
-    node lost its folders it may have begun, trained and printed, and nothing tells.
+    A worker without any report has not started; its order, or its cancellation, is sent again. But
+    if the node lost its folders, the worker may have started, trained and printed without a trace.
     """
-    unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING} and worker.pid is None
-    if unheard and not wiped:
+    unreported = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING} and worker.pid is None
+    if unreported and not wiped:
         return
-    if unheard:
-        where = node_of(worker.slot)
-        lost = ProcessStarted(job=job.job, worker=worker.worker, node=where, heard=False)
+    if unreported:
+        node = node_of(worker.slot)
+        lost = ProcessStarted(job=job.job, worker=worker.worker, node=node, heard=False)
         ctx.records.append(lost)
     exited = WorkerExited(
         job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
@@ -133,33 +130,21 @@ def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: b
 
 
 def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
-    """A suspect node spoke again.
-
-    Args:
-        event: of a node that has greeted before.
-    """
+    """Handle a message of a suspect node."""
     _advance(ctx, ctx.state.nodes[event.node], NodeTrigger.HEARD, "node.up")
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
-    """A node has been silent for a while: nothing new goes there.
-
-    Args:
-        event: of a node that has greeted before, and how long it is silent, in seconds.
-    """
+    """Stop starting workers on a node that has been silent for a while."""
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     _advance(ctx, node, NodeTrigger.SUSPECTED, "node.suspect", detail)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
-    """A node has been silent for too long: jobs go on without it.
-
-    Args:
-        event: of a node that has greeted before, and how long it is silent, in seconds.
-    """
+    """Continue all jobs without a node that has been silent for too long."""
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     if not _advance(ctx, node, NodeTrigger.LOST, "node.lost", detail):
@@ -167,26 +152,17 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
     why = f"node {node.node} has been silent for {event.silent_s:.0f} s"
     for job in ctx.state.slot_index.jobs_on(node.node):
         recovery.lose_node(ctx, job, node.node, why)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_commits_resumed(ctx: HandlerContext, event: CommitsResumed) -> None:
-    """The journal takes inputs again.
-
-    Args:
-        event: why it did not, and since when.
-    """
+    """Announce that the journal accepts inputs again."""
     lasted_s = round(max(0.0, ctx.now - event.since), 3)
     ctx.announce("controller.stalled", detail={"reason": event.why, "lasted_s": lasted_s})
 
 
 def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:
-    """An input could not be taken: its place in the node's stream is passed over.
-
-    Args:
-        event: the input's sequence number, with its node and boot; nothing happens if it came from
-            no node, or from another boot.
-    """
+    """Skip the place of a failed input in its node's stream; inputs of other boots are ignored."""
     node = ctx.state.nodes.get(event.node) if event.node else None
     if node is not None and node.boot == event.boot:
         node.committed = max(node.committed, event.seq)
@@ -199,11 +175,11 @@ def _advance(
     announced: str,
     detail: Detail | None = None,
 ) -> bool:
-    was = node.phase
+    phase_before = node.phase
     changed = nodes.advance(node, trigger, ctx.now)
     if changed:
         ctx.state.slot_index.touch_node(node.node)
-        if NodePhase.LOST in {was, node.phase}:
-            ctx.state.slot_index.touch_row()
+        if NodePhase.LOST in {phase_before, node.phase}:
+            ctx.state.slot_index.touch_all()
         ctx.announce(announced, node=node, detail=detail)
     return changed

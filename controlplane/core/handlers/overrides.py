@@ -1,4 +1,4 @@
-"""Manual overrides: bring jobs to the size that somebody asked for, as slots allow."""
+"""Handlers of manual overrides: bring jobs to the size that an operator ordered, as slots allow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.lifecycle import withdraw
-from controlplane.core.handlers.plans import begin
+from controlplane.core.handlers.plans import begin_swap
 from controlplane.core.handlers.plans import reconcile_all as reconcile_swaps
 from controlplane.core.handlers.recovery import abandon
 from controlplane.core.handlers.rescale import order_change
@@ -31,15 +31,13 @@ from schemas.wire.agent import SUSPEND
 from schemas.wire.client import Decision
 from schemas.wire.feed import Detail
 
-# --- what operators ask for
+# --- requests of operators
 
 
 def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
-    """An operator asks for a size; what is not said stays as an earlier override said.
+    """Override the size of a job; fields that are None keep the values of an earlier override.
 
-    Args:
-        event: the job, who asks, and what for; 0 slots are a pause. Nothing happens to a job that
-            has ended.
+    0 slots pause the job. An ended job is left alone.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -51,22 +49,19 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
     if slots is None and not on:
         slots = before.slots if before else None
     if before is not None and not on and not event.slots:
-        # An order for the batch, or a pause, is none to move.
+        # An order for the batch, or a pause, does not move the job.
         on = tuple(SlotId(slot) for slot in before.on)
     paused = event.slots == 0 or (event.slots is None and bool(before and before.paused))
     if event.slots == 0:
         slots = before.slots if before else None
     batch = event.batch if event.batch is not None else (before.batch if before else None)
     override = ManualOverride(user=event.user, slots=slots, batch=batch, on=on, paused=paused)
-    asked = _named(event.slots, event.batch, event.on) if event.slots != 0 else "a pause"
+    asked = _order_text(event.slots, event.batch, event.on) if event.slots != 0 else "a pause"
     _set_override(ctx, job, override, f"asked for {asked}")
 
 
 def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
-    """An operator takes a job's slots away.
-
-    Args:
-        event: the job, and who asks. Nothing happens to a job that has ended.
+    """Take a job's slots away, unless the job has ended.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -82,11 +77,10 @@ def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
 
 
 def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
-    """An operator ends a pause, or gives a job back to the policy.
+    """End a pause, or return a job to the policy's control.
 
-    Args:
-        event: the job, and who asks; `auto` gives it back to the policy, whatever was ordered
-            before. Nothing happens to a job that has ended or is under nobody's override.
+    `auto` returns it to the policy whatever was ordered before. A job that has ended or has no
+    override is left alone.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -99,9 +93,9 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
         job.override, job.override_waits, job.changed_at = None, "", ctx.state.version
         ctx.state.overrides.pop(job.job, None)
         ended = "gave the job back to the policy" if event.auto else "ended the pause"
-        _note_order(ctx, job, was, f"{event.user} {ended}", f"resumed by {event.user}")
+        _record_order(ctx, job, was, f"{event.user} {ended}", f"resumed by {event.user}")
         ctx.announce("job.override", job, {"user": event.user, "override": "off"})
-        ctx.ask = True
+        ctx.plan_needed = True
         return
     override = ManualOverride(user=event.user, slots=was.slots, batch=was.batch, on=was.on)
     _set_override(ctx, job, override, "ended the pause")
@@ -109,7 +103,7 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
 
 def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order: str) -> None:
     state = f"{'paused' if override.paused else 'resumed'} by {override.user}"
-    _note_order(ctx, job, job.override, f"{override.user} {order}", state)
+    _record_order(ctx, job, job.override, f"{override.user} {order}", state)
     job.override = override
     job.attempts.change_at, job.attempts.changes = Seconds(0.0), 0
     ctx.state.overrides[job.job] = None
@@ -121,17 +115,13 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order
         "batch": override.batch,
     }
     ctx.announce("job.override", job, detail)
-    ctx.ask = True  # what it leaves free may be used
+    ctx.plan_needed = True  # slots that it leaves may be used
 
 
-def _note_order(
+def _record_order(
     ctx: HandlerContext, job: Job, was: ManualOverride | None, order: str, state: str
 ) -> None:
-    """Record an order among the decisions, and in the reason of a job that waits.
-
-    Args:
-        was: the order before; None: there was none.
-    """
+    """Record an order as a decision, and as the reason of a waiting job."""
     if not ctx.state.rules:
         return
     decision = Decision(
@@ -146,24 +136,20 @@ def _note_order(
 
 
 def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
-    """It is time to try an order again.
-
-    Args:
-        event: the job, which may be unknown.
-    """
+    """Allow an order to be tried again."""
     job = ctx.state.jobs.get(event.job)
     if job is not None:
         job.attempts.change_at = Seconds(0.0)
         ctx.changed_jobs[job.job] = None
 
 
-# --- what is done about it
+# --- carrying them out
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Do the next thing for every job that is under somebody's override.
+    """Order the next step for every job under a manual override.
 
-    Twice: what a later one gives up, an earlier one may have waited for.
+    Runs twice, since an earlier job may wait for slots that a later one gives up.
     """
     for _ in range(2):
         before = len(ctx.out)
@@ -180,7 +166,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 
 def _trade_places(ctx: HandlerContext) -> None:
-    """Orders that name slots which others have who are ordered away wait for each other."""
+    """Start swaps for orders that name slots of each other's jobs."""
     trading = {name for swap in ctx.state.swaps for name in swap.targets}
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
@@ -196,12 +182,12 @@ def _trade_places(ctx: HandlerContext) -> None:
     spare = [slot for slot in free if slot not in claimed]
     for swap in swaps_among(movers, spare, set(free).__contains__):
         swap.by = OPERATOR
-        begin(ctx, swap)
+        begin_swap(ctx, swap)
     reconcile_swaps(ctx)
 
 
 def _mover(job: Job) -> Mover | None:
-    """What a job needs that waits for slots by name; None if it does not."""
+    """Return the move of a job that waits for named slots, or None if it waits for none."""
     override, group = job.override, job.group
     if override is None or override.paused or group is None:
         return None
@@ -228,7 +214,7 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         _reconcile(ctx, job, override)
     elif ctx.state.rules and not override.on:
         more = (override.slots or 0) - len(job.members())
-        if more > 0:  # policies leave it the slots that become free
+        if more > 0:  # views withhold these slots from policies
             job.override_waits = f"waits for slots as {override.user} asked: {more} more"
 
 
@@ -245,7 +231,7 @@ def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
 
 
 def _before_training(job: Job) -> str:
-    """What becomes of a job whose workers are ended before they trained."""
+    """Describe what happens to a job whose workers are stopped before they trained."""
     progress = job.progress
     if progress.checkpoint is None:
         return "before its first epoch: its script was ended, and will begin anew"
@@ -264,7 +250,7 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     free = [slot for slot in free if not override.on or slot in override.on]
     part = ctx.state.rules and not override.on
     least = min(size, job.spec.slots[0]) if part else size
-    asked = _named(size, None, ()) if ctx.state.rules else f"{size} slots"
+    asked = _order_text(size, None, ()) if ctx.state.rules else f"{size} slots"
     if len(free) < least:
         waits = f"waits for {asked} as {override.user} asked, {len(free)} free"
         if ctx.state.rules:
@@ -273,7 +259,7 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
             waits = f"waits: {override.user} asked for {asked}{needs}, {room}"
         job.override_waits = waits
         return
-    chosen = _close_together(free, (), size)
+    chosen = _nearby_slots(free, (), size)
     reason = _reason(override, asked, size, len(chosen))
     start(ctx, job, split(_batch(job, override, len(chosen)), chosen), reason, by=OPERATOR)
 
@@ -282,38 +268,38 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     group = job.group
     if group is None:
         return
-    have = [member.slot for member in group.members]
+    current = [member.slot for member in group.members]
     size = _size(job, override)
-    new, missing = _slots_to_add(ctx.state.slot_index, job, override, have, size)
+    new, missing = _slots_to_add(ctx.state.slot_index, job, override, current, size)
     if override.on:
         # Grow to the union first, shrink when that has settled: a migration.
-        target = [*have, *new] if new else [slot for slot in have if slot in override.on]
+        target = [*current, *new] if new else [slot for slot in current if slot in override.on]
     else:
-        target = [*have[:size], *new]
+        target = [*current[:size], *new]
     batch = _batch(job, override, len(target) if ctx.state.rules else size)
-    same = target == have and group.global_batch == batch
+    same = target == current and group.global_batch == batch
     if missing or same or (len(target) < size and not ctx.state.rules):
-        short = ", ".join(missing) or (f"{size - len(have)} more" if len(have) < size else "")
+        short = ", ".join(missing) or (f"{size - len(current)} more" if len(current) < size else "")
         waits = f"waits for slots as {override.user} asked: {short}"
         job.override_waits = waits if short else ""
     elif job.attempts.change_at > ctx.now:
         job.override_waits = "waits before its next try"
     else:
         rounded = override.batch is not None and not ctx.state.rules
-        asked = _named(size, batch if rounded else override.batch, override.on)
+        asked = _order_text(size, batch if rounded else override.batch, override.on)
         reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
 
 
 def _slots_to_add(
-    index: SlotIndex, job: Job, override: ManualOverride, have: list[SlotId], size: int
+    index: SlotIndex, job: Job, override: ManualOverride, current: list[SlotId], size: int
 ) -> tuple[list[SlotId], list[SlotId]]:
-    """Slots that the job is to get beside those that it has, and those of them that it cannot have.
+    """Return the slots that the job needs in addition, and those of them that are not available.
 
-    Without names they are free ones close by, then ones that are about to be free.
+    Without named slots these are free slots nearby, then slots that are about to be free.
     """
-    named = [SlotId(slot) for slot in override.on if slot not in have]
-    need = len(named) if override.on else size - len(have)
+    named = [SlotId(slot) for slot in override.on if slot not in current]
+    need = len(named) if override.on else size - len(current)
     if need <= 0:
         return [], []
     available = index.available()
@@ -322,7 +308,7 @@ def _slots_to_add(
     if named:
         room = {*free, *soon}
         return named, [slot for slot in named if slot not in room]
-    near = _close_together(free, have, need)
+    near = _nearby_slots(free, current, need)
     soon = [slot for slot in soon if slot not in free]
     return [*near, *soon[: need - len(near)]], []
 
@@ -333,23 +319,23 @@ def _preparing(job: Job) -> bool:
 
 
 def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
-    """Whether the change that is prepared leads to something else than what was ordered."""
+    """True if the change that is being prepared does not lead to what was ordered."""
     change = job.status.change
     if change is None or change.kind == SUSPEND:
         return True
     group = change.group
-    there = {member.slot for member in group.members}
+    planned = {member.slot for member in group.members}
     if override.on:
-        slots = not there >= set(override.on)
+        slots = not planned >= set(override.on)
     else:
         size = _size(job, override)
-        # Growth in part goes on when it has settled: giving it up for more would end its newcomers,
+        # A partial growth is continued when it has settled: abandoning it would stop its newcomers,
         # whose slots would then be free for the next change, and so on.
-        part = ctx.state.rules and len(job.size.slots) < len(there) < size
-        slots = len(there) != size and not part
+        part = ctx.state.rules and len(job.size.slots) < len(planned) < size
+        slots = len(planned) != size and not part
     if override.batch is None:
         return slots
-    batch = _batch(job, override, len(there)) if ctx.state.rules else override.batch
+    batch = _batch(job, override, len(planned)) if ctx.state.rules else override.batch
     return slots or batch != group.global_batch
 
 
@@ -358,11 +344,11 @@ def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason
     return Reason("operator", f"{override.user} asked for {asked}{free}")
 
 
-def _named(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
-    """Return the order in words, without what it leaves open."""
+def _order_text(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
+    """Return the order as text, without the fields that it leaves open."""
     size = "" if slots is None else f"{slots} slot{'s' * (slots != 1)}"
-    said = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
-    return ", ".join(filter(None, said))
+    parts = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
+    return ", ".join(filter(None, parts))
 
 
 def _size(job: Job, override: ManualOverride) -> int:
@@ -382,11 +368,11 @@ def _batch(job: Job, override: ManualOverride, size: int) -> int:
     return min(max(now, size), job.spec.batch_limit)
 
 
-def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:
-    """`size` of the free slots: where the job is already, then where most are free."""
-    here = Counter(node_of(slot) for slot in have)
+def _nearby_slots(free: list[SlotId], current: Sequence[SlotId], size: int) -> list[SlotId]:
+    """Return `size` free slots: on the job's nodes first, then on nodes with most free slots."""
+    own = Counter(node_of(slot) for slot in current)
     room = Counter(node_of(slot) for slot in free)
-    order_ = {slot: place for place, slot in enumerate(free)}
+    position = {slot: place for place, slot in enumerate(free)}
     return sorted(
-        free, key=lambda s: (-here[node_of(s)], -room[node_of(s)], node_of(s), order_[s])
+        free, key=lambda s: (-own[node_of(s)], -room[node_of(s)], node_of(s), position[s])
     )[:size]

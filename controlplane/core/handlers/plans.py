@@ -1,12 +1,11 @@
-"""Follows a plan: what still fits of it becomes starts, changes and pauses.
+"""Handlers of plans and swaps.
 
-Running jobs trade slots: one steps aside, the others follow, and it comes last.
-
-Every move is one of the changes that groups make anyway: newcomers are prepared beside owners that
-leave, a slot changes hands when its process has exited. One that has to pause trains on until those
-who get its slots are prepared and wait for them. A swap is only the intention behind them,
-looked at after every input; if anything comes in between, it is given up, and its jobs are where
-they are: whatever a policy does next fits that.
+The part of a plan that still fits becomes starts, changes and pauses. In a swap, running jobs trade
+slots: one job yields, the others move, and the yielding job moves last. Every move is an ordinary
+group change: newcomers are prepared beside owners that leave, and a slot changes hands when its
+process has exited. A job that has to pause trains until the workers for its slots are prepared. A
+swap only records the intention and is checked after every input. If anything intervenes, it is
+dropped; its jobs stay where they are, and any later plan fits that.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from controlplane.core.history import Decided, EndPromised
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job import Job, ManualOverride, PromisedEnd
 from controlplane.core.model.job_phases import JobTrigger, Phase, Running
-from controlplane.core.model.rescale import RescalePhase, RescaleTrigger, Swap, Way
+from controlplane.core.model.rescale import RescalePhase, RescaleTrigger, Swap, YieldMode
 from controlplane.core.plan_check import Move, check
 from controlplane.policy.api import Reason
 from controlplane.policy.placement.slot_partition import split
@@ -32,17 +31,14 @@ from schemas.nodes import Group
 from schemas.wire.agent import RECOVER
 from schemas.wire.client import Decision, PromiseInfo
 
-PATIENCE_S: Final = 300.0  # a pause waits no longer for newcomers who never say that they wait
+MAX_PAUSE_WAIT_S: Final = 300.0  # longest wait of a pause for newcomers to be prepared
 
 
-def begin(ctx: HandlerContext, swap: Swap) -> bool:
-    """Take up a swap; its first orders follow with `reconcile_all`.
+def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:
+    """Start a swap of running jobs; `reconcile_all` orders its steps.
 
-    Args:
-        swap: of jobs that train; none of them is in another one.
-
-    Returns:
-        False if it cannot be: nothing is changed then.
+    None of the jobs may be in another swap. Returns False, without any change, if the swap is
+    impossible.
     """
     if _broken(ctx, swap):
         return False
@@ -55,27 +51,27 @@ def begin(ctx: HandlerContext, swap: Swap) -> bool:
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Do the next thing for every swap, and end those that are over or broken."""
+    """Order the next steps of every swap; end swaps that are done or broken."""
     for swap in list(ctx.state.swaps):
         why = _broken(ctx, swap)
         if not why:
-            _go_on(ctx, swap)
-            if all(_is_there(ctx.state.jobs[name], swap) for name in swap.targets):
+            _order_steps(ctx, swap)
+            if all(_is_at_target(ctx.state.jobs[name], swap) for name in swap.targets):
                 why = "done"
         if why:
             ctx.state.swaps.remove(swap)
             _touch(ctx, swap)
-            _call_off_waits(ctx, swap)
+            _cancel_waits(ctx, swap)
             took_s = ctx.now - swap.began
             ctx.announce(
                 "policy.swapped",
                 detail={"jobs": _names(swap), "outcome": why, "took_s": took_s},
             )
-            ctx.ask = True
+            ctx.plan_needed = True
 
 
-def _call_off_waits(ctx: HandlerContext, swap: Swap) -> None:
-    """Nobody waits for slots that are not given up."""
+def _cancel_waits(ctx: HandlerContext, swap: Swap) -> None:
+    """Cancel the starts and growths that wait for slots which are not given up."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
@@ -92,33 +88,33 @@ def _names(swap: Swap) -> str:
 
 
 def _touch(ctx: HandlerContext, swap: Swap) -> None:
-    """Policies see something else of these from now on, and what they planned before is stale."""
+    """Mark the jobs of a swap as changed for policies, which makes earlier plans for them stale."""
     for name in swap.targets:
         ctx.state.jobs[name].changed_at = ctx.state.version
         ctx.changed_jobs[name] = None
 
 
-# --- whether it can go on
+# --- conditions
 
 
 def _broken(ctx: HandlerContext, swap: Swap) -> str:
-    """Why it is given up; nothing while it goes on."""
+    """Return why a swap has to be dropped; empty while it can continue."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
-        why = _left(ctx, job, swap) or _lost_slots(ctx, job, swap)
+        why = _dropout_reason(ctx, job, swap) or _lost_slot(ctx, job, swap)
         if why:
             return f"given up: {name} {why}"
     return ""
 
 
-def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
-    """Why a job takes part no longer; nothing if it does."""
+def _dropout_reason(ctx: HandlerContext, job: Job, swap: Swap) -> str:
+    """Return why a job no longer takes part; empty if it does."""
     aside = swap.aside.get(job.job)
-    pauses = aside is not None and aside.way is Way.PAUSE and job.job in swap.stepped
+    pauses = aside is not None and aside.way is YieldMode.PAUSE and job.job in swap.stepped
     change = job.change
     if job.ended:
         return "ended"
-    if job.override is not None and not _wants(job.override, swap.targets[job.job]):
+    if job.override is not None and not _matches_override(job.override, swap.targets[job.job]):
         return "is under another order"
     if isinstance(job.status, Running) and job.status.script.finished:
         return "is done with its training"
@@ -131,14 +127,14 @@ def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     return ""
 
 
-def _wants(override: ManualOverride, target: Mapping[SlotId, int]) -> bool:
-    """Whether the swap is what an operator ordered."""
+def _matches_override(override: ManualOverride, target: Mapping[SlotId, int]) -> bool:
+    """True if an operator ordered what the swap does."""
     batch = override.batch in {None, sum(target.values())}
     return batch and not override.paused and {*override.on} == {*target}
 
 
-def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
-    """Whether a slot of its future is gone, or somebody else came to have it."""
+def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
+    """Return which target or current slot was lost or taken; empty if all are available."""
     nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
     for slot in (*swap.targets[job.job], *job.size.slots):
         node = nodes.get(slot)
@@ -149,62 +145,65 @@ def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     return ""
 
 
-# --- the next orders
+# --- next steps
 
 
-def _go_on(ctx: HandlerContext, swap: Swap) -> None:
-    """Order what can be ordered: what one gives up may be what another one waits for."""
-    while any(_order(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
+def _order_steps(ctx: HandlerContext, swap: Swap) -> None:
+    """Order all steps that are possible; one job's step may free what another one waits for."""
+    while any(_order_step(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
         _pause(ctx, ctx.state.jobs[name], swap) for name in swap.aside
     ):
         pass
 
 
-def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
-    """The next order for one job; False if it has to wait, or is there."""
+def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
+    """Order the next step of one job; False if it has to wait, or is at its target."""
     target, aside = swap.targets[job.job], swap.aside.get(job.job)
     reason = swap.reasons[job.job]
     if job.phase is Phase.PAUSED:
-        if not all(_will_be_left(ctx, slot, swap) for slot in target):
+        if not all(_becomes_free(ctx, slot, swap) for slot in target):
             return False
         start(ctx, job, target, reason, by=swap.by)
         return True
-    if job.phase is not Phase.RUNNING or _is_there(job, swap):
+    if job.phase is not Phase.RUNNING or _is_at_target(job, swap):
         return False
     if aside is not None and job.job not in swap.stepped:
-        if aside.way is Way.PAUSE:
+        if aside.way is YieldMode.PAUSE:
             return False  # see `_pause`
         swap.stepped[job.job] = None
         return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
-    have = [member.slot for member in job.group.members] if job.group else []
-    if aside is not None and not set(have) <= {*aside.local_batch, *target}:
+    current = [member.slot for member in job.group.members] if job.group else []
+    if aside is not None and not set(current) <= {*aside.local_batch, *target}:
         return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
-    if not _can_have(ctx, job, [slot for slot in target if slot not in have], swap):
+    if not _are_available(ctx, job, [slot for slot in target if slot not in current], swap):
         return False
     return _change(ctx, job, target, reason, swap.by)
 
 
 def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
-    """Let a job stop that has to, once nobody who gets its slots keeps it waiting afterwards."""
+    """Pause a job that has to, once the workers for its slots need nothing else."""
     aside, group = swap.aside[job.job], job.group
-    if aside.way is not Way.PAUSE or job.job in swap.stepped or group is None:
+    if aside.way is not YieldMode.PAUSE or job.job in swap.stepped or group is None:
         return False
-    if job.phase is not Phase.RUNNING or not _heirs_wait(ctx, group, swap):
+    if job.phase is not Phase.RUNNING or not _successors_wait(ctx, group, swap):
         return False
     swap.stepped[job.job] = None
     return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
 
 
-def _heirs_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
-    """Whether those who are prepared beside `group` are done with what can be done there.
+def _successors_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
+    """True if the workers that are prepared beside `group` wait only for its slots.
 
-    If nobody is, because all of them need slots of others, too, its pause comes when nothing else
-    is under way: that is what they wait for.
+    If none is prepared, because all of them need slots of other jobs, too, the pause comes when
+    nothing else is in progress: that is what they wait for.
     """
     reservations = ctx.state.slot_index.reservations()
-    heirs = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
-    if heirs:
-        return all(heir.waits for heir in heirs) or ctx.now - swap.began >= PATIENCE_S
+    successors = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
+    if successors:
+        return (
+            all(successor.waits for successor in successors)
+            or ctx.now - swap.began >= MAX_PAUSE_WAIT_S
+        )
     jobs = (ctx.state.jobs[name] for name in swap.targets)
     return all(job.change is None and job.phase is not Phase.STARTING for job in jobs)
 
@@ -212,20 +211,20 @@ def _heirs_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
 def _change(
     ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Reason, by: str
 ) -> bool:
-    """To these slots, or first to both places, beside those who leave; as in any migration."""
-    have = [member.slot for member in job.group.members] if job.group else []
-    new = [slot for slot in placed if slot not in have]
+    """Order a change to these slots, or first to the union with the current ones."""
+    current = [member.slot for member in job.group.members] if job.group else []
+    new = [slot for slot in placed if slot not in current]
     before = job.version
-    if new and not all(slot in placed for slot in have):
-        union = [*have, *new]
+    if new and not all(slot in placed for slot in current):
+        union = [*current, *new]
         placed = split(max(sum(placed.values()), len(union)), union)
         reason = _without_speed(reason)
     order_change(ctx, job, placed, reason, by=by)
     return job.version != before
 
 
-def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
-    """Whether a slot is free, or one of the others has it and has none of its own to wait for."""
+def _becomes_free(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
+    """True if a slot is free, or a job of the swap has it and will leave it."""
     index = ctx.state.slot_index
     owner = index.owners().get(slot)
     if slot in index.reservations():
@@ -233,26 +232,26 @@ def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
     return owner is None or (owner in swap.targets and slot not in swap.targets[owner])
 
 
-def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) -> bool:
-    """Whether each is free, or its owner leaves it, or will as soon as this job is prepared."""
+def _are_available(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) -> bool:
+    """True if each slot is free, being left, or will be left once this job is prepared."""
     available = ctx.state.slot_index.available()
-    pausing = _to_be_left(ctx, swap)
+    pausing = _slots_of_pausing_jobs(ctx, swap)
     room = {*available.free, *pausing}
     return all(slot in room or available.releasing.get(slot, job.job) != job.job for slot in slots)
 
 
-def _to_be_left(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
-    """Slots of those who are to pause and train on until then, and that nobody reserved."""
+def _slots_of_pausing_jobs(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
+    """Return the unreserved slots of jobs that train until they have to pause."""
     groups = [
         ctx.state.jobs[name].group
         for name, aside in swap.aside.items()
-        if aside.way is Way.PAUSE and name not in swap.stepped
+        if aside.way is YieldMode.PAUSE and name not in swap.stepped
     ]
     slots = {member.slot for group in groups if group for member in group.members}
     return slots - ctx.state.slot_index.reservations().keys()
 
 
-def _is_there(job: Job, swap: Swap) -> bool:
+def _is_at_target(job: Job, swap: Swap) -> bool:
     target = swap.targets[job.job]
     if job.phase is not Phase.RUNNING or job.group is None:
         return False
@@ -262,30 +261,29 @@ def _is_there(job: Job, swap: Swap) -> bool:
 def _aside_reason(swap: Swap, name: JobId) -> Reason:
     others = ", ".join(other for other in swap.targets if other != name)
     reason, words = _without_speed(swap.reasons[name]), swap.aside[name].way.value
-    if reason.code != "trade":  # else its policy says so
+    if reason.code != "trade":  # else the policy's reason says so
         words += f", because it trades places with {others}"
     return Reason("swap", f"{words}: {reason.text}", reason.numbers)
 
 
 def _without_speed(reason: Reason) -> Reason:
-    """The speed that is expected is that of the last step."""
+    """Remove the expected speed from a reason: it belongs to the last step."""
     numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
     return Reason(reason.code, reason.text, numbers)
 
 
 def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
-    """Do what fits of a plan; ask again if something did not.
+    """Carry out the part of a plan that fits; request another plan if a part did not.
 
-    Args:
-        event: the plan, and how the search stood that made it; without that, it is not announced.
+    A plan without search statistics is not announced.
     """
     verdict, stats = check(event.plan, ctx.state, ctx.now), event.stats
     for name, reason in verdict.rejected.items():
         _reject(ctx, ctx.state.jobs[name], reason)
     for name, at in verdict.promised.items():
         _promise(ctx, ctx.state.jobs[name], at)
-    done = [move for move in verdict.moves if _follow(ctx, move)]
-    begun = [swap for swap in verdict.swaps if begin(ctx, swap)]
+    done = [move for move in verdict.moves if _apply_move(ctx, move)]
+    begun = [swap for swap in verdict.swaps if begin_swap(ctx, swap)]
     changes = len(done) + sum(len(swap.targets) for swap in begun)
     if changes:
         ctx.totals.plans_taken += 1
@@ -302,11 +300,11 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
             },
         )
     if verdict.refused or len(begun) < len(verdict.swaps):
-        ctx.ask = True
+        ctx.plan_needed = True
 
 
 def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
-    """A job that never started ends, and its history says why."""
+    """End a job that never started, with the reason in its history."""
     decision = Decision(
         time=ctx.now,
         was=job.size,
@@ -321,7 +319,7 @@ def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
 
 
 def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
-    """The first promise of a job's end counts; what is said later is news of it."""
+    """Record a promised end; the first promise counts, later ones update the expectation."""
     ctx.state.living_counts.promised.add(job.job)
     first = job.promised_end.first if job.promised_end else at
     job.promised_end = PromisedEnd(first=first, latest=at)
@@ -331,28 +329,28 @@ def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
     ctx.announce("job.promised", job, {"end": at, "first": first})
 
 
-def _follow(ctx: HandlerContext, move: Move) -> bool:
+def _apply_move(ctx: HandlerContext, move: Move) -> bool:
     job = ctx.state.jobs[move.job]
     if job.phase is not Phase.RUNNING:
         start(ctx, job, move.local_batch, move.reason)
         return True
     before = job.version
     placed, reason = _first_step(job, move), move.reason
-    if placed.keys() != move.local_batch.keys():  # the expected speed is that of the last step
-        numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
-        reason = Reason(reason.code, reason.text, numbers)
+    if placed.keys() != move.local_batch.keys():  # the expected speed belongs to the last step
+        reason = _without_speed(reason)
     order_change(ctx, job, placed, reason)
     return job.version != before
 
 
 def _first_step(job: Job, move: Move) -> dict[SlotId, int]:
-    """A job that gets new slots and gives up others grows to all of them first.
+    """Return the slots of the first of the steps that lead to a move's target.
 
-    When that has settled, the next plan takes back what is too much: a migration.
+    A job that gets new slots and gives up old ones grows to the union first. When that has settled,
+    the next plan removes the rest: a migration.
     """
-    have = [member.slot for member in job.group.members] if job.group else []
-    new = [slot for slot in move.local_batch if slot not in have]
-    if not new or all(slot in move.local_batch for slot in have):
+    current = [member.slot for member in job.group.members] if job.group else []
+    new = [slot for slot in move.local_batch if slot not in current]
+    if not new or all(slot in move.local_batch for slot in current):
         return dict(move.local_batch)
-    union = [*have, *new]  # not above the limit of its batch: `plan_check.check` saw to that
+    union = [*current, *new]  # `plan_check.check` has refused unions above the batch limit
     return split(max(sum(move.local_batch.values()), len(union)), union)

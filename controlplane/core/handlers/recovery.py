@@ -1,7 +1,7 @@
-"""Something was lost: a change is abandoned, or the others go on from the furthest step.
+"""Handlers of losses: a change is abandoned, or the survivors continue.
 
-A recovery is a change without newcomers: the survivors quiesce and report where they are, build
-a group, and take the furthest state.
+A recovery is a change without newcomers: the survivors quiesce and report their positions, form a
+group, and take the state that is furthest ahead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import Final
 from controlplane.core import desired_state
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.lifecycle import fail, forget_exited, restart_from_checkpoint
-from controlplane.core.handlers.start import CLUSTER, make_group, note_order, share_batch, trains_on
+from controlplane.core.handlers.start import (
+    CLUSTER,
+    make_group,
+    record_order,
+    share_batch,
+    trains_on,
+)
 from controlplane.core.inputs import RescaleExpired
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Job
@@ -24,19 +30,15 @@ from schemas.ids import NodeId, Seconds, SlotId, Version, node_of
 from schemas.nodes import Group
 from schemas.wire.agent import RECOVER, GroupBroken, JoinFailed, Quiesced
 
-MAX_RECOVERIES: Final = 5  # in a row, without a group between
+MAX_RECOVERIES: Final = 5  # in a row, without a formed group
 STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
-# --- a change is abandoned
+# --- abandoned changes
 
 
 def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) -> None:
-    """Give a change up; the group that trains goes on as if nothing had been asked.
-
-    Args:
-        job: nothing happens if it does not re-scale.
-    """
+    """Abandon the change of a job, if any; the current group continues."""
     status = job.status
     if not isinstance(status, Rescaling):
         return
@@ -56,14 +58,14 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
     ctx.send_to(job, change.notified_nodes)
     forget_exited(ctx, job)
     _release_reservations(ctx, group)
-    ctx.ask = True
+    ctx.plan_needed = True
     version = change.group.version
     if any(worker.formed == version > group.version for worker in job.group_workers()):
         recover(ctx, job, f"a worker went on to the abandoned version {version}")
 
 
 def _release_reservations(ctx: HandlerContext, group: Group) -> None:
-    """Those who reserved slots that are kept after all stop waiting for them."""
+    """Abandon changes that wait for slots which are kept after all."""
     kept = {member.slot for member in group.members}
     waiting = [
         job for slot, (job, _) in ctx.state.slot_index.reservations().items() if slot in kept
@@ -74,19 +76,18 @@ def _release_reservations(ctx: HandlerContext, group: Group) -> None:
 
 
 def _back_off(ctx: HandlerContext, job: Job) -> None:
-    """Nothing is tried again at once: it may be what does the harm."""
+    """Delay the next change, which may be the cause of the failure."""
     job.attempts.changes += 1
     job.attempts.change_at = Seconds(ctx.now + pause_before(job.attempts.changes))
 
 
-# --- a member is lost
+# --- lost members
 
 
 def recover(ctx: HandlerContext, job: Job, why: str) -> None:
-    """A member is lost: the others quiesce, agree on the furthest step and go on.
+    """Let the survivors quiesce, agree on the step that is furthest ahead, and continue.
 
-    Args:
-        job: nothing happens if it has no group.
+    A job without a group is left alone.
     """
     status = job.status
     if not isinstance(status, Running | Rescaling | Starting):
@@ -97,7 +98,7 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
         ctx.conclude(job, "broken")
     survivors = _survivors(job, status.group, change)
     attempts.recoveries += 1
-    if attempts.changes:  # the first loss since an epoch is no reason to wait
+    if attempts.changes:  # the first loss since an epoch needs no pause
         _back_off(ctx, job)
     else:
         attempts.changes = 1
@@ -110,8 +111,8 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
         if worker not in survivors and not going:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     recovery = _quiesce(ctx, job, status.group, survivors, why)
-    many = len(survivors) != 1
-    why = f"{why}; {len(survivors)} {'workers go' if many else 'worker goes'} on"
+    plural = len(survivors) != 1
+    why = f"{why}; {len(survivors)} {'workers go' if plural else 'worker goes'} on"
     rescaling = Rescaling(group=status.group, change=recovery, script=status.script)
     ctx.advance(job, JobTrigger.MEMBER_LOST, rescaling, why)
     ctx.send_to(job, recovery.notified_nodes)
@@ -121,7 +122,7 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
 def _quiesce(
     ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], why: str
 ) -> Rescale:
-    """Order that the survivors quiesce, to be the next group."""
+    """Order a recovery with the survivors as the next group, and return it."""
     before, version = job.version, Version(job.version + 1)
     recovery = Rescale(
         group=make_group(job, version, share_batch(survivors, group.global_batch)),
@@ -136,13 +137,13 @@ def _quiesce(
             if worker.phase is not WorkerPhase.EXITED
         ),
     )
-    note_order(ctx, job, recovery.group, RECOVER, Reason("lost", why), by=CLUSTER)
+    record_order(ctx, job, recovery.group, RECOVER, Reason("lost", why), by=CLUSTER)
     ctx.state.deadlines.expect_rescale(job.job, version, recovery.phase, ctx.now)
     return recovery
 
 
 def _survivors(job: Job, group: Group, change: Rescale | None) -> list[Worker]:
-    """Those that may have the whole state, in rank order; newcomers last."""
+    """Return the workers that may have the full state, in rank order, newcomers last."""
     switching = change is not None and change.phase is not RescalePhase.PREPARING
     phases = {WorkerPhase.MEMBER, WorkerPhase.READY} if switching else {WorkerPhase.MEMBER}
     found = [job.workers[member.worker] for member in job.members()]
@@ -152,13 +153,7 @@ def _survivors(job: Job, group: Group, change: Rescale | None) -> list[Worker]:
 
 
 def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) -> None:
-    """A survivor stands still.
-
-    Args:
-        job: nothing happens unless its recovery waits for such words.
-        event: the step and epoch that it reached, and whether it has the whole state. One of
-            another group is late, and changes nothing.
-    """
+    """Record the position of a survivor; reports for another group are late and ignored."""
     change = job.change
     if change is None or change.phase is not RescalePhase.QUIESCING:
         return
@@ -171,11 +166,7 @@ def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) 
 
 
 def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None:
-    """Go on with those that have the whole state, once every survivor has said so.
-
-    Args:
-        change: its recovery, in phase QUIESCING.
-    """
+    """Continue with the survivors that have the full state, once every survivor has reported."""
     survivors = [
         job.workers[member.worker]
         for member in change.group.members
@@ -205,22 +196,19 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
     ctx.send_to(job, change.notified_nodes)
 
 
-# --- what says so
+# --- reports and deadlines
 
 
 def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken) -> None:
-    """A member met a fault in a collective operation.
+    """Handle a failed collective operation.
 
-    Args:
-        job: it starts again if the group that is started could not form, and fails if that is
-            because its script raised; else it recovers.
-        event: the version of the group that broke, and the error in words. An older version than
-            that in force is late, and so is any while the others quiesce.
+    A starting job restarts, or fails if its script raised. Any other job recovers. Reports of older
+    groups are late and ignored, and so are all reports while the survivors quiesce.
     """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting):
         if version == status.group.version:
-            _could_not_form(ctx, job, status, why)
+            _handle_failed_start(ctx, job, status, why)
         elif version > status.group.version:
             recover(ctx, job, f"the group lost a member: {why}")
     elif isinstance(status, Running):
@@ -235,8 +223,8 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
             recover(ctx, job, f"the group lost a member: {why}")
 
 
-def _could_not_form(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
-    """Start again; fail if a script raised, whose process may live on in a thread."""
+def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
+    """Restart the job, or fail it if a script raised; a thread may keep its process alive."""
     if status.script.error and ctx.state.rules:
         fail(ctx, job, status.script.error)
     else:
@@ -244,16 +232,14 @@ def _could_not_form(ctx: HandlerContext, job: Job, status: Starting, why: str) -
 
 
 def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) -> None:
-    """A member could not build a group; it goes on in the one that it has.
+    """Handle a member that could not build the new group and stays in its current one.
 
-    Args:
-        job: it starts again, fails, abandons its change or recovers anew, by where it stands.
-        event: the version that could not be built, and the error in words. One of another version
-            is late, and changes nothing.
+    Depending on its phase the job restarts, fails, abandons its change or recovers again. Reports
+    of other versions are late and ignored.
     """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting) and version == status.group.version:
-        _could_not_form(ctx, job, status, why)
+        _handle_failed_start(ctx, job, status, why)
     elif isinstance(status, Rescaling) and version == status.change.group.version:
         if status.change.phase is RescalePhase.SWITCHING:
             why = f"the new group could not be built: {why}"
@@ -263,12 +249,7 @@ def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) 
 
 
 def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
-    """A change took too long.
-
-    Args:
-        event: the job, and the version that its change leads to. Nothing happens if that change is
-            over.
-    """
+    """Handle a change that took too long, unless it is over."""
     job = ctx.state.jobs.get(event.job)
     status = job.status if job is not None else None
     if job is None or not isinstance(status, Rescaling):
@@ -278,8 +259,8 @@ def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
         return
     took = f"{ctx.now - change.began:.0f} s"
     if change.phase is RescalePhase.PREPARING:
-        late = _not_ready(job, change)
-        why = f"not ready after {took}: {', '.join(late) or 'the store of the new group'}"
+        unready = _not_ready(job, change)
+        why = f"not ready after {took}: {', '.join(unready) or 'the store of the new group'}"
         abandon(ctx, job, RescaleTrigger.EXPIRED, why)
     elif change.phase is RescalePhase.SWITCHING:
         joins = any(status.group.member(m.worker) is None for m in change.group.members)
@@ -300,34 +281,30 @@ def _not_ready(job: Job, change: Rescale) -> list[SlotId]:
 
 
 def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
-    """A node is lost: what it runs of `job` may live on there, and is dismissed.
-
-    Args:
-        job: nothing happens if it has no group, or nothing on that node.
-    """
-    here = [
+    """Dismiss the job's workers on a lost node, if any; their processes may live on there."""
+    on_node = [
         worker
         for worker in job.workers.values()
         if node_of(worker.slot) == node and worker.phase is not WorkerPhase.EXITED
     ]
-    if not here or job.group is None:
+    if not on_node or job.group is None:
         return
-    counted = {member.worker for member in job.members()}
-    touched = [worker for worker in here if worker.worker in counted]
-    if isinstance(job.status, Starting) and touched:
+    members = {member.worker for member in job.members()}
+    affected = [worker for worker in on_node if worker.worker in members]
+    if isinstance(job.status, Starting) and affected:
         restart_from_checkpoint(ctx, job, why)
         return
-    incumbent = any(job.group.member(worker.worker) for worker in touched)
-    for worker in here:
+    incumbent = any(job.group.member(worker.worker) for worker in affected)
+    for worker in on_node:
         if worker.phase is not WorkerPhase.LEAVING:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     change = job.change
-    if change is not None and change.phase is RescalePhase.QUIESCING and touched:
+    if change is not None and change.phase is RescalePhase.QUIESCING and affected:
         if any(worker.phase is WorkerPhase.MEMBER for worker in job.workers.values()):
             rejoin_when_quiesced(ctx, job, change)
         else:
             restart_from_checkpoint(ctx, job, why)
-    elif incumbent or (touched and change is not None and change.kind == RECOVER):
+    elif incumbent or (affected and change is not None and change.kind == RECOVER):
         recover(ctx, job, why)
-    elif touched:
+    elif affected:
         abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)

@@ -1,7 +1,4 @@
-"""What nodes report of workers: each report goes to the one handler of its subject.
-
-A job gives up its slots as it was asked to; its state is in a checkpoint.
-"""
+"""Dispatch of nodes' reports about workers, and the handlers of common reports."""
 
 from __future__ import annotations
 
@@ -58,12 +55,7 @@ from schemas.wire.sweeps import StateCopied, StateNotCopied
 
 
 def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended) -> None:
-    """The state is in a checkpoint; all workers are about to exit.
-
-    Args:
-        job: nothing happens unless it changes, and is to give up its slots.
-        event: the version of the change, and the epoch, step and samples that the checkpoint holds.
-    """
+    """Pause a job whose state is in a checkpoint; all of its workers are about to exit."""
     status = job.status
     if not isinstance(status, Rescaling) or event.group != status.change.group.version:
         return
@@ -73,7 +65,7 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
         return
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
     progress, attempts = job.progress, job.attempts
-    if job.sweep is None:  # its states are its own
+    if job.sweep is None:  # a sweep keeps its own states
         progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
         progress.epoch, progress.step = event.epoch, event.step
         progress.samples_done = event.samples_done
@@ -93,18 +85,17 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
     ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
     ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
+ACTIVE_PHASES: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
 
 
 def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
-    """The next event of a node's stream; one that was taken before changes nothing.
+    """Handle the next event of a node's stream.
 
-    Args:
-        event: the node, its boot, the sequence number and the report. One of another boot, or one
-            that was taken before, is not handled; of an unknown process only its end counts.
+    Events of another boot and events that were handled before are ignored. Of an unknown process
+    only the exit and late epochs count.
     """
     node = ctx.state.nodes.get(event.node)
     if node is None or node.boot != event.boot or event.seq <= node.committed:
@@ -112,7 +103,7 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     node.committed = event.seq
     report = event.event
     if isinstance(report, NodeHealth):
-        lifecycle.note_problems(ctx, node, report.problems)
+        lifecycle.record_problems(ctx, node, report.problems)
         return
     job = ctx.state.jobs.get(report.job)
     if isinstance(report, JobCleared):
@@ -127,54 +118,45 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     worker = job.workers.get(name) if job else None
     if job is None or worker is None:
         if isinstance(report, WorkerExited | WorkerRefused):
-            _forget_foreign(ctx, node, name)
+            _release_foreign(ctx, node, name)
         if job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
             epochs.on_late_epoch(ctx, job, report)
         return
     if node_of(worker.slot) != node.node:
-        return  # a node speaks for its own workers only
+        return  # a node may report its own workers only
     if isinstance(report, ScriptReport):
         if report.index <= worker.reports:
             return
         worker.reports = report.index
     kind = type(report)
-    unheard = isinstance(report, EpochReported) and report.epoch in job.progress.unheard
-    silent = worker.phase not in SPEAKING or job.group is None
-    if unheard or (kind in FROM_MEMBERS and silent):
-        if isinstance(report, EpochReported):
-            epochs.on_late_epoch(ctx, job, report)
+    inactive = worker.phase not in ACTIVE_PHASES or job.group is None
+    if isinstance(report, EpochReported) and (inactive or report.epoch in job.progress.unheard):
+        epochs.on_late_epoch(ctx, job, report)
+        return
+    if inactive and kind in MEMBER_REPORTS:
         return
     ctx.changed_jobs[job.job] = None
     HANDLERS[kind](ctx, job, worker, report)
 
 
-def _forget_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
-    """A process of an unknown job has exited: its slots may be used."""
+def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
     if name not in node.foreign.values():
         return
-    was = list(node.foreign)
+    slots = list(node.foreign)
     node.foreign = {slot: other for slot, other in node.foreign.items() if other != name}
     ctx.state.slot_index.touch_node(node.node)
-    for slot in was:
-        exits.slot_freed(ctx, slot)
-    ctx.ask = True
+    for slot in slots:
+        exits.grant_reserved_slot(ctx, slot)
+    ctx.plan_needed = True
 
 
 def on_worker_started(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerStarted) -> None:
-    """A process exists.
-
-    Args:
-        worker: that was ordered.
-    """
-    note_process(ctx, job, worker, event.pid)
+    """Handle the start of a process."""
+    record_process(ctx, job, worker, event.pid)
 
 
-def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> None:
-    """Take down that a worker's process was seen, if that is news.
-
-    Args:
-        worker: that was ordered.
-    """
+def record_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> None:
+    """Record that a worker's process exists, unless it is already recorded."""
     if worker.pid is None:
         worker.pid = pid
         where = node_of(worker.slot)
@@ -184,20 +166,15 @@ def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> Non
 
 
 def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerReady) -> None:
-    """A worker has built everything and waits for its group.
-
-    Args:
-        job: of the worker; it may form its group or switch to it now.
-        event: the samples of an epoch, and the port of the store that it would serve.
-    """
+    """Note that a worker waits for its group; form or switch the group if it was the last one."""
     if worker.phase is WorkerPhase.ORDERED:
         ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
-    if not ctx.hear_worker(job, worker, WorkerTrigger.READY) or job.group is None:
+    if not ctx.advance_reported(job, worker, WorkerTrigger.READY) or job.group is None:
         return
     worker.store_port = event.store_port
-    if job.sweep is None:  # whose units tell
+    if job.sweep is None:  # a sweep learns these from its units
         job.progress.epoch_samples = event.epoch_samples
-        if isinstance(job.status, Starting) and worker.rank == 0:  # the others take its state
+        if isinstance(job.status, Starting) and worker.rank == 0:  # the other ranks take its state
             epochs.on_resumed(ctx, job, event.resumed_epoch)
     ctx.announce("worker.ready", job, place(worker))
     if isinstance(job.status, Starting):
@@ -207,18 +184,13 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
 
 
 def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:
-    """A newcomer beside a slot's owner has built what it can; see `handlers.swaps`."""
+    """Note that a newcomer has built what it can and waits for its slot; see `handlers.plans`."""
     worker.waits = True
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
-    """A worker takes its steps in a group.
-
-    Args:
-        job: of the worker. It recovers if the group is one that was abandoned.
-        event: the version of the group, and the step that it begins at.
-    """
-    if not ctx.hear_worker(job, worker, WorkerTrigger.FORMED) or job.group is None:
+    """Note that a worker trains in a group; recover the job if that group was abandoned."""
+    if not ctx.advance_reported(job, worker, WorkerTrigger.FORMED) or job.group is None:
         return
     worker.formed, worker.formed_step = event.group, event.step
     status = job.status
@@ -231,12 +203,9 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
 
 
 def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
-    """The script raised; its process is about to exit.
+    """Note the error of a script whose process is about to exit.
 
-    Args:
-        job: remembers the error, to say it when the process has ended.
-        worker: one that was ordered to stop is not blamed.
-        event: the error in words, and where in the script it was.
+    A worker that was ordered to stop is ignored.
     """
     if worker.phase is not WorkerPhase.LEAVING and isinstance(
         job.status, Starting | Running | Rescaling
@@ -244,7 +213,7 @@ def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: Scrip
         where = f" ({event.where})" if event.where else ""
         script = job.status.script
         if script.error and ctx.state.rules:
-            return  # what other workers raise later may be a consequence
+            return  # later errors of other workers may be consequences
         script.error = f"{event.error}{where}"
         script.refused = event.refused
 
@@ -269,6 +238,6 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     WorkerExited: exits.on_worker_exited,
     WorkerRefused: exits.on_worker_refused,
 }
-FROM_MEMBERS: Final = frozenset(  # what counts only of a worker that may train
+MEMBER_REPORTS: Final = frozenset(  # reports that count only from a worker that may train
     {JoinFailed, GroupBroken, Quiesced, Suspended, EpochReported, TrainingFinished}
 )

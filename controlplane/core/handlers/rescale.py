@@ -1,7 +1,7 @@
-"""A group becomes the next one while it trains: newcomers join, members leave, the batch changes.
+"""Handlers of group changes during training: newcomers join, members leave, the batch changes.
 
 ONES section 3.3, as a "shadow join": newcomers are prepared beside the incumbents, and all members
-swap groups at one agreed step.
+switch groups at one agreed step.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from controlplane.core.handlers.start import (
     make_group,
     names_of,
     nodes_of,
-    note_order,
+    record_order,
     trains_on,
 )
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running
-from controlplane.core.model.report_bounds import bounded
+from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
 from controlplane.policy.api import Reason
@@ -41,14 +41,13 @@ def order_change(
     reason: Reason,
     by: str = POLICY,
 ) -> None:
-    """Begin to bring a training job to these slots and local batches.
+    """Start to bring a job to these slots and local batches; nothing happens unless it runs.
 
-    Newcomers and leavers at once are two changes, grow then shrink: the caller gives the union
-    first, and comes back when it has settled.
+    Newcomers and leavers at once need two changes, first to the union and then to the target; the
+    caller orders the union first and the target when it has settled.
 
     Args:
-        job: nothing happens if it is not running.
-        placed: slot -> local batch, samples per step; none suspends it.
+        placed: slot -> local batch, samples per step; empty suspends the job.
     """
     status = job.status
     if not isinstance(status, Running):
@@ -63,7 +62,7 @@ def order_change(
         why=reason.text,
         began=ctx.now,
     )
-    note_order(ctx, job, change.group, change.kind, reason, by=by)
+    record_order(ctx, job, change.group, change.kind, reason, by=by)
     _add_newcomers(ctx, job, change, newcomers)
     if newcomers < len(rows) and _needs_store(status.group, change.group):
         change.notified_nodes[node_of(change.group.members[0].slot)] = None
@@ -82,7 +81,7 @@ def _announce_order(ctx: HandlerContext, job: Job, status: Running, change: Resc
 def _next_members(
     job: Job, old: Group, placed: Mapping[SlotId, int], version: Version
 ) -> tuple[list[tuple[WorkerId, SlotId, int]], int]:
-    """Who is in the next group, those who stay first; and how many newcomers there are."""
+    """Return the members of the next group, staying members first, and the number of newcomers."""
     stay = [member for member in old.members if member.slot in placed]
     kept = {member.slot for member in stay}
     new = [slot for slot in placed if slot not in kept]
@@ -93,7 +92,7 @@ def _next_members(
 
 
 def _add_newcomers(ctx: HandlerContext, job: Job, change: Rescale, count: int) -> None:
-    """Give `job` the newcomers' workers; one whose slot has an owner still reserves it."""
+    """Add the newcomers' workers to `job`; where a slot has an owner, the worker reserves it."""
     owners = ctx.state.slot_index.owners()
     members = change.group.members[len(change.group.members) - count :]
     add_workers(job, members, change.group.version)
@@ -103,12 +102,7 @@ def _add_newcomers(ctx: HandlerContext, job: Job, change: Rescale, count: int) -
 
 
 def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
-    """Switch when every newcomer is ready and the members can meet.
-
-    Args:
-        job: that changes; nothing happens while somebody is missing.
-        status: of `job`; nothing happens unless its change is in phase PREPARING.
-    """
+    """Switch once every newcomer is ready and the store of the new group is known."""
     change = status.change
     if change.phase is not RescalePhase.PREPARING:
         return
@@ -127,12 +121,7 @@ def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> No
 
 
 def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreOpened) -> None:
-    """An incumbent that is the new rank 0 serves the store.
-
-    Args:
-        job: nothing happens unless it changes.
-        event: the version of the group that is to meet there, and the port.
-    """
+    """Note the store that an incumbent opened as rank 0 of the new group."""
     status = job.status
     if not isinstance(status, Rescaling) or event.group != status.change.group.version:
         return
@@ -143,23 +132,19 @@ def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreO
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: GroupFormed) -> None:
-    """A worker takes its steps in a group: when all do in the new one, the change is over.
-
-    Args:
-        event: the version that the worker is a member of; only that of the new group counts.
-    """
+    """Settle the change once every member trains in the new group."""
     change = status.change
     if event.group != change.group.version or change.phase not in FORMING:
         return
-    told = bounded(event)
-    if ctx.state.rules and told.pause_ms > change.pause_ms:
-        change.pause_ms, change.step_ms = told.pause_ms, max(0.0, told.step_ms)
+    clamped = clamp_numbers(event)
+    if ctx.state.rules and clamped.pause_ms > change.pause_ms:
+        change.pause_ms, change.step_ms = clamped.pause_ms, max(0.0, clamped.step_ms)
     if all(job.workers[m.worker].formed == event.group for m in change.group.members):
         _settle(ctx, job, status)
 
 
 def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
-    """The new group trains; what is not in it is about to exit."""
+    """Make the new group current; workers that are not in it are about to exit."""
     change, old, group = status.change, status.group, status.change.group
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
     shares = {member.worker: member.local_batch for member in group.members}
@@ -191,11 +176,11 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
     )
     ctx.send_to(job, dict.fromkeys([*nodes_of(old), *nodes_of(group), *change.notified_nodes]))
     forget_exited(ctx, job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def _needs_store(old: Group, new: Group) -> bool:
-    """Whether the members of the new group have to meet somewhere."""
+    """True if the members of the new group need a store for their rendezvous."""
     return len(new.members) > 1 and names_of(old) != names_of(new)
 
 

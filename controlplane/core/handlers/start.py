@@ -1,7 +1,4 @@
-"""A job starts from nothing or from its checkpoint: ordered, ready, formed, or too late.
-
-Makes groups of workers, and writes down that they were ordered and why.
-"""
+"""Starts of jobs, from nothing or from a checkpoint, and the records of ordered groups."""
 
 from __future__ import annotations
 
@@ -14,7 +11,13 @@ from controlplane.core.history import GroupOrdered
 from controlplane.core.inputs import StartExpired
 from controlplane.core.model.job import CORRECTION, Job, SpeedPromise
 from controlplane.core.model.job_phases import JobTrigger, Paused, Running, Starting
-from controlplane.core.model.worker import ExitCause, Worker, WorkerPhase, exit_cause
+from controlplane.core.model.worker import (
+    ExitCause,
+    Worker,
+    WorkerPhase,
+    exit_cause,
+    shell_exit_code,
+)
 from controlplane.core.state import START_LIMIT_S
 from controlplane.policy.api import Reason
 from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId, node_of, worker_id
@@ -23,7 +26,7 @@ from schemas.wire.agent import START, GroupFormed, WorkerExited
 from schemas.wire.client import Decision, Size, VersionInfo
 from schemas.wire.feed import Detail
 
-POLICY: Final = "policy"  # who decides
+POLICY: Final = "policy"  # authors of decisions
 OPERATOR: Final = "operator"
 CLUSTER: Final = "cluster"
 
@@ -34,11 +37,11 @@ def make_group(
     rows: Sequence[tuple[WorkerId, SlotId, int]],
     resume: ResumePoint | None = None,
 ) -> Group:
-    """A group of `job`.
+    """Return a group of `job`.
 
     Args:
         rows: process, slot and local batch (samples per step) of each member, in rank order.
-        resume: the checkpoint that it starts from.
+        resume: checkpoint that the group starts from.
     """
     members = tuple(
         Member(rank=Rank(rank), slot=slot, local_batch=batch, worker=name)
@@ -54,14 +57,9 @@ def make_group(
 
 
 def share_batch(workers: Sequence[Worker], batch: int) -> list[tuple[WorkerId, SlotId, int]]:
-    """A global batch in parts as equal as can be, the larger ones first.
+    """Split a global batch over workers as equally as possible, larger parts first.
 
-    Args:
-        workers: at least one, in rank order.
-        batch: global, samples per step.
-
-    Returns:
-        Process, slot and local batch of each.
+    Returns process, slot and local batch (samples per step) of each worker, in the given order.
     """
     share, more = divmod(batch, len(workers))
     return [
@@ -70,13 +68,7 @@ def share_batch(workers: Sequence[Worker], batch: int) -> list[tuple[WorkerId, S
 
 
 def add_workers(job: Job, members: Sequence[Member], version: Version) -> None:
-    """Give `job` a worker for each of `members`, which are new with `version`.
-
-    Args:
-        job: it is changed in place, and remembers their nodes.
-        members: with their slots and local batches (samples per step).
-        version: of the group that brings them.
-    """
+    """Add a worker for each of `members`, which are new with `version`; record their nodes."""
     for member in members:
         job.workers[member.worker] = Worker(
             worker=member.worker,
@@ -88,14 +80,12 @@ def add_workers(job: Job, members: Sequence[Member], version: Version) -> None:
         job.nodes[node_of(member.slot)] = None
 
 
-def note_order(
+def record_order(
     ctx: HandlerContext, job: Job, group: Group, kind: str, reason: Reason, *, by: str
 ) -> None:
-    """Write down that `group` was ordered, before `job` comes to the phase that has it.
+    """Record that `group` was ordered; call it before `job` enters the phase that has the group.
 
-    Args:
-        group: that was ordered.
-        kind: start, join, recover or suspend.
+    `kind` is start, join, recover or suspend.
     """
     job.version = group.version
     job.promise = _promise(group.version, reason.numbers)
@@ -131,29 +121,17 @@ def _promise(version: Version, numbers: dict[str, float]) -> SpeedPromise | None
 
 
 def names_of(group: Group) -> list[WorkerId]:
-    """Its processes, in rank order.
-
-    Args:
-        group: may be empty, as that of a suspension is.
-    """
+    """Return the processes of a group in rank order; a suspension has an empty group."""
     return [member.worker for member in group.members]
 
 
 def nodes_of(group: Group | None) -> list[NodeId]:
-    """Where its members are, in rank order; a node with several comes several times.
-
-    Args:
-        group: None has no members.
-    """
+    """Return the node of each member in rank order, with repetitions."""
     return [node_of(member.slot) for member in group.members] if group else []
 
 
 def trains_on(group: Group) -> str:
-    """What a job does, in words.
-
-    Args:
-        group: its slots and its global batch (samples per step) are named.
-    """
+    """Describe slots and global batch of a training group."""
     slots = len(group.members)
     return f"trains on {slots} slot{'s' * (slots != 1)}, batch {group.global_batch}"
 
@@ -177,7 +155,7 @@ def start(
 
     Args:
         placed: slot -> local batch, samples per step; in rank order. The slots are free, or their
-            owners trade places with the job: its workers are prepared beside them.
+            owners trade slots with the job, and its workers are prepared beside them.
     """
     version = Version(job.version + 1)
     checkpoint = job.progress.checkpoint
@@ -190,9 +168,9 @@ def start(
     add_workers(job, group.members, version)
     for member in group.members:
         job.workers[member.worker].reserved = member.slot in owners
-    note_order(ctx, job, group, START, reason, by=by)
+    record_order(ctx, job, group, START, reason, by=by)
     job.override_waits, job.attempts.exit_code = "", None
-    ctx.state.slot_index.job_begins(job.job)
+    ctx.state.slot_index.job_starts(job.job)
     ctx.state.jobs_with_processes[job.job] = None
     ctx.state.deadlines.expect_start(job.job, version, ctx.now)
     slots = ", ".join(member.slot for member in group.members)
@@ -205,12 +183,7 @@ def start(
 
 
 def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
-    """Let the group meet when all of its workers are ready.
-
-    Args:
-        job: that is started. It fails if one worker ended and all others wait for it.
-        status: of `job`; nothing happens if its group meets already.
-    """
+    """Let the group form once all workers are ready; fail if one exited while the rest wait."""
     if status.meeting:
         return
     phases = {worker.phase for worker in job.group_workers()}
@@ -222,10 +195,9 @@ def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: GroupFormed) -> None:
-    """A worker of a group that is started is a member: when all are, the job trains.
+    """Set the job to running once every worker of the starting group is a member.
 
-    Args:
-        event: of the member that came last, with the epoch and step that it goes on from.
+    `event` is the report of the last member, with the position that it resumes from.
     """
     group = status.group
     if any(worker.formed != group.version for worker in job.group_workers()):
@@ -246,27 +218,25 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     running = Running(group=group, script=status.script)
     ctx.advance(job, JobTrigger.GROUP_FORMED, running, why, detail)
     ctx.send(job)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
 def on_worker_exited(
     ctx: HandlerContext, job: Job, status: Starting, event: WorkerExited, was: WorkerPhase
 ) -> None:
-    """A worker of a group that is started ended; the group cannot do without it.
+    """Handle the exit of a worker of a starting group; the group cannot form without it.
 
-    A script that ends without having come to an epoch has trained nothing. Alone it may be what
-    its user wanted; several would train apart, each for itself, so that is a failure. One that was
-    a member has trained with the others, whose node may not have told of it yet.
+    A script that exits before its first epoch has trained nothing. Alone that may be what the user
+    wanted; several workers would train separately, so it is a failure. A worker that was a member
+    has trained with the others, even if their nodes have not reported it yet.
 
-    Args:
-        job: that is started: it starts again, fails, ends, or waits for the others.
-        was: where the worker stood before.
+    `was` is the phase of the worker before its exit.
     """
     cause, why = exit_cause(event, status.script, job.progress.epoch)
     if cause is ExitCause.LOST:
         restart_from_checkpoint(ctx, job, why)
         return
-    job.attempts.exit_code = 128 + event.signal if event.signal is not None else event.code
+    job.attempts.exit_code = shell_exit_code(event)
     if cause is ExitCause.FAILED:
         fail(ctx, job, why)
     elif was in {WorkerPhase.ORDERED, WorkerPhase.STARTED} and job.progress.checkpoint is None:
@@ -292,13 +262,10 @@ def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) ->
 
 
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
-    """A group did not form in time.
+    """Handle a group that did not form in time.
 
-    A script that runs is waited for, however long: it may prepare its data before it loads. One
-    that raised is not: a thread of it may go on.
-
-    Args:
-        event: the job, and the version that was waited for. Nothing happens if that wait is over.
+    A running script is waited for without limit, since it may prepare its data first. A script that
+    raised is not: one of its threads may keep the process alive.
     """
     job = ctx.state.jobs.get(event.job)
     deadline = ctx.state.deadlines.starts.get(event.job)

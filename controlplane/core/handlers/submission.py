@@ -1,7 +1,4 @@
-"""Users submit jobs and cancel them.
-
-Users stop, pause, resume and delete trials of a sweep, and add some.
-"""
+"""Handlers of users' requests: submit and cancel jobs, change trials of a sweep."""
 
 from __future__ import annotations
 
@@ -19,11 +16,7 @@ from schemas.wire.feed import Detail
 
 
 def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
-    """A user asks for a job; the same key a second time is the same job.
-
-    Args:
-        event: the job's description, its snapshot and user; without a key it is always a new job.
-    """
+    """Accept a job; a repeated key refers to the same job, an empty key always to a new one."""
     state = ctx.state
     key = f"{event.user}/{event.key}" if event.key else ""
     known = state.keys.get(key) or state.left_keys.get(key)
@@ -42,10 +35,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
 
 
 def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:
-    """A user ends a job.
-
-    Args:
-        event: the job, and who asks. Nothing happens to a job that has ended.
+    """Cancel a job, unless it has ended.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -56,11 +46,7 @@ def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:
 
 
 def on_sweep_change_requested(ctx: HandlerContext, event: SweepChangeRequested) -> None:
-    """A user changes one trial, or adds one; the same key a second time does nothing.
-
-    Args:
-        event: the job, and what is wanted. Nothing happens to a job that has ended, and to a trial
-            that there is not.
+    """Change or add a trial; a repeated key, an ended job or an unknown trial changes nothing.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -72,10 +58,10 @@ def on_sweep_change_requested(ctx: HandlerContext, event: SweepChangeRequested) 
     key = f"{event.user}/{event.key}" if event.key else ""
     if key and key in sweep.keys:
         return
-    many = len(sweep.engine.state.trials)
-    number = many if event.change == "add" else event.trial
+    count = len(sweep.engine.state.trials)
+    number = count if event.change == "add" else event.trial
     known = event.parent if event.change == "add" else event.trial
-    if number is None or (known is not None and not 0 <= known < many):
+    if number is None or (known is not None and not 0 <= known < count):
         return
     carry_out(ctx, job, sweep, _orders(ctx, sweep, event, number))
     if key:
@@ -103,6 +89,6 @@ def _orders(
 
 def _announce(ctx: HandlerContext, job: Job, event: SweepChangeRequested, number: int) -> None:
     ctx.changed_jobs[job.job] = None
-    ctx.ask = True
+    ctx.plan_needed = True
     detail: Detail = {"trial": number, "change": event.change, "user": event.user}
     ctx.announce("sweep.changed", job, detail)

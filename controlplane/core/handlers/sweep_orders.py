@@ -1,6 +1,6 @@
-"""What a sweep orders is written down, announced, and sent to its nodes.
+"""Orders of a sweep: recorded, announced, and sent to its nodes.
 
-Trials that leave their sweep: each is a job of its own, whose epochs the sweep still counts.
+A trial that graduates becomes a job of its own; the sweep still counts its epochs.
 """
 
 from __future__ import annotations
@@ -34,19 +34,15 @@ from schemas.wire.agent import EpochReported
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
-LONGEST_STEM: Final = 38  # of a name: `-tN` follows
+MAX_STEM_CHARACTERS: Final = 38  # characters of a job's name before `-tN`
 
 
-def submit(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> None:
-    """A trial goes on as a job, of the same user and from the same snapshot.
-
-    Args:
-        order: the trial and the state that it goes on from.
-    """
+def submit_trial(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> None:
+    """Submit a graduated trial as a job of the same user and from the same snapshot."""
     spec = job.spec.stated_sweep
     if spec is None or spec.graduate_batch is None:
         return
-    having = tuple(one.address for one in sources(ctx.state, job, sweep, order.state))
+    addresses = tuple(one.address for one in sources(ctx.state, job, sweep, order.state))
     trial = TrialSpec(
         sweep=job.job,
         trial=order.trial,
@@ -58,7 +54,7 @@ def submit(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> N
         epochs_done=order.epochs,
         version=order.state.version,
         digest=order.digest,
-        sources=having,
+        sources=addresses,
     )
     new = accept(ctx, _spec_of(job.spec, spec, trial), job.snapshot, job.user, job.project)
     why = f"goes on as job {new.job}, from epoch {order.epochs}"
@@ -70,7 +66,7 @@ def submit(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> N
 def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
     batch = sweep.graduate_batch or 1
     return JobSpec(
-        name=f"{spec.name[:LONGEST_STEM]}-t{trial.trial}",
+        name=f"{spec.name[:MAX_STEM_CHARACTERS]}-t{trial.trial}",
         script=SWEEP_SCRIPT,
         batch_size=batch,
         max_batch_size=KEEP,
@@ -85,11 +81,7 @@ def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
 
 
 def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """A job that was a trial finished an epoch: its sweep has the score, even if it has ended.
-
-    Args:
-        job: nothing happens if it is no such job.
-    """
+    """Record an epoch of a graduated trial as a score of its sweep, even if the sweep has ended."""
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if trial is None or former is None or former.sweep is None:
@@ -100,34 +92,30 @@ def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 
 def metrics_of(event: EpochReported) -> dict[str, float]:
-    """What the trial's functions returned: `loss` travels as the training loss of jobs."""
+    """Return what the trial's functions returned; the training loss of the job is their `loss`."""
     loss = {} if event.train_loss is None else {"loss": event.train_loss}
     return {**loss, **event.metrics}
 
 
 def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[Order]) -> None:
-    """Write down what the sweep ordered; nodes are told at the end of the input.
-
-    Args:
-        orders: in their order.
-    """
+    """Record the orders of a sweep; nodes are notified at the end of the input."""
     engine = sweep.engine.state
     ctx.changed_jobs[job.job] = None
     for order in orders:
         match order:
             case RunUnit(worker=worker):
                 node = engine.workers[worker].node
-                told = unit_order(ctx.state, job, sweep, order)
-                sweep.units[worker] = PlacedUnit(node=node, order=told)
+                message = unit_order(ctx.state, job, sweep, order)
+                sweep.units[worker] = PlacedUnit(node=node, order=message)
                 sweep.stale[node] = None
             case StopUnit(worker=worker):
                 sweep.stopping[worker] = None
             case CopyState(target=node) | DropState(node=node):
                 sweep.stale[node] = None
             case TrialScored():
-                _scored(ctx, job, sweep, order)
+                _record_score(ctx, job, sweep, order)
             case TrialEnded():
-                _ended(ctx, job, sweep, order)
+                _record_trial_end(ctx, job, sweep, order)
             case StateDiffers(state=name):
                 detail: Detail = {"trial": name.trial, "version": name.version}
                 ctx.announce("sweep.state_differs", job, detail)
@@ -135,16 +123,16 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
                 refused: Detail = {"node": node, "partition": partition, "reason": why}
                 ctx.announce("sweep.data_refused", job, refused)
             case Graduate():
-                submit(ctx, job, sweep, order)
+                submit_trial(ctx, job, sweep, order)
             case ReleaseWorker():
-                pass  # it leaves by itself, or is killed
+                pass  # the worker exits by itself, or is killed
     for worker, unit in list(sweep.units.items()):
         if unit.order.attempt not in engine.leases:
             del sweep.units[worker]
             sweep.stale[unit.node] = None
 
 
-def _scored(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialScored) -> None:
+def _record_score(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialScored) -> None:
     ctx.totals.sweep(job.job).epoch_ended(order.trial, order.metrics, ctx.now)
     detail: Detail = {**order.metrics, "trial": order.trial, "epoch": order.epoch}
     ctx.announce("sweep.trial_scored", job, detail)
@@ -154,7 +142,7 @@ def _scored(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialScored) 
 
 
 def best_score(sweep: JobSweep) -> float | None:
-    """The best that any trial reached, as it was reported."""
+    """Return the best score of any trial, as reported; None without scores."""
     state = sweep.engine.state
     counted = [trial for trial in state.trials if trial.number not in state.deleted]
     scores = [max(trial.scores) for trial in counted if trial.scores]
@@ -164,13 +152,13 @@ def best_score(sweep: JobSweep) -> float | None:
 
 
 def best_trial(sweep: JobSweep) -> int | None:
-    """The trial that reached it; None: nobody has a score."""
+    """Return the trial with the best score; None without scores."""
     state = sweep.engine.state
     found = best(trial for trial in state.trials if trial.number not in state.deleted)
     return None if found is None else found[0]
 
 
-def _ended(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialEnded) -> None:
+def _record_trial_end(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialEnded) -> None:
     ctx.totals.sweep(job.job).trial_ended(order.trial, order.why)
     if order.how == "failed":
         sweep.first_failure = sweep.first_failure or f"trial {order.trial}: {order.why}"
@@ -180,7 +168,7 @@ def _ended(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialEnded) ->
 
 
 def send_stale(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Tell nodes what changed for them; a lost one hears of it when it greets."""
+    """Send deltas to nodes that need one; a lost node gets its delta when it greets."""
     for node in sweep.stale:
         known = ctx.state.nodes.get(node)
         sweep.told[node] = None

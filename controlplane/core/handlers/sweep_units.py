@@ -1,9 +1,8 @@
-"""What workers and nodes report of a sweep's units and states.
+"""Handlers of reports about a sweep's units and states, and the epochs of a sweep.
 
-A sweep's epochs: as many units as there are partitions, whichever trials they were of.
-
-Policies learn how fast a job is from its epochs, and move it after one. Units of a sweep do not
-wait for each other, so its speed is that of a unit times its workers.
+An epoch of a sweep is as many units as there are partitions, of whichever trials. Policies learn a
+job's speed from its epochs and move it after one. Units of a sweep do not wait for each other, so
+the speed of a sweep is that of a unit times the number of workers.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from controlplane.core.history import EpochFinished
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Running
 from controlplane.core.model.node import Node
-from controlplane.core.model.report_bounds import believable_begin, believable_end
+from controlplane.core.model.report_bounds import clamp_unit_begun, clamp_unit_ended
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.model.worker import Worker
 from controlplane.sweeps.orders import Attempt, StateName, UnitReport
@@ -31,10 +30,9 @@ from schemas.wire.sweeps import StateCopied, StateNotCopied
 
 
 def count_unit(ctx: HandlerContext, job: Job, sweep: JobSweep, samples: int, took_s: float) -> None:
-    """A unit was done for the first time; with the last one of an epoch, that is announced.
+    """Count a unit that was done for the first time; announce the epoch that it completes.
 
-    Args:
-        took_s: the unit, seconds of user code.
+    `took_s` is the time in user code.
     """
     progress, group = job.progress, job.group
     sweep.units_done += 1
@@ -84,31 +82,22 @@ def _announce(ctx: HandlerContext, job: Job, *, whole: bool) -> None:
         "global_batch": group.global_batch,
     }
     ctx.announce("job.epoch", job, detail)
-    ctx.ask = True
+    ctx.plan_needed = True
 
 
-WHY_CHARACTERS: Final = 2000  # of a report
+MAX_REASON_CHARACTERS: Final = 2000  # of a report
 FAULTS: dict[str, Fault] = {"trial": "trial", "state": "state", "data": "data", "disk": "disk"}
 
 
 def on_hopper_opened(_: HandlerContext, job: Job, worker: Worker, event: HopperOpened) -> None:
-    """A worker takes units, once it is a member of its group.
-
-    Args:
-        job: nothing happens if it is no sweep.
-    """
+    """Note the address of a worker that takes units once it is a member of its group."""
     if job.sweep is not None:
         job.sweep.addresses[worker.worker] = event.address
 
 
 def on_unit_begun(ctx: HandlerContext, job: Job, worker: Worker, event: UnitBegun) -> None:
-    """A unit has state and data.
-
-    Args:
-        job: nothing happens if it is no sweep.
-        event: the samples of its partition, and how long it waited.
-    """
-    sweep, event = job.sweep, believable_begin(event)
+    """Handle a unit that has received its state and its data."""
+    sweep, event = job.sweep, clamp_unit_begun(event)
     lease = _lease(sweep, worker, event.attempt)
     if sweep is None or lease is None:
         return
@@ -124,14 +113,11 @@ def on_unit_begun(ctx: HandlerContext, job: Job, worker: Worker, event: UnitBegu
 
 
 def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnded) -> None:
-    """A unit is through, and its state is on its node's disk.
+    """Handle a finished unit whose state is on its node's disk.
 
-    Args:
-        job: nothing happens if it is no sweep.
-        worker: of the job; one that was to be killed with this unit lives on.
-        event: of an attempt that counts no more, nothing else follows.
+    A report of an attempt that does not count any more only keeps the worker from being killed.
     """
-    sweep, event = job.sweep, believable_end(event)
+    sweep, event = job.sweep, clamp_unit_ended(event)
     if sweep is None:
         return
     lease = _lease(sweep, worker, event.attempt)
@@ -140,17 +126,17 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
         return
     sweep.stale[node_of(worker.slot)] = None
     if not lease.void:
-        _write_down(ctx, job, worker, lease, event)
+        _add_to_ledger(ctx, job, worker, lease, event)
         _count(ctx, job, sweep, lease, event)
     report = UnitReport(event.metrics, event.samples, event.seconds, event.scores, event.digest)
     orders = sweep.engine.unit_done(Attempt(event.attempt), report, ctx.now)
     carry_out(ctx, job, sweep, orders)
 
 
-def _write_down(
+def _add_to_ledger(
     ctx: HandlerContext, job: Job, worker: Worker, lease: Lease, event: UnitEnded
 ) -> None:
-    """Add a unit to the ledger, before the sweep goes on from it."""
+    """Add a unit to the ledger, before the sweep continues from it."""
     order = lease.order
     unit = LedgerUnit(
         trial=lease.trial,
@@ -170,7 +156,7 @@ def _write_down(
 
 
 def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: UnitEnded) -> None:
-    """Count what a unit brought, before the sweep goes on from it."""
+    """Count the results of a unit, before the sweep continues from it."""
     order = lease.order
     sweep.memory[lease.trial] = (order.result.version, order.worker)
     job.attempts.losses, job.attempts.changes, job.attempts.recoveries = 0, 0, 0
@@ -180,12 +166,7 @@ def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: 
 
 
 def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFailed) -> None:
-    """A unit came to nothing; its worker takes the next.
-
-    Args:
-        job: nothing happens if it is no sweep.
-        event: why, and whose fault it is; of an attempt that counts no more, nothing follows.
-    """
+    """Handle a failed unit; its worker takes the next one."""
     sweep = job.sweep
     if sweep is None:
         return
@@ -193,7 +174,7 @@ def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFai
         sweep.stopping.pop(worker.worker, None)
         return
     sweep.stale[node_of(worker.slot)] = None
-    fault, why = FAULTS.get(event.fault, "trial"), printable(event.why)[:WHY_CHARACTERS]
+    fault, why = FAULTS.get(event.fault, "trial"), printable(event.why)[:MAX_REASON_CHARACTERS]
     detail: Detail = {
         "attempt": event.attempt,
         "fault": fault,
@@ -206,7 +187,7 @@ def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFai
 
 
 def _lease(sweep: JobSweep | None, worker: Worker, attempt: int) -> Lease | None:
-    """The unit that a worker speaks of, if it counts and is its own."""
+    """Return the unit that a worker reports, if it counts and was given to this worker."""
     lease = sweep.engine.state.leases.get(Attempt(attempt)) if sweep is not None else None
     return lease if lease is not None and lease.order.worker == worker.worker else None
 
@@ -214,12 +195,7 @@ def _lease(sweep: JobSweep | None, worker: Worker, attempt: int) -> Lease | None
 def on_state_report(
     ctx: HandlerContext, job: Job, node: Node, event: StateCopied | StateNotCopied
 ) -> None:
-    """A state is on a node's disk, or it is not.
-
-    Args:
-        job: nothing happens if it is no sweep, or has ended.
-        event: which state. One that the sweep does not know changes nothing.
-    """
+    """Handle a node's report that a state was copied to its disk, or could not be."""
     sweep = job.sweep
     if sweep is None or job.ended:
         return

@@ -1,8 +1,8 @@
-"""A sweep follows its job: workers that come, go or are to leave, nodes that are lost, its end.
+"""Reconciliation of sweeps with their jobs: workers, nodes and ends.
 
-After every input each sweep that it may concern is held against its job: the one of the job that it
-names, those of jobs that it changed, and all when a node came or went. So there is one place that
-knows what a start, a change, a pause, a loss or an end of a job means for its sweep.
+After every input each sweep that it may concern is compared with its job: the sweep of the job that
+the input names, sweeps of changed jobs, and all sweeps when a node came or went. So one place knows
+what a start, a change, a pause, a loss or an end of a job means for its sweep.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import lifecycle
-from controlplane.core.handlers.lifecycle import KEPT_SWEEPS, end
+from controlplane.core.handlers.lifecycle import MAX_ENDED_SWEEPS, end
 from controlplane.core.handlers.sweep_orders import (
     best_score,
     best_trial,
@@ -40,13 +40,13 @@ from controlplane.core.state import State
 from schemas.ids import JobId, NodeId, Seconds, WorkerId, node_of
 
 SWITCHED: Final = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
-OF_NODES: Final = (ControllerStarted, NodeGreeted, NodeHeard, NodeSuspected, NodeLost)
-GONE: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
+NODE_INPUTS: Final = (ControllerStarted, NodeGreeted, NodeHeard, NodeSuspected, NodeLost)
+GONE_PHASES: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 
 
 def reconcile(ctx: HandlerContext, event: Input) -> None:
-    """Hold the sweeps that an input may concern against their jobs, and tell nodes what changed."""
-    if isinstance(event, OF_NODES):
+    """Compare the sweeps that an input may concern with their jobs, and notify nodes of changes."""
+    if isinstance(event, NODE_INPUTS):
         reconcile_those(ctx, list(ctx.state.sweeps))
         return
     about = event.event if isinstance(event, NodeReported) else event
@@ -56,11 +56,7 @@ def reconcile(ctx: HandlerContext, event: Input) -> None:
 
 
 def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
-    """Hold these sweeps against their jobs; without need that changes nothing.
-
-    Args:
-        names: of sweeps that go on, or that some node has to hear of.
-    """
+    """Compare these sweeps with their jobs; repeating it changes nothing."""
     for name in names:
         job = ctx.state.jobs[name]
         sweep = job.sweep
@@ -77,33 +73,33 @@ def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
         if sweep.stale:
             before = len(ctx.out)
             send_stale(ctx, job, sweep)
-            if job.ended:  # a node hears what it keeps before it hears that it may forget the job
+            if job.ended:  # a node must learn what it keeps before it may forget the job
                 ctx.out[:] = [*ctx.out[before:], *ctx.out[:before]]
         if name in ctx.changed_jobs:
-            _ask_when_it_needs_other_slots(ctx, job, sweep)
+            _request_plan_if_slots_change(ctx, job, sweep)
         if sweep.closed:
-            _file_away(ctx, name)
+            _move_to_ended(ctx, name)
 
 
-def _file_away(ctx: HandlerContext, name: JobId) -> None:
-    """Nothing more happens to it; only nodes that come back have to hear of it."""
+def _move_to_ended(ctx: HandlerContext, name: JobId) -> None:
+    """Move a closed sweep to the ended ones; only returning nodes still need its deltas."""
     ended = ctx.state.ended_sweeps
     del ctx.state.sweeps[name]
     ended.pop(name, None)
     ended[name] = None
-    while len(ended) > KEPT_SWEEPS:
+    while len(ended) > MAX_ENDED_SWEEPS:
         del ended[next(iter(ended))]
-    lifecycle.may_leave(ctx, ctx.state.jobs[name])
+    lifecycle.schedule_leave(ctx, ctx.state.jobs[name])
 
 
 def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Lost nodes take their states with them, and bring them back."""
+    """Remove the states of lost nodes, and restore those of returning nodes."""
     engine = sweep.engine
     for node in sweep.told:
         known = ctx.state.nodes.get(node)
         lost = known is None or known.phase is NodePhase.LOST
         if lost and node not in engine.state.away:
-            sweep.holders = {}  # its partitions are shared anew
+            sweep.holders = {}  # partitions are assigned again
             carry_out(ctx, job, sweep, engine.node_lost(node, ctx.now))
         elif not lost and node in engine.state.away:
             sweep.stale[node] = None
@@ -111,12 +107,12 @@ def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Members of the group take units, who leaves ends its unit, and who is gone loses it."""
+    """Give units to members; revoke those of leaving workers; drop those of exited workers."""
     engine, spec = sweep.engine, job.spec.stated_sweep
     serving = {worker.worker: worker for worker in job.workers.values() if _serves(job, worker)}
     for name, place in list(engine.state.workers.items()):
         worker = job.workers.get(name)
-        if worker is None or worker.phase in GONE:
+        if worker is None or worker.phase in GONE_PHASES:
             why, fault = sweep.exits.get(name, ("", False))
             orders = engine.worker_gone(name, ctx.now, why, fault=fault)
             carry_out(ctx, job, sweep, orders)
@@ -137,7 +133,7 @@ def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def _serves(job: Job, worker: Worker) -> bool:
-    """Whether a worker takes units: it is there, and stays."""
+    """True if a worker takes units: it is a member and stays one."""
     sweep, status = job.sweep, job.status
     if sweep is None or worker.phase is not WorkerPhase.MEMBER:
         return False
@@ -151,7 +147,7 @@ def _serves(job: Job, worker: Worker) -> bool:
 def _share_partitions(
     ctx: HandlerContext, job: Job, sweep: JobSweep, serving: dict[WorkerId, Worker]
 ) -> None:
-    """Give every partition to nodes that have workers, when these changed or one could not."""
+    """Assign every partition to nodes with workers, after these changed or data was refused."""
     spec = job.spec.stated_sweep
     workers: dict[NodeId, int] = dict(Counter(node_of(one.slot) for one in serving.values()))
     faults = sum(sweep.engine.state.data.failed.values())
@@ -173,30 +169,26 @@ def _end_when_over(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
             why = f"best: trial {number} with {metric} {score:.6g}"
             end(ctx, job, JobTrigger.FINISHED, why, {"trial": number, metric: score})
         elif sweep.first_failure:
-            many = len(engine.state.trials)
-            why = f"none of {many} trials came to the end of an epoch; {sweep.first_failure}"
+            count = len(engine.state.trials)
+            why = f"none of {count} trials came to the end of an epoch; {sweep.first_failure}"
             end(ctx, job, JobTrigger.GAVE_UP, why)
         else:
             end(ctx, job, JobTrigger.CANCELLED, "every trial was stopped before it had a score")
 
 
-def _ask_when_it_needs_other_slots(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
+def _request_plan_if_slots_change(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     can_train = 0 if job.ended else sweep.engine.can_train
     if can_train != sweep.can_train:
         least, most = job.spec.slots
-        bounded = [max(least, min(most, many)) for many in (sweep.can_train, can_train)]
+        bounded = [max(least, min(most, count)) for count in (sweep.can_train, can_train)]
         sweep.can_train = can_train
         ctx.changed_jobs[job.job] = None
         if bounded[0] != bounded[1]:
-            ctx.ask = True
+            ctx.plan_needed = True
 
 
 def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
-    """A unit took too long.
-
-    Args:
-        event: its job. Nothing happens if what was waited for is there by now.
-    """
+    """Handle a unit that took too long."""
     job = ctx.state.jobs.get(event.job)
     if job is not None and job.sweep is not None and not job.ended:
         carry_out(ctx, job, job.sweep, job.sweep.engine.deadline_passed(ctx.now))
@@ -204,7 +196,7 @@ def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
 
 
 def on_controller_started(ctx: HandlerContext) -> None:
-    """Every wait begins again: nothing could be heard while no controller was there."""
+    """Restart all waits; no message could arrive while the controller was down."""
     for name in ctx.state.sweeps:
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None:
@@ -212,21 +204,17 @@ def on_controller_started(ctx: HandlerContext) -> None:
 
 
 def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
-    """A node hears anew what it should do and keep of every sweep that it ever heard of."""
+    """Mark every sweep that the node ever got a delta of, to send it again."""
     for name in (*ctx.state.sweeps, *ctx.state.ended_sweeps):
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None and node in sweep.told:
             sweep.stale[node] = None
             ctx.state.sweeps[name] = None
-    lifecycle.keep_again(ctx, node)
+    lifecycle.resend_kept_states(ctx, node)
 
 
-def late(state: State, now: Seconds) -> list[UnitExpired]:
-    """Sweeps with a unit that took too long.
-
-    Args:
-        now: up to when, in seconds since the epoch.
-    """
+def expired_units(state: State, now: Seconds) -> list[UnitExpired]:
+    """Return the sweeps with a unit whose deadline has passed by `now`."""
     found = []
     for name in state.sweeps:
         sweep = state.jobs[name].sweep

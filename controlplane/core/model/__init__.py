@@ -1,1 +1,1 @@
-"""What the core knows: jobs, workers, nodes, changes of groups, and their transition tables."""
+"""Model of the cluster: jobs, workers, nodes, group changes, and their transition tables."""

@@ -1,9 +1,4 @@
-"""Everything the controller knows of one job.
-
-What an operator ordered for a job: the policy leaves it alone meanwhile.
-
-How far a policy may raise a job's batch, where its user leaves that to the cluster.
-"""
+"""Job model: progress, accounting, manual override and batch limits."""
 
 from __future__ import annotations
 
@@ -40,47 +35,45 @@ from schemas.wire.client import NodeCrowd, Size
 
 
 class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
-    """The size that somebody asked for; None where it stays as it is."""
+    """Size that an operator ordered; the policy leaves the job alone meanwhile."""
 
     user: str
-    slots: int | None = None  # None: whatever it had
-    batch: int | None = None  # global, samples per step; None: as it is
+    slots: int | None = None  # None: unchanged
+    batch: int | None = None  # global, samples per step; None: unchanged
     on: tuple[str, ...] = ()  # exactly these slots
     paused: bool = False
 
 
-CORRECTION: Final = "correction"  # of a promised speed, among the numbers of its decision
-LONGEST_FAMILY: Final = (
-    500  # characters: it is told with every report; the rest counts by its digest
-)
-KEPT_FAMILIES: Final = 16_384
-NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # the end of a name that only counts
+CORRECTION: Final = "correction"  # number of a decision: factor of the promised speed
+MAX_FAMILY_CHARACTERS: Final = 500  # it is part of every report; longer ones end with a digest
+FAMILY_CACHE_SIZE: Final = 16_384
+NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """How far its training came, as its last finished epoch reported."""
+    """Training progress as of the last finished epoch."""
 
     checkpoint: ResumePoint | None = None
-    epoch: int = 0  # finished
+    epoch: int = 0  # last finished one
     epoch_at: Seconds = Seconds(0.0)  # when the last epoch was reported
-    epoch_step: int = 0  # where it ended
+    epoch_step: int = 0  # last step of the last epoch
     step: int = 0
     samples_done: int = 0  # Y_processed
     epoch_samples: int = 0  # ||D||
-    left_out: int = 0  # samples that finished epochs did not train, all in all
-    epoch_left_out: int = 0  # and the last of them
-    epochs_stated: int | None = None  # of the stop rule in force
+    left_out: int = 0  # samples that finished epochs skipped, in total
+    epoch_left_out: int = 0  # samples that the last epoch skipped
+    epochs_stated: int | None = None  # of the stop rule in force, the script's or the job file's
     samples_per_s: float = 0.0  # X_j
     lr: float | None = None
     train_loss: float | None = None
     metrics: dict[str, float] = {}
-    noise_scale: float | None = None  # of its gradients, smoothed, samples
-    noise_epochs: int = 0  # that reported a noise scale
+    noise_scale: float | None = None  # of the gradients, smoothed, samples
+    noise_epochs: int = 0  # epochs that reported a noise scale
     last_batch: int = 0  # global, of the last group that trained
-    beside: tuple[NodeCrowd, ...] = ()  # who shared its nodes when its last epoch ended
-    fits: int | None = None  # samples on one slot, at most, since more ran out of memory
-    unheard: list[int] = []  # epochs that it goes on from, whose reports are not here yet
-    late: list[EpochReported] = []  # of a lost group, until it is known what the next goes on from
+    beside: tuple[NodeCrowd, ...] = ()  # jobs on the same nodes at the end of the last epoch
+    fits: int | None = None  # most samples on one slot, after more ran out of memory
+    unheard: list[int] = []  # finished epochs that the job continues from, not reported yet
+    late: list[EpochReported] = []  # held until the next group's start epoch is known
 
     @property
     def epoch_length(self) -> int:
@@ -89,56 +82,56 @@ class Progress(msgspec.Struct, kw_only=True):
 
 
 class Accounting(msgspec.Struct, kw_only=True):
-    """What it waited and used, up to the last change of its phase or group."""
+    """Time and slots used, up to the last change of the job's phase or group."""
 
     since: Seconds = Seconds(0.0)  # of that change
-    placed_at: Seconds = Seconds(0.0)  # since when it has the slots that it has, or none
+    placed_at: Seconds = Seconds(0.0)  # when the job's slots last changed
     queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot
     running_s: Seconds = Seconds(0.0)  # in phases that hold slots
     slot_s: float = 0.0  # slots held times seconds
-    started_s: float | None = None  # what its last start took, from the order on
+    started_s: float | None = None  # duration of the last start, from the order
     rescales: int = 0  # changes of membership
     batch_changes: int = 0
 
 
 class Attempts(msgspec.Struct, kw_only=True):
-    """What went wrong, and when the next try may be."""
+    """Failures, and when the next attempt is allowed."""
 
     failures: int = 0  # of the script
-    losses: int = 0  # of its groups, in a row without a finished epoch between
-    recoveries: int = 0  # in a row, without a group between
-    changes: int = 0  # that were abandoned or recovered from since the last finished epoch
-    start_at: Seconds = Seconds(0.0)  # not to be started before
-    change_at: Seconds = Seconds(0.0)  # no growth and no operator's order is tried again before
-    died_on: dict[NodeId, int] = {}  # workers that ended unasked there, ever
-    exit_code: int | None = None  # of the last worker that decided something; None since a start
+    losses: int = 0  # groups lost in a row without a finished epoch
+    recoveries: int = 0  # in a row, without a formed group
+    changes: int = 0  # abandoned changes and recoveries since the last finished epoch
+    start_at: Seconds = Seconds(0.0)  # earliest next start
+    change_at: Seconds = Seconds(0.0)  # earliest retry of a growth or an operator's order
+    died_on: dict[NodeId, int] = {}  # unexpected worker exits by node, in total
+    exit_code: int | None = None  # of the last decisive worker exit; None after a start
 
 
 class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
-    """The speed that a policy expected of a group, against the one before."""
+    """Speed that a policy expected of a group, and the speed of the group before."""
 
     version: Version
     now: float  # samples per second in the group before
-    then: float  # in the group that was ordered
-    correction: float | None = None  # factor that its policy put on the expected gain
+    then: float  # in the ordered group
+    correction: float | None = None  # factor that the policy applied to the expected gain
 
 
 class PromisedEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """By when its policy said that a job will be done."""
+    """Time by which a policy promised that the job will be done."""
 
-    first: Seconds  # the promise: what came is held against it
-    latest: Seconds  # what the policy expects by now
+    first: Seconds  # the promise that the actual end is compared with
+    latest: Seconds  # latest expectation of the policy
 
 
 class JobOwner(NamedTuple):
-    """Whose a job is; both are the same for ever."""
+    """Owner of a job; both fields are immutable."""
 
     user: str
-    project: str  # the user's own name, if none was named
+    project: str  # the user's name if no project was given
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """What all phases share; `status` has the rest."""
+    """Data that all phases of a job share; `status` has the rest."""
 
     job: JobId
     spec: JobSpec
@@ -146,44 +139,44 @@ class Job(msgspec.Struct, kw_only=True):
     user: str
     submitted_at: Seconds
     status: JobStatus = msgspec.field(default_factory=Queued)
-    why: str = "submitted"  # it is in this phase
-    version: Version = Version(0)  # the highest ever used
-    workers: dict[WorkerId, Worker] = {}  # of every version whose process may still exist
-    nodes: dict[NodeId, None] = {}  # those that ever had a worker of it
+    why: str = "submitted"  # reason of the phase
+    version: Version = Version(0)  # highest used so far
+    workers: dict[WorkerId, Worker] = {}  # of every version, while a process may exist
+    nodes: dict[NodeId, None] = {}  # all that ever had a worker of the job
     override: ManualOverride | None = None  # an operator's order
-    override_waits: str = ""  # why that is not followed yet
+    override_waits: str = ""  # why the override is not carried out yet
     progress: Progress = msgspec.field(default_factory=Progress)
     accounting: Accounting = msgspec.field(default_factory=Accounting)
     attempts: Attempts = msgspec.field(default_factory=Attempts)
-    promise: SpeedPromise | None = None  # of the group ordered last, until it is measured
-    promised_end: PromisedEnd | None = None  # None: nobody said
-    changed_at: int = 0  # version of the state; plans that are older leave the job alone
+    promise: SpeedPromise | None = None  # of the last ordered group, until measured
+    promised_end: PromisedEnd | None = None  # None: no promise
+    changed_at: int = 0  # version of the state; older plans do not apply to the job
     sweep: JobSweep | None = None  # None: an ordinary job
-    key: str = ""  # USER/KEY of its submission
-    project: str = ""  # as it was submitted; empty: its user's own
+    key: str = ""  # USER/KEY of the submission
+    project: str = ""  # as submitted; empty: the user's own
 
     @property
     def owner(self) -> JobOwner:
-        """Whose it is, and who else may see it."""
+        """User and project that the job belongs to."""
         return JobOwner(self.user, self.project or self.user)
 
     @property
     def phase(self) -> Phase:
-        """Where it stands."""
+        """Phase of the job."""
         return self.status.phase
 
     @property
     def group(self) -> Group | None:
-        """The group that trains, or that is started."""
+        """Group that trains or is being started."""
         return self.status.group
 
     @property
     def change(self) -> Rescale | None:
-        """The change to the next group, if one is under way."""
+        """Change to the next group, if one is in progress."""
         return self.status.change
 
     def members(self) -> list[Member]:
-        """Of the group that trains, and of the one that it changes to."""
+        """Return the members of the current group and of the group that it changes to."""
         group, change = self.status.group, self.status.change
         members = list(group.members) if group else []
         if change is not None:
@@ -192,13 +185,13 @@ class Job(msgspec.Struct, kw_only=True):
         return members
 
     def group_workers(self) -> list[Worker]:
-        """The processes of `group`, in rank order."""
+        """Return the workers of `group`, in rank order."""
         group = self.status.group
         return [self.workers[m.worker] for m in group.members] if group else []
 
     @property
     def size(self) -> Size:
-        """Of the group that trains, or that is started."""
+        """Size of the group that trains or is being started."""
         group = self.status.group
         if group is None:
             return Size()
@@ -206,7 +199,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def family(self) -> str:
-        """Jobs of the same script and model: what one teaches of speed and length, others use."""
+        """Name that jobs of the same script and model share; they share speeds and lengths."""
         spec = self.spec
         if spec.family is not None:
             return f"{self.user}/{spec.family}"
@@ -214,10 +207,9 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def stop_samples(self) -> int | None:
-        """The work that was stated, in samples since the job began; None when it depends.
+        """Samples of the whole job by its stated stop rule; None if that depends on training.
 
-        Epochs that are to come are taken for as long as the last one was: a script may leave its
-        loop early in each.
+        Future epochs count as long as the last one: a script may leave its loop early in each.
         """
         stop, progress = self.spec.stop, self.progress
         if self.sweep is not None:
@@ -235,44 +227,38 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """True if the job is in a final phase."""
         return self.status.phase in ENDED
 
     @property
     def failing_is_final(self) -> bool:
-        """Whether no retry is left for a failure of the script."""
+        """True if the script's failures have used up all retries."""
         return self.attempts.failures > self.spec.retries
 
 
-@lru_cache(KEPT_FAMILIES)  # asked for of every neighbour at the end of every epoch
+@lru_cache(FAMILY_CACHE_SIZE)  # needed for every job on the same nodes at the end of every epoch
 def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
-    stem = NUMBERED.sub("", name) or name
-    whole = " ".join([f"{user}/{stem}", script, *args])
-    if len(whole) <= LONGEST_FAMILY:
-        return whole
-    digest = hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()
-    return f"{whole[:LONGEST_FAMILY]} {digest[:16]}"
+    base_name = NUMBERED.sub("", name) or name
+    full_name = " ".join([f"{user}/{base_name}", script, *args])
+    if len(full_name) <= MAX_FAMILY_CHARACTERS:
+        return full_name
+    digest = hashlib.sha256(full_name.encode(errors="surrogatepass")).hexdigest()
+    return f"{full_name[:MAX_FAMILY_CHARACTERS]} {digest[:16]}"
 
 
 def number_of(job: JobId) -> int:
-    """Its place among all jobs that were accepted, from 1.
-
-    Args:
-        job: NAME-NUMBER.
-    """
+    """Return a job's number from its name (NAME-NUMBER); the first accepted job has 1."""
     return int(job.rpartition("-")[2])
 
 
 def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Seconds) -> None:
-    """Move `job` along the table.
+    """Move `job` along the transition table and bring its accounts up to `now`.
 
     Args:
-        job: it is changed in place; its accounts are settled up to `now`.
-        why: in words, for users.
-        now: when.
+        why: reason, shown to users.
 
     Raises:
-        IllegalTransitionError: if the arrow is not drawn, or leads to another phase than `status`.
+        IllegalTransitionError: if the table has no transition to the phase of `status`.
     """
     phase = job.status.phase
     if NEXT.get((phase, trigger)) is not status.phase:
@@ -285,14 +271,10 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Sec
 
 
 def with_group(job: Job, group: Group) -> WithGroup:
-    """The status of a job that trains, the same but for its group.
-
-    Args:
-        job: it is left as it is.
-        group: takes the place of the one that trains or is started.
+    """Return the job's status with another group.
 
     Raises:
-        IllegalTransitionError: if it has no group.
+        IllegalTransitionError: if the job has no group.
     """
     status = job.status
     if isinstance(status, Starting | Running | Rescaling):
@@ -301,7 +283,7 @@ def with_group(job: Job, group: Group) -> WithGroup:
 
 
 def _settle_accounts(job: Job, now: Seconds) -> None:
-    """Add the time since the last change of its phase or group to what the job waited or used."""
+    """Add the time since the last change of phase or group to the job's accounts."""
     account, group = job.accounting, job.status.group
     queued_s, running_s = times(job, now)
     account.slot_s += (running_s - account.running_s) * (len(group.members) if group else 0)
@@ -313,11 +295,7 @@ def _slots_of(group: Group | None) -> frozenset[SlotId]:
 
 
 def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
-    """Seconds without slots and with slots.
-
-    Args:
-        now: up to when they are counted.
-    """
+    """Return the seconds up to `now` without slots and with slots."""
     account, phase = job.accounting, job.status.phase
     elapsed = max(0.0, now - account.since)
     if phase in ENDED:
@@ -327,77 +305,70 @@ def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
     return Seconds(account.queued_s + elapsed), account.running_s
 
 
-# docs/batch-limit.md says how these were chosen, and what trainings came to with them.
-LEAST_STEPS: Final = 10  # of an epoch: fewer, and a step is a large part of what is learnt
-LEAST_EFFICIENCY: Final = 0.9  # of a sample, against one in the first batch
-TRUSTED_EPOCHS: Final = 2  # that measured the noise scale: the first says little
+# docs/batch-limit.md has the reasons for these values and the results of trainings.
+MIN_STEPS: Final = 10  # of an epoch: with fewer, a step is a large part of the training
+MIN_EFFICIENCY: Final = 0.9  # value of a sample, relative to one in the first batch
+TRUSTED_EPOCHS: Final = 2  # measurements of the noise scale needed: the first is rough
 OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "can't allocate memory", "memoryerror")
-PER_DOUBLING: Final = 2  # steps of the limit, so that it does not move with every epoch
+PER_DOUBLING: Final = 2  # values of the limit per doubling, so that not every epoch moves it
 
 
 def batch_limit(job: Job) -> int:
-    """The largest global batch that a policy may choose for `job` now, samples per step.
+    """Return the largest global batch that a policy may choose now, in samples per step.
 
-    What its user stated. Where nothing is: as much as fits its slots in one pass, but at least
-    `LEAST_STEPS` steps of an epoch, and no further than where the gradient noise scale says that a
-    sample is still worth `LEAST_EFFICIENCY` of one in the first batch. It is never below that one.
-
-    Args:
-        job: in any phase; what its epochs reported counts.
+    It is the limit that the user stated. Without one it is the batch that fits the job's slots in
+    one pass, limited so that an epoch has at least `MIN_STEPS` steps, and limited to the batch
+    where, by the gradient noise scale, a sample is worth `MIN_EFFICIENCY` of a sample in the
+    first batch. It is never below the first batch.
     """
     spec, progress = job.spec, job.progress
     if not spec.batch_limit_is_left_open:
         return spec.batch_limit
     by_memory = local_limit(job) * spec.slots[1]
-    by_data = progress.epoch_samples // LEAST_STEPS
+    by_data = progress.epoch_samples // MIN_STEPS
     phi = progress.noise_scale if progress.noise_epochs >= TRUSTED_EPOCHS else None
     by_noise = noise_limit(spec.batch_size, phi)
     return max(spec.batch_size, min(spec.batch_limit, by_memory, by_data, by_noise))
 
 
 def noise_limit(first: int, noise_scale: float | None) -> int:
-    """The batch m at which (phi + m0) / (phi + m) has fallen to `LEAST_EFFICIENCY`, coarsely.
+    """Return the batch m where (phi + m0) / (phi + m) has fallen to `MIN_EFFICIENCY`, coarsely.
 
     Args:
         first: m0, the job's first batch, samples per step.
-        noise_scale: phi, samples; None: it was not measured, and the first batch is kept.
+        noise_scale: phi, samples; None if it was not measured, which keeps the first batch.
 
     Returns:
         Samples per step: the first batch times a whole power of the square root of 2, rounded down.
     """
     if noise_scale is None:
         return first
-    most = (noise_scale + first) / LEAST_EFFICIENCY - noise_scale
+    most = (noise_scale + first) / MIN_EFFICIENCY - noise_scale
     steps = math.floor(PER_DOUBLING * math.log2(max(most / first, 1.0)))
     return int(first * 2.0 ** (steps / PER_DOUBLING))
 
 
 def local_limit(job: Job) -> int:
-    """The largest batch of one slot that a policy may choose for `job` now, samples per step.
+    """Return the largest batch of one slot that a policy may choose now, in samples per step.
 
-    Args:
-        job: in any phase. What ran out of memory lowers what its user stated.
+    A batch that ran out of memory lowers the limit that the user stated.
     """
     stated, fits = job.spec.local_limit, job.progress.fits
     return stated if fits is None else min(stated, fits)
 
 
 def lower_local_limit(job: Job, error: str) -> bool:
-    """Lower what fits a slot, if `job` failed because a share above its first batch did not fit.
+    """Lower the limit of a slot if the job failed because a batch above its first one did not fit.
 
-    Args:
-        job: whose script failed; `fits` of its progress is changed in place.
-        error: in the script's words.
-
-    Returns:
-        Whether it was lowered, so that the job may be tried again with less.
+    Returns True if the limit was lowered, so that the job may be retried with less. `error` is the
+    script's error message.
     """
     group = job.group
     if group is None or not any(said in error.lower() for said in OUT_OF_MEMORY):
         return False
     largest = max(member.local_batch for member in group.members)
     in_passes = job.spec.pass_limit < job.spec.batch_size
-    if in_passes or largest <= job.spec.batch_size:  # its user says that so much fits
+    if in_passes or largest <= job.spec.batch_size:  # the user states that this batch fits
         return False
     job.progress.fits = max(job.spec.batch_size, largest // 2)
     return True

@@ -1,4 +1,4 @@
-"""The phases of a job, what each of them carries, and the transition table."""
+"""Job phases, the data of each phase, and the transition table."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from schemas.nodes import Group
 
 
 class Phase(Enum):
-    """Where a job stands; the value is what users see."""
+    """Phase of a job; the value is shown to users."""
 
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
-    RESCALING = "rescaling"  # its group changes; it still trains
+    RESCALING = "rescaling"  # its group changes while it trains
     PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    REJECTED = "rejected"  # by its policy, before it ever started
+    REJECTED = "rejected"  # by the policy, before the job ever started
 
 
 class JobTrigger(Enum):
-    """What can happen to a job as a whole."""
+    """Events that move a job along its table."""
 
     GROUP_ORDERED = "group ordered"
     GROUP_FORMED = "group formed"
     RESCALE_ORDERED = "re-scale ordered"
-    RESCALE_ABANDONED = "re-scale abandoned"  # the old group goes on
-    MEMBER_LOST = "member lost"  # and others have the state
-    SUSPENDED = "suspended"  # its state is in a checkpoint, its workers leave
+    RESCALE_ABANDONED = "re-scale abandoned"  # the old group continues
+    MEMBER_LOST = "member lost"  # other members have the state
+    SUSPENDED = "suspended"  # the state is in a checkpoint and the workers leave
     GROUP_LOST = "group lost"  # a worker or node was lost, through no fault of the script
-    SCRIPT_FAILED = "script failed"  # and may be tried again
+    SCRIPT_FAILED = "script failed"  # retries are left
     GAVE_UP = "gave up"  # no retry is left
     FINISHED = "finished"
     CANCELLED = "cancelled"
-    REJECTED = "rejected"  # its end would not be worth what it takes from others
+    REJECTED = "rejected"  # its result would not be worth the slots taken from other jobs
 
 
 ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.REJECTED})
@@ -74,22 +74,25 @@ NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
     (Phase.RESCALING, JobTrigger.FINISHED): Phase.SUCCEEDED,
     (Phase.RESCALING, JobTrigger.CANCELLED): Phase.CANCELLED,
     (Phase.PAUSED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
-    (Phase.PAUSED, JobTrigger.GAVE_UP): Phase.FAILED,  # a sweep whose last unit ended meanwhile
-    (Phase.PAUSED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # the same
+    (
+        Phase.PAUSED,
+        JobTrigger.GAVE_UP,
+    ): Phase.FAILED,  # a sweep whose last unit ended during the pause
+    (Phase.PAUSED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # likewise
     (Phase.PAUSED, JobTrigger.CANCELLED): Phase.CANCELLED,
 }
 
 
 class ScriptReports(msgspec.Struct, kw_only=True):
-    """What the script said about its end, while its processes may still be there."""
+    """Reports of the script about its end, while its processes may still exist."""
 
-    finished: str = ""  # which stop rule is met
-    error: str = ""  # the exception that it raised, and where
-    refused: bool = False  # by the library, for what the script does
+    finished: str = ""  # the stop rule that is met
+    error: str = ""  # the exception and its place
+    refused: bool = False  # the library refused what the script does
 
 
 class Queued(msgspec.Struct, kw_only=True, tag="queued"):
-    """It never had a group."""
+    """The job never had a group."""
 
     phase: ClassVar[Phase] = Phase.QUEUED
     group: ClassVar[None] = None
@@ -102,13 +105,13 @@ class Starting(msgspec.Struct, kw_only=True, tag="starting"):
     phase: ClassVar[Phase] = Phase.STARTING
     change: ClassVar[None] = None
     group: Group
-    meeting: bool = False  # all are ready and were ordered to form the group
-    resumes: bool = False  # its last group was suspended
+    meeting: bool = False  # all workers are ready and were ordered to form the group
+    resumes: bool = False  # the last group was suspended
     script: ScriptReports = msgspec.field(default_factory=ScriptReports)
 
 
 class Running(msgspec.Struct, kw_only=True, tag="running"):
-    """A group trains, and nothing is being changed."""
+    """A group trains and no change is in progress."""
 
     phase: ClassVar[Phase] = Phase.RUNNING
     change: ClassVar[None] = None
@@ -117,7 +120,7 @@ class Running(msgspec.Struct, kw_only=True, tag="running"):
 
 
 class Rescaling(msgspec.Struct, kw_only=True, tag="rescaling"):
-    """A group trains, or did until a member was lost, and the next one is being made."""
+    """A group trains, or did until it lost a member, and the next group is being formed."""
 
     phase: ClassVar[Phase] = Phase.RESCALING
     group: Group
@@ -126,16 +129,16 @@ class Rescaling(msgspec.Struct, kw_only=True, tag="rescaling"):
 
 
 class Paused(msgspec.Struct, kw_only=True, tag="paused"):
-    """It had a group and has none now."""
+    """The job had a group and has none now."""
 
     phase: ClassVar[Phase] = Phase.PAUSED
     group: ClassVar[None] = None
     change: ClassVar[None] = None
-    suspended: bool = False  # its last group was suspended; it was not lost
+    suspended: bool = False  # the last group was suspended, not lost
 
 
 class Ended(msgspec.Struct, kw_only=True, tag="ended"):
-    """Nothing more will happen to it."""
+    """The job is in a final phase."""
 
     group: ClassVar[None] = None
     change: ClassVar[None] = None

@@ -1,7 +1,4 @@
-"""Node phases and their transition table.
-
-An operator empties a node: what trains there goes elsewhere, and nothing new comes.
-"""
+"""Node model: phases, their transition table, and drains."""
 
 from __future__ import annotations
 
@@ -17,33 +14,33 @@ from schemas.nodes import NodeSpec
 
 
 class Drain(msgspec.Struct, kw_only=True):
-    """Why a node is emptied, and until when that may take."""
+    """Reason and deadline of a drain."""
 
     user: str
     reason: str
     since: Seconds
-    deadline: Seconds | None  # what remains is stopped then, and waits for slots; None: never
+    deadline: Seconds | None  # remaining jobs are then stopped and wait for slots; None: never
     over: bool = False  # the deadline has passed
-    empty: bool = False  # nothing is left there, and that was announced
-    moved: dict[JobId, Version] = {}  # jobs that grew elsewhere first, and when they had
+    empty: bool = False  # the node is empty, and that was announced
+    moved: dict[JobId, Version] = {}  # jobs that grew elsewhere first, with their versions before
 
     @property
     def why(self) -> str:
-        """In words, for users."""
+        """Reason as text for users."""
         return f"drained by {self.user}" + (f": {self.reason}" if self.reason else "")
 
 
 class NodePhase(Enum):
-    """What the controller thinks of a node."""
+    """Phase of a node, as the controller sees it."""
 
-    AWAITED = "awaited"  # known from before this controller began, has not greeted it yet
+    AWAITED = "awaited"  # known from an earlier controller, has not greeted this one yet
     UP = "up"
     SUSPECT = "suspect"
     LOST = "lost"
 
 
 class NodeTrigger(Enum):
-    """What can happen to a node."""
+    """Events that move a node along its table."""
 
     GREETED = "greeted"
     HEARD = "heard"
@@ -75,38 +72,31 @@ NEXT: Final[Mapping[tuple[NodePhase, NodeTrigger], NodePhase]] = {
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """Everything the controller knows of one node."""
+    """Data that the controller has of one node."""
 
     node: NodeId
     spec: NodeSpec
     boot: BootId
     phase: NodePhase = NodePhase.UP
     since: Seconds = Seconds(0.0)
-    committed: int = 0  # events of `boot` that were taken
-    former: list[BootId] = []  # lives before `boot`, the latest few
-    foreign: dict[SlotId, WorkerId] = {}  # slots with workers of jobs unknown here
-    drain: Drain | None = None  # an operator empties it
-    problems: tuple[str, ...] = ()  # why it cannot start workers, as its agent says
-    run_id: str = ""  # of the agent's run folder, where what workers print waits to be shipped
+    committed: int = 0  # number of the last handled event of `boot`
+    former: list[BootId] = []  # the latest boots before `boot`
+    foreign: dict[SlotId, WorkerId] = {}  # slots with workers that this controller did not order
+    drain: Drain | None = None  # None: not draining
+    problems: tuple[str, ...] = ()  # why the node cannot start workers, from its agent
+    run_id: str = ""  # of the agent's run folder, which buffers the output of workers
 
     @property
     def usable(self) -> bool:
-        """Whether new workers may be ordered there."""
+        """True if new workers may be ordered on the node."""
         return self.phase is NodePhase.UP and not self.problems and self.drain is None
 
 
 def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
-    """Move `node` along the table.
-
-    Args:
-        node: it is changed in place.
-        now: when, seconds since the epoch.
-
-    Returns:
-        Whether its phase changed.
+    """Move `node` along the table; returns True if its phase changed.
 
     Raises:
-        IllegalTransitionError: if the arrow is not drawn.
+        IllegalTransitionError: if the table has no such transition.
     """
     try:
         phase = NEXT[node.phase, trigger]

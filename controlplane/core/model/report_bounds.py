@@ -1,12 +1,8 @@
-"""Numbers that a policy is told, within what can be: users and their scripts say them.
+"""Bounds for numbers in worker reports, which user code controls.
 
-Reports of units and epochs within what can be: users' code runs where they come from.
-
-The gradient noise scale, as reports of workers name it.
-
-How the steps of a worker divide into passes, as it reports it, if that can be.
-
-What a worker takes of its host, as it reports it, if that can be.
+A report must not crash the controller or a policy, nor overflow their sums. `clamp_*` moves a
+number to the nearest bound; `plausible_*` discards a number outside its bounds; `believable_*` and
+`unbelievable_*` limit the metrics of an epoch and describe what was discarded.
 """
 
 from __future__ import annotations
@@ -17,161 +13,145 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from schemas.sweeps import are_bounded, bounded_metrics, printable
+from schemas.sweeps import MAX_METRIC, are_bounded, bounded_metrics, printable
 from schemas.wire.agent import AgentEvent, EpochReported, StepsReported, UnitBegun, UnitEnded
 
-MOST: Final = 2**53  # of anything that is counted; beyond, neighbours are one number
-LARGEST: Final = 1e15  # of anything that is measured
+MOST: Final = 2**53  # of any count; larger ones lose precision as floats
+LARGEST: Final = 1e15  # of any measurement
 
-Told = TypeVar("Told", bound=msgspec.Struct)
+MAX_UNIT_S: Final = 1e8  # three years
+MAX_UNIT_SAMPLES: Final = 2**40
+MAX_STATE_BYTES: Final = 2**50
+MAX_UNIT_METRICS: Final = 100
+DIGEST_CHARACTERS: Final = 64
+
+MAX_PASS_S: Final = 1e7
+MAX_CORES: Final = 65_536.0
+MAX_BYTES_PER_S: Final = 1e13
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-def bounded(told: Told) -> Told:
-    """What a policy is told, without numbers that no array or sum of it could hold.
+def clamp_numbers(struct: Struct) -> Struct:
+    """Return `struct` with its numbers within what arrays and sums of a policy can hold.
 
-    Args:
-        told: of a job, or of something that happened.
-
-    Returns:
-        The same object where nothing is beyond its bound. NaN is left out where a field may be, and
-        0 elsewhere.
+    NaN becomes None where that is the field's default, else 0. A struct within the bounds is
+    returned itself.
     """
     changes: dict[str, Any] = {}
-    for name in told.__struct_fields__:
-        value = getattr(told, name)
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
         kind = type(value)
         if kind is int:
             if not -MOST <= value <= MOST:
                 changes[name] = MOST if value > 0 else -MOST
         elif kind is float and not -LARGEST <= value <= LARGEST:
-            changes[name] = _near(told, name, value)
-    return msgspec.structs.replace(told, **changes) if changes else told
+            changes[name] = _clamp_float(struct, name, value)
+    return msgspec.structs.replace(struct, **changes) if changes else struct
 
 
-def _near(told: msgspec.Struct, name: str, value: float) -> float | None:
+def _clamp_float(struct: msgspec.Struct, name: str, value: float) -> float | None:
     if math.isnan(value):
         default = dict(
-            zip(told.__struct_fields__[::-1], told.__struct_defaults__[::-1], strict=False)
+            zip(struct.__struct_fields__[::-1], struct.__struct_defaults__[::-1], strict=False)
         )
         return None if default.get(name, 0.0) is None else 0.0
     return math.copysign(LARGEST, value)
 
 
-LONGEST_S: Final = 1e8  # three years
-MOST_SAMPLES: Final = 2**40
-MOST_BYTES: Final = 2**50
-METRICS: Final = 100  # of a unit
-NAME_CHARACTERS: Final = 100  # of a metric
-DIGEST_CHARACTERS: Final = 64
+# --- units of sweeps
 
 
-def believable_begin(event: UnitBegun) -> UnitBegun:
-    """The report with its numbers within bounds."""
+def clamp_unit_begun(event: UnitBegun) -> UnitBegun:
+    """Return the report with its numbers within bounds."""
     return msgspec.structs.replace(
         event,
-        samples=_within(event.samples, MOST_SAMPLES),
-        waited_s=_seconds(event.waited_s),
-        staged_s=_seconds(event.staged_s),
+        samples=_clamp_int(event.samples, MAX_UNIT_SAMPLES),
+        waited_s=_clamp_seconds(event.waited_s),
+        staged_s=_clamp_seconds(event.staged_s),
     )
 
 
-def believable_end(event: UnitEnded) -> UnitEnded:
-    """The report with its numbers within bounds, and no more metrics than anybody reads.
+def clamp_unit_ended(event: UnitEnded) -> UnitEnded:
+    """Return the report with its numbers and the number of its metrics within bounds.
 
-    Args:
-        event: as it came. Metrics may be NaN or infinite: their trial fails for it.
+    Metrics may be NaN or infinite, which fails their trial.
     """
     return msgspec.structs.replace(
         event,
-        metrics=_metrics(event.metrics),
-        samples=_within(event.samples, MOST_SAMPLES),
-        seconds=_seconds(event.seconds),
-        scores=_metrics(event.scores),
+        metrics=_limit_metrics(event.metrics),
+        samples=_clamp_int(event.samples, MAX_UNIT_SAMPLES),
+        seconds=_clamp_seconds(event.seconds),
+        scores=_limit_metrics(event.scores),
         digest=printable(event.digest[:DIGEST_CHARACTERS]),
-        size=_within(event.size, MOST_BYTES),
+        size=_clamp_int(event.size, MAX_STATE_BYTES),
     )
 
 
+def _clamp_int(number: int, limit: int) -> int:
+    return max(0, min(number, limit))
+
+
+def _clamp_seconds(value: float) -> float:
+    return 0.0 if math.isnan(value) else max(0.0, min(value, MAX_UNIT_S))
+
+
+def _limit_metrics(given: Mapping[str, float]) -> dict[str, float]:
+    return {printable(n[:MAX_METRIC]): v for n, v in list(given.items())[:MAX_UNIT_METRICS]}
+
+
+# --- epochs and steps
+
+
 def believable_report(event: AgentEvent) -> AgentEvent:
-    """The report with no more metrics of an epoch than a script may give, and finite ones only.
+    """Return the report without excess or infinite metrics of an epoch.
 
-    Before it is an input: those of older journals stay as they are.
-
-    Args:
-        event: as it came; it is itself where there is nothing to leave out.
+    This happens before the report becomes an input; inputs of older journals stay as they are.
     """
     if not isinstance(event, EpochReported) or are_bounded(event.metrics):
         return event
     return msgspec.structs.replace(event, metrics=bounded_metrics(event.metrics))
 
 
-def _within(number: int, most: int) -> int:
-    return max(0, min(number, most))
-
-
-def _seconds(given: float) -> float:
-    return max(0.0, min(given, LONGEST_S)) if not math.isnan(given) else 0.0
-
-
-def _metrics(given: Mapping[str, float]) -> dict[str, float]:
-    return {printable(n[:NAME_CHARACTERS]): v for n, v in list(given.items())[:METRICS]}
-
-
 def first_noise_scale(*scales: float | None) -> float | None:
-    """The first of several that can be one.
-
-    Args:
-        scales: in samples, as scripts and workers report them; None where none was measured.
-
-    Returns:
-        A number of samples above 0; None if there is none.
-    """
-    return next((v for v in scales if v is not None and math.isfinite(v) and v > 0), None)
-
-
-MAX_STEP_S: Final = 1e7  # of a pass that anybody waits for
-MOST_STEPS: Final = 2**53
+    """Return the first valid gradient noise scale, in samples; None if there is none."""
+    return next((v for v in scales if v is not None and 0.0 < v < math.inf), None)
 
 
 class PassTimes(NamedTuple):
     """A step takes `pass_s + (passes - 1) * (pass_s - sync_s)` seconds."""
 
-    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not told
-    sync_s: float | None = None  # of these, in the reduction
-    local_batch: int = 0  # samples of one pass of one worker; 0: not told
+    pass_s: float | None = None  # last pass of a step with its reduction; None: not reported
+    sync_s: float | None = None  # part of `pass_s` in the reduction
+    local_batch: int = 0  # samples of one pass of one worker; 0: not reported
     passes: int = 0  # of one worker in a step
 
 
-NOT_TOLD: Final = PassTimes()
+NOT_REPORTED: Final = PassTimes()
 
 
-def believable_passes(report: StepsReported | EpochReported) -> PassTimes:
-    """All four, or `NOT_TOLD`: one without the others says nothing."""
-    told = _told(report)
-    return NOT_TOLD if _trouble(told, report.global_batch) else told
+def plausible_passes(report: StepsReported | EpochReported) -> PassTimes:
+    """Return the pass times, or `NOT_REPORTED` if any of them is missing or implausible."""
+    times = _pass_times(report)
+    return NOT_REPORTED if _passes_problem(times, report.global_batch) else times
 
 
 def unbelievable_passes(report: StepsReported | EpochReported) -> str:
-    """Why pass times that are reported are dropped, in words; empty: they are not."""
-    told = _told(report)
-    return "" if told == NOT_TOLD else _trouble(told, report.global_batch)
+    """Return why reported pass times are discarded; empty if they are not."""
+    times = _pass_times(report)
+    return "" if times == NOT_REPORTED else _passes_problem(times, report.global_batch)
 
 
-def believable_steps(steps: StepsReported) -> int:
-    """Steps that its group has done with its batch; 0: not told."""
-    return steps.group_steps if 0 < steps.group_steps <= MOST_STEPS else 0
-
-
-def _told(report: StepsReported | EpochReported) -> PassTimes:
+def _pass_times(report: StepsReported | EpochReported) -> PassTimes:
     return PassTimes(report.pass_s, report.sync_s, report.local_batch, report.passes)
 
 
-def _trouble(told: PassTimes, global_batch: int) -> str:
-    pass_s, sync_s, local, passes = told
-    if pass_s is None or not 0.0 < pass_s <= MAX_STEP_S:
-        return f"pass_s {_number(pass_s)} is not above 0 and at most {MAX_STEP_S:g}"
+def _passes_problem(times: PassTimes, global_batch: int) -> str:
+    pass_s, sync_s, local, passes = times
+    if pass_s is None or not 0.0 < pass_s <= MAX_PASS_S:
+        return f"pass_s {_format(pass_s)} is not above 0 and at most {MAX_PASS_S:g}"
     if sync_s is None or not 0.0 <= sync_s <= pass_s:
-        return f"sync_s {_number(sync_s)} is not 0 to pass_s {pass_s:g}"
+        return f"sync_s {_format(sync_s)} is not 0 to pass_s {pass_s:g}"
     if not 1 <= local <= max(1, global_batch):
         return f"local_batch {local} is not 1 to global_batch {global_batch}"
     if not 1 <= passes <= max(1, global_batch):
@@ -179,33 +159,34 @@ def _trouble(told: PassTimes, global_batch: int) -> str:
     return ""
 
 
-def _number(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "(none)" if value is None else f"{value:g}"
 
 
-MOST_CORES: Final = 65_536.0
-MOST_BYTES_PER_S: Final = 1e13
+def plausible_steps(steps: StepsReported) -> int:
+    """Return the steps that the group has done with its batch; 0 if not reported."""
+    return steps.group_steps if 0 < steps.group_steps <= MOST else 0
 
 
-def believable_cores(steps: StepsReported) -> float | None:
-    """Mean cores of a worker; None: not reported, or no number of cores."""
-    return _usage_within(steps.cpu_cores, MOST_CORES)
+def plausible_cores(steps: StepsReported) -> float | None:
+    """Return the mean cores of a worker; None if not reported or implausible."""
+    return _plausible(steps.cpu_cores, MAX_CORES)
 
 
-def believable_bytes(steps: StepsReported) -> float | None:
-    """Bytes per second that a worker sends; None: not reported, or no such number."""
-    return _usage_within(steps.sent_bytes_per_s, MOST_BYTES_PER_S)
+def plausible_bytes(steps: StepsReported) -> float | None:
+    """Return the bytes per second that a worker sends; None if not reported or implausible."""
+    return _plausible(steps.sent_bytes_per_s, MAX_BYTES_PER_S)
 
 
 def unbelievable_usage(steps: StepsReported) -> str:
-    """What is reported and dropped, in words; empty: nothing."""
-    said = []
-    if steps.cpu_cores is not None and believable_cores(steps) is None:
-        said.append(f"cpu_cores {steps.cpu_cores:g} is not 0 to {MOST_CORES:g}")
-    if steps.sent_bytes_per_s is not None and believable_bytes(steps) is None:
-        said.append(f"sent_bytes_per_s {steps.sent_bytes_per_s:g} is not 0 to {MOST_BYTES_PER_S:g}")
-    return "; ".join(said)
+    """Return which reported usage is discarded; empty if none is."""
+    found = []
+    if steps.cpu_cores is not None and plausible_cores(steps) is None:
+        found.append(f"cpu_cores {steps.cpu_cores:g} is not 0 to {MAX_CORES:g}")
+    if steps.sent_bytes_per_s is not None and plausible_bytes(steps) is None:
+        found.append(f"sent_bytes_per_s {steps.sent_bytes_per_s:g} is not 0 to {MAX_BYTES_PER_S:g}")
+    return "; ".join(found)
 
 
-def _usage_within(value: float | None, most: float) -> float | None:
-    return value if value is not None and math.isfinite(value) and 0.0 <= value <= most else None
+def _plausible(value: float | None, limit: float) -> float | None:
+    return value if value is not None and 0.0 <= value <= limit else None

@@ -1,10 +1,8 @@
-"""The change from one version of a job's group to the next, and its transition table.
+"""Change from one group of a job to the next, its transition table, and swaps of slots.
 
 ONES section 3.3, as a "shadow join": newcomers are prepared while the incumbents train, and all
-members swap groups at one agreed step. A recovery is the same change without newcomers, made when a
-member was lost: the survivors quiesce, agree on the furthest step and go on.
-
-Running jobs that trade slots: what each is to have, and who steps aside so that it can begin.
+members switch groups at one agreed step. A recovery is the same change without newcomers, after a
+member was lost: the survivors quiesce, agree on the step that is furthest ahead, and continue.
 """
 
 from __future__ import annotations
@@ -22,30 +20,30 @@ from schemas.nodes import Group
 
 
 class RescalePhase(Enum):
-    """Where a change stands."""
+    """Phase of a change."""
 
     PREPARING = "preparing"  # newcomers start; the old group trains
     SWITCHING = "switching"  # all members are notified; the old group trains up to the boundary
-    QUIESCING = "quiescing"  # a member was lost; the others stand still and report their step
-    REJOINING = "rejoining"  # the survivors build a group and take the furthest state
+    QUIESCING = "quiescing"  # a member was lost; the others stop and report their step
+    REJOINING = "rejoining"  # the survivors form a group and take the state that is furthest ahead
     SETTLED = "settled"
-    ABANDONED = "abandoned"  # the old group goes on as if nothing had been asked
-    BROKEN = "broken"  # another change takes its place
-    LOST = "lost"  # nobody has the state: back to the last checkpoint
+    ABANDONED = "abandoned"  # the old group continues
+    BROKEN = "broken"  # another change replaces it
+    LOST = "lost"  # no worker has the state: back to the last checkpoint
 
 
 class RescaleTrigger(Enum):
-    """What can happen to a change."""
+    """Events that move a change along its table."""
 
     PREPARED = "prepared"  # every newcomer is ready, and the store of the new group is open
-    FORMED = "formed"  # every member of the new group takes its steps in it
+    FORMED = "formed"  # every member trains in the new group
     NEWCOMER_LOST = "newcomer lost"
     JOIN_FAILED = "join failed"  # a member could not build the new group
-    SUPERSEDED = "superseded"  # a newer order came before anybody was notified of this one
+    SUPERSEDED = "superseded"  # a newer order came before the members were notified
     EXPIRED = "expired"
-    MEMBER_LOST = "member lost"  # of the group that trains
-    QUIESCED = "quiesced"  # every survivor said where it stands
-    NOBODY_FULL = "nobody full"  # none of the survivors has the whole state
+    MEMBER_LOST = "member lost"  # of the current group
+    QUIESCED = "quiesced"  # every survivor reported its position
+    NOBODY_FULL = "nobody full"  # no survivor has the full state
 
 
 NEXT: Final[Mapping[tuple[RescalePhase, RescaleTrigger], RescalePhase]] = {
@@ -79,33 +77,33 @@ OPEN: Final = frozenset(
 
 
 class QuiescePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a survivor stands still."""
+    """Position at which a survivor quiesced."""
 
     step: int
-    epoch: int  # finished
+    epoch: int  # last finished one
     full: bool
     port: int
 
 
 class Rescale(msgspec.Struct, kw_only=True):
-    """One change that is under way."""
+    """A change in progress."""
 
-    group: Group  # what it leads to; its version is the change's
+    group: Group  # the new group; its version is that of the change
     kind: str  # join, recover or suspend
-    before: Version  # what nodes that were not notified of this one hold
+    before: Version  # version on nodes that were not notified yet
     phase: RescalePhase
     why: str
     began: Seconds
-    store: str = ""  # HOST:PORT, once known
-    source: int | None = None  # recover: rank whose state all take
+    store: str = ""  # HOST:PORT; empty until known
+    source: int | None = None  # recover: rank whose state all members take; None: all are equal
     points: dict[WorkerId, QuiescePoint] = {}
-    notified_nodes: dict[NodeId, None] = {}  # nodes that heard of this version
-    pause_ms: float = 0.0  # of the member that stood still for longest
-    step_ms: float = 0.0  # of its usual step before; 0: not measured
+    notified_nodes: dict[NodeId, None] = {}  # nodes that were sent this version
+    pause_ms: float = 0.0  # longest pause of a member
+    step_ms: float = 0.0  # that member's usual step before; 0: not measured
 
     @property
     def pause(self) -> dict[str, float]:
-        """Pause of training in ms and in steps, as far as it was reported."""
+        """Pause of training in ms and in steps, as far as reported."""
         if not self.pause_ms:
             return {}
         steps = {"pause_steps": self.pause_ms / self.step_ms} if self.step_ms else {}
@@ -113,17 +111,10 @@ class Rescale(msgspec.Struct, kw_only=True):
 
 
 def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhase:
-    """Move `change` along the table.
-
-    Args:
-        job: whose change it is, for the error.
-        change: it is changed in place.
-
-    Returns:
-        Its phase afterwards.
+    """Move `change` of `job` along the table and return its new phase.
 
     Raises:
-        IllegalTransitionError: if the arrow is not drawn.
+        IllegalTransitionError: if the table has no such transition.
     """
     try:
         change.phase = NEXT[change.phase, trigger]
@@ -132,34 +123,34 @@ def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhas
     return change.phase
 
 
-class Way(Enum):
-    """How a job steps aside; the value is what users see. The cheaper ones come first."""
+class YieldMode(Enum):
+    """Ways for a job to yield its slots; the value is shown to users. Cheaper ways come first."""
 
     STAGING = "goes to free slots meanwhile"
     SHRINK = "goes on with fewer slots meanwhile"
     PAUSE = "pauses meanwhile"
 
 
-class Aside(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one of them is while the others take their places."""
+class SwapYield(msgspec.Struct, frozen=True, kw_only=True):
+    """Slots of a yielding job until the other jobs have moved."""
 
-    way: Way
-    local_batch: dict[SlotId, int] = {}  # samples per step; none while it pauses
+    way: YieldMode
+    local_batch: dict[SlotId, int] = {}  # samples per step; empty while the job pauses
 
 
 class Swap(msgspec.Struct, kw_only=True):
-    """Jobs that train, each of which is to have slots that another one of them has now.
+    """Running jobs, each of which is to get slots that another of them holds.
 
-    Without those in `aside`, the others can take their places one after the other.
+    Once the jobs in `aside` have yielded, the others can move one after the other.
     """
 
     targets: dict[JobId, dict[SlotId, int]]  # slot -> local batch, samples per step
-    aside: dict[JobId, Aside]
+    aside: dict[JobId, SwapYield]
     reasons: dict[JobId, Reason]
-    by: str = "policy"  # or operator: whose wish it is
-    stepped: dict[JobId, None] = {}  # of `aside`: those that were ordered to
+    by: str = "policy"  # or operator
+    stepped: dict[JobId, None] = {}  # jobs of `aside` that were ordered to yield
     began: Seconds = Seconds(0.0)
 
     def slots(self) -> set[SlotId]:
-        """All that are kept for its jobs until it is over."""
+        """Return the slots that are reserved for these jobs until the swap is over."""
         return {slot for target in self.targets.values() for slot in target}

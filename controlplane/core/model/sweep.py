@@ -1,4 +1,4 @@
-"""A job that is a sweep: the sweep itself, and what of it was ordered where."""
+"""Sweep of a job: the search engine, and the units and states that were ordered on nodes."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from schemas.wire.sweeps import UnitOrder, WantedState
 
 
 class PlacedUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that was ordered, as its node is told."""
+    """A unit that was ordered, with its node."""
 
     node: NodeId
     order: UnitOrder
 
 
 class JobSweep(msgspec.Struct, kw_only=True):
-    """What a sweep has beside what every job has."""
+    """Data that a sweep has in addition to that of every job."""
 
     engine: Sweep
     addresses: dict[WorkerId, str] = {}  # HOST:PORT of workers that take units
-    units: dict[WorkerId, PlacedUnit] = {}  # under way
-    memory: dict[int, tuple[int, WorkerId]] = {}  # who has a trial's newest state, and its version
-    stopping: dict[WorkerId, None] = {}  # that are killed with their units
-    exits: dict[WorkerId, tuple[str, bool]] = {}  # how workers ended, and whether by a fault
-    holders: dict[NodeId, int] = {}  # nodes with workers that take units, when shares were made
-    faults: int = 0  # of the data, at that time
-    told: dict[NodeId, None] = {}  # nodes that ever heard of it
-    stale: dict[NodeId, None] = {}  # nodes that have to hear of it again
+    units: dict[WorkerId, PlacedUnit] = {}  # in progress
+    memory: dict[int, tuple[int, WorkerId]] = {}  # trial -> version and worker of its newest state
+    stopping: dict[WorkerId, None] = {}  # workers that are killed with their units
+    exits: dict[WorkerId, tuple[str, bool]] = {}  # reason of the exit, and True for a fault
+    holders: dict[NodeId, int] = {}  # workers by node when partitions were assigned
+    faults: int = 0  # data faults at that time
+    told: dict[NodeId, None] = {}  # nodes that ever got a delta of the sweep
+    stale: dict[NodeId, None] = {}  # nodes that need a new delta
     revision: int = 0
-    keys: dict[str, int] = {}  # USER/KEY of changes: their trials
-    units_done: int = 0  # for the first time
+    keys: dict[str, int] = {}  # USER/KEY of a change -> trial
+    units_done: int = 0  # without units that ran again
     epoch_samples: int = 0  # of units since the sweep's last epoch
-    epoch_s: float = 0.0  # that they took
-    epoch_group: Version | None = None  # that all of them were done in
-    can_train: int = 0  # trials, when policies were asked last
+    epoch_s: float = 0.0  # duration of these units
+    epoch_group: Version | None = None  # group that ran all of these units; None: several
+    can_train: int = 0  # trainable trials when a plan was last requested
     first_failure: str = ""
     closed: bool = False
 
     @property
     def units_left(self) -> int:
-        """Units to the end of what is granted now, or of what its rungs will grant.
+        """Units until the end of the granted work, or of the work that the rungs will grant.
 
-        Those that are done again are among them.
+        Units that run again are included.
         """
         state, found = self.engine.state, 0
         for trial, model in zip(state.trials, state.models, strict=True):
@@ -58,26 +58,21 @@ class JobSweep(msgspec.Struct, kw_only=True):
 
     @property
     def unit_samples(self) -> float:
-        """Mean samples of a partition; 0: none is known yet."""
+        """Mean samples of a partition; 0 if none is known yet."""
         sizes = [samples for samples, _ in self.engine.state.data.sizes.values()]
         return sum(sizes) / len(sizes) if sizes else 0.0
 
 
 class LeftSweep(msgspec.Struct, kw_only=True):
-    """What nodes that come back have to hear of a sweep that left the state."""
+    """Data of a sweep that left the state, to be sent to nodes that return."""
 
-    revision: int  # of what was told last
-    attempts: int  # of units that were ordered
+    revision: int  # of the last delta
+    attempts: int  # number of ordered units
     wanted: dict[NodeId, tuple[WantedState, ...]]  # states that each node should keep
 
 
 def new_sweep(spec: SweepSpec, most: int) -> JobSweep:
-    """A sweep of which nothing has begun.
-
-    Args:
-        spec: checked.
-        most: slots of its job.
-    """
+    """Return a sweep that has not started; `most` is the largest number of slots of its job."""
     slots = most if spec.graduate_batch is not None else 0
     engine = Sweep(spec.search, spec.partitions, spec.keep, spec.order, graduate_slots=slots)
     return JobSweep(engine=engine)

@@ -1,7 +1,4 @@
-"""Worker phases and their transition table.
-
-What the end of a worker process means for its job.
-"""
+"""Worker model: phases, their transition table, and the cause of an exit."""
 
 from __future__ import annotations
 
@@ -19,19 +16,19 @@ from schemas.wire.agent import WorkerExited
 
 
 class WorkerPhase(Enum):
-    """Where one process stands, as far as the controller knows."""
+    """Phase of one process, as far as the controller knows."""
 
     ORDERED = "ordered"
     STARTED = "started"
     READY = "ready"
     MEMBER = "member"
-    RETIRING = "retiring"  # left its group as agreed, is about to exit; still owns its slot
+    RETIRING = "retiring"  # left its group as agreed and is about to exit; still owns its slot
     LEAVING = "leaving"  # ordered to stop; still owns its slot
     EXITED = "exited"
 
 
 class WorkerTrigger(Enum):
-    """What can happen to a worker."""
+    """Events that move a worker along its table."""
 
     STARTED = "process started"
     READY = "said ready"
@@ -57,34 +54,30 @@ NEXT: Final[Mapping[tuple[WorkerPhase, WorkerTrigger], WorkerPhase]] = {
 
 
 class Worker(msgspec.Struct, kw_only=True):
-    """One process on one slot; the slot is its own until it is known to have ended."""
+    """A process on a slot; it owns the slot until it is known to have exited."""
 
     worker: WorkerId
-    version: Version  # that it was born with
-    rank: Rank  # that it was born with
+    version: Version  # of the group that it was started for
+    rank: Rank  # in the group that it was started for
     slot: SlotId
     local_batch: int
     phase: WorkerPhase = WorkerPhase.ORDERED
     pid: int | None = None
-    reports: int = 0  # taken from its report file
-    store_port: int = 0  # that it announced when it was ready
-    formed: Version = Version(0)  # the group that it takes its steps in
-    formed_step: int = 0  # where that began
-    reserved: bool = False  # it is prepared beside the slot's owner, which is about to leave
-    waits: bool = False  # all is built that needs no device: it waits for its slot
+    reports: int = 0  # handled reports of its report file
+    store_port: int = 0  # from its ready report
+    formed: Version = Version(0)  # the group that it trains in
+    formed_step: int = 0  # first step in that group
+    reserved: bool = False  # prepared beside the slot's owner, which is about to leave
+    waits: bool = False  # has built all that needs no device and waits for its slot
 
 
 def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
     """Move `worker` along its table.
 
-    Args:
-        worker: it is changed in place.
-
-    Returns:
-        False when that is known: the worker is already there, further, or leaving.
+    Returns False if the worker is already in that phase or beyond, or is stopping.
 
     Raises:
-        IllegalTransitionError: if the arrow is not drawn.
+        IllegalTransitionError: if the table has no such transition.
     """
     phase = NEXT.get((worker.phase, trigger))
     if phase is not None:
@@ -96,11 +89,11 @@ def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
 
 
 class ExitCause(Enum):
-    """How a worker ended."""
+    """Cause of a worker's exit."""
 
     DONE = "done"
     FAILED = "failed"  # the script's fault: counted against `retries`
-    LOST = "lost"  # somebody else's: never counted
+    LOST = "lost"  # not the script's fault: never counted against `retries`
 
 
 FAULTS: Final = frozenset(
@@ -109,26 +102,29 @@ FAULTS: Final = frozenset(
 
 
 def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[ExitCause, str]:
-    """How a worker ended, and the reason in words.
+    """Return the cause of a worker's exit and the reason as text.
 
-    A signal that a program raises by its own fault is a failure of the script; any other (KILL by
-    an operator or the kernel, TERM of a host going down) is a loss. A job that took more memory
-    than its limit on a node would take it on the next one, too: that is its script's fault.
+    A signal that a program raises by its own fault is a failure of the script. Any other signal
+    (KILL by an operator or the kernel, TERM when a host shuts down) is a loss. A job that exceeded
+    its memory limit on a node would exceed it on the next one, so that is a failure of the script.
 
     Args:
-        script: what the job's script said of it before.
-        epoch: the last one that the job finished; 0 for none.
+        script: earlier reports of the job's script.
+        epoch: last epoch that the job finished; 0 for none.
     """
     if event.code == 0:
-        return ExitCause.DONE, script.finished or _early_end(epoch)
+        return ExitCause.DONE, script.finished or _early_exit(epoch)
     if event.code is not None:
         what = script.error or "its script ended"
         why = f"{what}: exit code {event.code}"
         if event.memory_limit is not None:
-            why += f"; {_too_much(event.memory_limit)}"
+            why += f"; {_memory_problem(event.memory_limit)}"
         return ExitCause.FAILED, why
     if event.memory_limit is not None:
-        return ExitCause.FAILED, f"rank {event.rank} was killed: {_too_much(event.memory_limit)}"
+        return (
+            ExitCause.FAILED,
+            f"rank {event.rank} was killed: {_memory_problem(event.memory_limit)}",
+        )
     if event.signal in FAULTS:
         return ExitCause.FAILED, f"a worker died of {signal.Signals(event.signal).name}"
     if event.signal is not None:
@@ -141,15 +137,20 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
     return ExitCause.LOST, "a worker is gone and nobody saw how"
 
 
+def shell_exit_code(event: WorkerExited) -> int | None:
+    """Return the exit code as a shell gives it: 128 plus the number of a signal."""
+    return 128 + event.signal if event.signal is not None else event.code
+
+
 _KNOWN: Final = frozenset(int(known) for known in signal.Signals)
 
 
-def _too_much(limit: int) -> str:
+def _memory_problem(limit: int) -> str:
     what = f"the job's processes on its node took more than {limit / (1 << 30):.3g} GiB of memory"
     return f"{what}; use less of it, or ask who runs the cluster for more (memory_bytes of [jobs])"
 
 
-def _early_end(epoch: int) -> str:
+def _early_exit(epoch: int) -> str:
     if epoch:
         return f"its script ended after epoch {epoch}, before its stop rule was met"
     return "its script ended (exit code 0)"

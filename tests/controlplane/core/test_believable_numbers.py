@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core import policy_events
-from controlplane.core.model.job import LONGEST_FAMILY
-from controlplane.core.model.report_bounds import LARGEST, MOST, bounded
+from controlplane.core.model.job import MAX_FAMILY_CHARACTERS
+from controlplane.core.model.report_bounds import LARGEST, MOST, clamp_numbers
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
 from controlplane.service.planner.search_messages import TO_SEARCH, WholeView, frame
 from schemas.ids import JobId
@@ -38,11 +38,11 @@ def view_of(controller: Controller) -> JobView:
 
 def test_what_is_within_its_bounds_is_the_same_object() -> None:
     for told in TOLD:
-        assert bounded(told) is told
+        assert clamp_numbers(told) is told
 
 
 def test_what_is_beyond_is_at_the_bound_and_what_is_no_number_is_not_told() -> None:
-    told = bounded(
+    told = clamp_numbers(
         msgspec.structs.replace(
             SEEN,
             samples_done=2**63,
@@ -71,7 +71,7 @@ def test_whatever_is_told_can_be_sent_to_a_search(told: Any, data: st.DataObject
     numeric = [f for f in told.__struct_fields__ if type(getattr(told, f)) in {int, float}]
     changes = data.draw(st.dictionaries(st.sampled_from(numeric), NUMBERS))
 
-    safe = bounded(msgspec.structs.replace(told, **changes))
+    safe = clamp_numbers(msgspec.structs.replace(told, **changes))
 
     for field in numeric:
         value = getattr(safe, field)
@@ -117,7 +117,7 @@ def test_a_family_is_short_whatever_the_arguments_and_differs_where_they_do() ->
         families.add(epoch.family)
 
     assert len(families) == 2
-    assert {len(family) for family in families} == {LONGEST_FAMILY + 17}
+    assert {len(family) for family in families} == {MAX_FAMILY_CHARACTERS + 17}
 
 
 def test_a_view_of_many_jobs_with_the_largest_job_files_is_small() -> None:

@@ -167,7 +167,7 @@ def test_a_job_whose_process_still_lives_stays_when_the_present_release_takes_ov
 
 
 def test_many_that_have_ended_leave_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "AT_ONCE", 2)
+    monkeypatch.setattr(lifecycle, "MAX_LEAVING_JOBS", 2)
     controller = cluster_of(n1=1)
     for number in range(5):
         controller.submit("a")
@@ -183,7 +183,7 @@ def test_many_that_have_ended_leave_some_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "KEPT_LEFT", 2)
+    monkeypatch.setattr(lifecycle, "MAX_LEFT_JOBS", 2)
     monkeypatch.setattr(lifecycle, "KEPT_KEYS", 3)
     controller = where_jobs_leave(n1=1)
     for number in range(1, 7):

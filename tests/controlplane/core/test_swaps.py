@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.handlers.plans import PATIENCE_S
+from controlplane.core.handlers.plans import MAX_PAUSE_WAIT_S
 from controlplane.core.inputs import NodeHeard, NodeSuspected, PlanProposed
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import check
@@ -98,7 +98,7 @@ def test_a_newcomer_of_an_older_library_which_never_says_that_it_waits_is_not_wa
     full.settle()
     assert full.controller.job(A).phase is Phase.RUNNING
 
-    full.controller.now += PATIENCE_S
+    full.controller.now += MAX_PAUSE_WAIT_S
     full.take(NodeHeard(node=N2))
     full.settle()
 

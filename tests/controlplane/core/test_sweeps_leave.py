@@ -99,7 +99,7 @@ def test_a_sweep_stays_until_the_last_job_that_was_its_trial_has_left() -> None:
 
 
 def test_sweeps_with_many_units_leave_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "UNITS_AT_ONCE", 1)
+    monkeypatch.setattr(lifecycle, "MAX_LEAVING_UNITS", 1)
     cluster = SweepCluster(n1=2)
     names = [ended(cluster), ended(cluster)]
     cluster.controller.start(ended_leave=True, sweeps_leave=True)
@@ -113,7 +113,7 @@ def test_sweeps_with_many_units_leave_one_at_a_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "KEPT_SWEEPS", 1)
+    monkeypatch.setattr(lifecycle, "MAX_ENDED_SWEEPS", 1)
     cluster = SweepCluster(n1=2)
     names = [ended(cluster), ended(cluster)]
     cluster.controller.start(ended_leave=True, sweeps_leave=True)

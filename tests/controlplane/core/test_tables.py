@@ -125,7 +125,7 @@ def test_a_job_takes_no_other_arrow(phase: Phase, trigger: JobTrigger, status: P
         job.advance(stays, trigger, status_in(status), "because", Seconds(5.0))
 
     error = raised.value
-    assert (error.who, error.phase, error.happening) == (A, phase.value, trigger.value)
+    assert (error.subject, error.phase, error.trigger) == (A, phase.value, trigger.value)
     assert stays == job_in(phase)
 
 
@@ -215,7 +215,7 @@ def test_a_change_takes_no_other_arrow(phase: RescalePhase, trigger: RescaleTrig
         rescale.advance(A, stays, trigger)
 
     error = raised.value
-    assert (error.who, error.phase, error.happening) == (A, phase.value, trigger.value)
+    assert (error.subject, error.phase, error.trigger) == (A, phase.value, trigger.value)
     assert stays == change_in(phase)
 
 
@@ -271,7 +271,7 @@ def test_a_worker_takes_no_other_arrow(phase: WorkerPhase, trigger: WorkerTrigge
         worker.advance(stays, trigger)
 
     error = raised.value
-    assert (error.who, error.phase, error.happening) == (stays.worker, phase.value, trigger.value)
+    assert (error.subject, error.phase, error.trigger) == (stays.worker, phase.value, trigger.value)
     assert stays == worker_in(phase)
 
 
@@ -308,7 +308,7 @@ def test_a_node_takes_no_other_arrow(phase: NodePhase, trigger: NodeTrigger) -> 
         node.advance(stays, trigger, Seconds(5.0))
 
     error = raised.value
-    assert (error.who, error.phase, error.happening) == (N1, phase.value, trigger.value)
+    assert (error.subject, error.phase, error.trigger) == (N1, phase.value, trigger.value)
     assert stays == node_in(phase)
 
 

@@ -84,7 +84,7 @@ def test_a_copy_that_is_there_stays_unless_it_is_forced(path: Path, tmp_path: Pa
     copy = tmp_path / "copy.sqlite"
     copy.write_text("something else")
 
-    with pytest.raises(JournalError, match="is there already; name another file, or say --force"):
+    with pytest.raises(JournalError, match="already exists; name another file or use --force"):
         back_up(path, copy)
     assert copy.read_text() == "something else"
 
@@ -96,9 +96,9 @@ def test_what_is_damaged_is_neither_copied_nor_put_back(path: Path, tmp_path: Pa
     copy, other = tmp_path / "copy.sqlite", tmp_path / "other" / "journal.sqlite"
     change(path, "UPDATE inputs SET at = at + 1 WHERE id = 7")
 
-    with pytest.raises(JournalError, match="input 7: its checksum is another one"):
+    with pytest.raises(JournalError, match="input 7: wrong checksum"):
         back_up(path, copy)
-    with pytest.raises(JournalError, match="input 7: its checksum is another one"):
+    with pytest.raises(JournalError, match="input 7: wrong checksum"):
         restore(path, other)
 
     assert not copy.exists()
@@ -121,7 +121,7 @@ def test_damage_of_what_is_only_shown_is_copied_as_it_is_and_new_damage_refused(
         database.execute(update.format("max(at)"))
 
     monkeypatch.setattr(backup, "migrate", copied_badly)
-    with pytest.raises(JournalError, match="its checksum is another one; it was not put into"):
+    with pytest.raises(JournalError, match="wrong checksum; the copy was not used"):
         restore(copy, other, force=True)
     assert found_in(other) == [damage]
 
@@ -140,7 +140,9 @@ def test_a_journal_with_a_history_is_replaced_by_force_only_and_kept(
     copy = tmp_path / "copy.sqlite"
     back_up(path, copy)
     change(path, "DELETE FROM snapshots")
-    with pytest.raises(JournalError, match="has a history of its own; say --force: it is kept"):
+    with pytest.raises(
+        JournalError, match="already has inputs; use --force; the former journal is kept"
+    ):
         restore(copy, path)
 
     kept = restore(copy, path, force=True)
@@ -219,7 +221,9 @@ def test_an_event_that_says_something_else_than_its_input_leads_to_is_found(path
     (problem,) = found_in(path)
 
     assert problem.startswith("event 5 of input ")
-    assert problem.endswith(f", {event.event} of {event.job}, says job.invented of {event.job}")
+    assert problem.endswith(
+        f", {event.event} of {event.job}, is stored as job.invented of {event.job}"
+    )
 
 
 def test_a_snapshot_of_another_state_is_found(path: Path, tmp_path: Path) -> None:
@@ -234,7 +238,7 @@ def test_a_snapshot_of_another_state_is_found(path: Path, tmp_path: Path) -> Non
 
     (problem,) = found_in(path)
 
-    assert problem.endswith("is another state than the inputs before it lead to")
+    assert problem.endswith("differs from the state that its inputs lead to")
 
 
 # --- on the command line
@@ -265,7 +269,7 @@ def test_a_check_that_finds_something_says_it_and_ends_with_1(
 
     assert ones_admin("check", "--of", path) == Exit.JOB_FAILED
 
-    assert "feed event 3: its checksum is another one\n" in capsys.readouterr().out
+    assert "feed event 3: wrong checksum\n" in capsys.readouterr().out
 
 
 def test_backup_and_restore_bring_a_state_from_one_folder_to_another(

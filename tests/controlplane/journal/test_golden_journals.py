@@ -123,6 +123,6 @@ def test_a_snapshot_of_another_format_is_passed_over_and_all_inputs_are_read(
         replayed = replay(reader.inputs())
 
     assert found.snapshot == 0
-    said = f"release {snapshot.release} has format {snapshot.format}, this one reads {FORMAT}"
+    said = f"release {snapshot.release} has format {snapshot.format}, this release reads {FORMAT}"
     assert passed_over == [f"snapshot {snapshot.input} of {said}"]
     assert found.reactor.state == replayed.state

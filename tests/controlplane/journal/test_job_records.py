@@ -74,7 +74,7 @@ def test_an_old_journal_whose_completion_was_cut_off_is_completed_at_the_next_st
     whole = copied.with_name("whole.sqlite")
     shutil.copy(copied, whole)
     complete(whole)
-    monkeypatch.setattr(completing, "AT_ONCE", 20)
+    monkeypatch.setattr(completing, "ROWS_PER_TRANSACTION", 20)
     write = completing._write
     monkeypatch.setattr(completing, "_write", lambda *_: (write(*_), 1 / 0))
     with pytest.raises(ZeroDivisionError):

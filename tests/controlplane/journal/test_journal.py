@@ -423,7 +423,7 @@ def test_a_journal_of_another_schema_is_refused(
     with pytest.raises(JournalError) as refused:
         use(path)
 
-    assert refused.value.message == f"{path} is of schema {version}"
+    assert refused.value.message == f"{path} has schema {version}"
     assert refused.value.hint == (
         "this release reads schemas 2 to 5: use the release that wrote it, or let its jobs end "
         "there, move the file away, and start with a new one"
@@ -434,7 +434,7 @@ def test_a_journal_that_was_refused_is_not_held(path: Path) -> None:
     of_schema(path, 1)
 
     for _ in range(2):
-        with pytest.raises(JournalError, match="is of schema 1"):
+        with pytest.raises(JournalError, match="has schema 1"):
             Writer(path, Durable())
 
 
@@ -555,7 +555,7 @@ def test_a_feed_event_that_is_not_as_it_was_written_is_named(body: bytes | str, 
 def test_an_input_is_proved_by_what_it_says_when_and_where(change: str, path: Path) -> None:
     with (
         damaged(path, change) as reader,
-        pytest.raises(JournalError, match=rf"^{path}: input [12]: its checksum is another one"),
+        pytest.raises(JournalError, match=rf"^{path}: input [12]: wrong checksum"),
     ):
         list(reader.inputs())
 

@@ -162,7 +162,7 @@ def test_a_file_of_which_much_is_free_gets_smaller(
 def test_jobs_that_left_go_when_they_are_too_old_or_the_file_is_too_large(
     database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "JOBS", 2)
+    monkeypatch.setattr(retention, "ENDED_JOBS_PER_PIECE", 2)
     for number in range(1, 7):
         job, ended = JobId(f"a-{number}"), Seconds(NOW - 100.0 * number)
         left = EndedRow(number, job, "ann", "a", "failed", None, ended, b"")

@@ -40,7 +40,7 @@ Past = dict[JobId, list[float]]  # promises of each job, by their ends
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling_merge, "LEAST", LEAST)
+    monkeypatch.setattr(rolling_merge, "MERGE_THRESHOLD", LEAST)
 
 
 @contextlib.contextmanager
@@ -218,7 +218,7 @@ from controlplane.journal.writer import Writer
 from schemas.ids import JobId, NodeId, Seconds
 from schemas.wire.client import PromiseInfo
 
-rolling_merge.LEAST = 12
+rolling_merge.MERGE_THRESHOLD = 12
 writer = Writer(Path(sys.argv[1]), lambda count: os.write(1, b"%d\\n" % (writer.base + count)))
 number = writer.base
 while True:

@@ -32,9 +32,9 @@ from controlplane.journal.replay import Replayed, recover, replay
 from controlplane.journal.snapshots import (
     PART_BYTES,
     copy_of,
-    gives_back,
     image_of,
     reactor_from,
+    round_trips,
     write_snapshot,
 )
 from controlplane.journal.take_snapshot import save_state, take_snapshot
@@ -90,11 +90,11 @@ def test_a_number_that_is_none_is_read_back_as_what_it_is() -> None:
     image = image_of(controller.reactor)
 
     assert reactor_from(image).state != controller.state
-    assert gives_back(image, controller.reactor)
+    assert round_trips(image, controller.reactor)
 
 
 def test_an_image_of_something_else_does_not_give_the_state_back() -> None:
-    assert not gives_back(image_of(Reactor()), running().reactor)
+    assert not round_trips(image_of(Reactor()), running().reactor)
 
 
 def test_whatever_is_no_image_is_refused() -> None:
@@ -110,7 +110,7 @@ def test_an_image_whose_parts_do_not_fit_together_is_refused() -> None:
     (job,) = whole["state"]["jobs"].values()
     job["workers"] = {}
 
-    with pytest.raises(ValueError, match="its parts do not fit together"):
+    with pytest.raises(ValueError, match="its parts are inconsistent"):
         reactor_from(msgspec.msgpack.encode(whole))
 
 
@@ -252,9 +252,9 @@ def test_a_full_disk_leaves_the_snapshots_that_there_are(path: Path) -> None:
 def test_a_state_that_is_not_read_back_as_it_is_is_not_written(
     path: Path, told: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_process, "gives_back", lambda *_: False)
+    monkeypatch.setattr(snapshot_process, "round_trips", lambda *_: False)
 
-    with pytest.raises(JournalError, match="the state is not read back as it is written"):
+    with pytest.raises(JournalError, match="the state does not read back as written"):
         save_state(path, told.reactor, len(told.history), Seconds(0.0))
 
     assert kept(path) == []
@@ -291,7 +291,7 @@ def test_one_is_taken_beside_the_writer_from_the_one_before(path: Path, told: Co
 
 
 def test_two_are_not_taken_at_once(path: Path) -> None:
-    with snapshot_process._alone(path) as alone:
+    with snapshot_process._exclusive(path) as alone:
         assert alone
         assert take_snapshot(path) == 0
 
@@ -364,4 +364,4 @@ def test_rows_of_the_former_schema_have_no_checksum_and_later_ones_must_have_one
     change(path, "INSERT INTO inputs (at, body) SELECT at, body FROM inputs WHERE id = 1")
 
     with contextlib.closing(Reader(path)) as reader:
-        assert list(reader.problems()) == [f"input {last + 1}: its checksum is another one"]
+        assert list(reader.problems()) == [f"input {last + 1}: wrong checksum"]
