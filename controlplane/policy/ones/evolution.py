@@ -1,4 +1,4 @@
-"""The population: seeded, refreshed with each new view, evolved generation by generation."""
+"""Population of the search: seeded, refreshed with each new view, evolved by generations."""
 
 from __future__ import annotations
 
@@ -37,14 +37,12 @@ _Genes = dict[JobId, int]  # what a candidate said of each job, kept while level
 
 
 class EvolutionarySearch(Evolution):
-    """Holds K candidates; the best of them is never worse than greedy or than doing nothing."""
+    """Population of K candidates; the best is never worse than greedy or than no change.
+
+    `update` must be called with a problem before the first step.
+    """
 
     def __init__(self, options: OnesOptions) -> None:
-        """Begin without a problem: `update` brings the first.
-
-        Args:
-            options: size of the population, kind of search, mutation rate and patience.
-        """
         super().__init__(options.patience)
         self._options = options
         self._problem: Problem | None = None
@@ -59,15 +57,11 @@ class EvolutionarySearch(Evolution):
 
     @property
     def best(self) -> Candidate | None:
-        """The fittest; among equals the one that changes least."""
+        """Fittest candidate; of equal ones the one with the fewest changes."""
         return self.population[0] if self.population else None
 
     def update(self, problem: Problem) -> None:
-        """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved.
-
-        Args:
-            problem: made of a new view, or of what was learnt since.
-        """
+        """Replace the problem: seed with present and greedy schedules, refresh former ones."""
         former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
         how = self._options.search
@@ -95,7 +89,7 @@ class EvolutionarySearch(Evolution):
             self._select([*self.population, with_places_exchanged(problem, self.population[0])])
 
     def stats(self) -> SearchStats:
-        """How the population stands."""
+        """Return statistics of the population."""
         fitness = [candidate.fitness for candidate in self.population]
         return SearchStats(
             generations=self.generations,
@@ -116,11 +110,7 @@ class EvolutionarySearch(Evolution):
         return 2.0 * differ / (len(levels) * (len(levels) - 1))
 
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: renew a former candidate, or have one child.
-
-        Args:
-            rng: draws parents and mutations; a step that only renews draws nothing.
-        """
+        """Run one step of a generation: lay out one baseline or former candidate, or one child."""
         problem = self._problem
         if problem is None or not problem.job_rows or not self.population:
             self._give_up()
@@ -166,7 +156,7 @@ class EvolutionarySearch(Evolution):
         parent: Candidate | None = None,
         hints: PlacementHints = NO_HINTS,
     ) -> Candidate | None:
-        """Laid out from `parent`, or the schedule in force; the same one once for each problem."""
+        """Lay out levels from `parent` or the present schedule; cached if without hints."""
         parent = parent or self.incumbent
         if parent is None:
             return None
@@ -178,7 +168,7 @@ class EvolutionarySearch(Evolution):
         return self._seen[key]
 
     def _succeed(self) -> None:
-        """The generation is complete: the fittest of parents and children go on."""
+        """Complete the generation: the fittest of parents and children survive."""
         before = self.population[0].fitness
         self._select([*self.population, *self._children])
         self._children, self._born = [], 0
@@ -189,7 +179,10 @@ class EvolutionarySearch(Evolution):
         return self._child(problem, refreshed(problem, levels))
 
     def _select(self, found: list[Candidate | None]) -> None:
-        """The K fittest different ones (by mean values: the paper draws, which flips decisions)."""
+        """Keep the K fittest distinct candidates.
+
+        Paper: by a draw, which flips decisions. Here: by mean values.
+        """
         unique: dict[bytes, Candidate] = {}
         for candidate in found:
             if candidate is not None:
@@ -199,7 +192,7 @@ class EvolutionarySearch(Evolution):
 
 
 def _alike(one: Problem, other: Problem) -> bool:
-    """Whether two problems differ by so little that there is nothing new to find."""
+    """True if two problems differ too little for a new search to find anything."""
     if one.capacity != other.capacity or one.sizes.shape != other.sizes.shape:
         return False
     if not _same_places(one, other):
@@ -212,7 +205,7 @@ def _alike(one: Problem, other: Problem) -> bool:
 
 
 def _same_places(one: Problem, other: Problem) -> bool:
-    """Whether GPU types and neighbours cost about the same."""
+    """True if GPU types and neighbours cost about the same."""
     costs = [(one.slow, other.slow)]
     if one.interference is not None and other.interference is not None:
         costs.append((one.interference.log_slowdowns, other.interference.log_slowdowns))
@@ -234,7 +227,7 @@ def _genes(problem: Problem | None, candidate: Candidate) -> _Genes:
 
 
 def _levels(problem: Problem, genes: _Genes) -> IntArray:
-    """A former candidate in the numbers of `problem`: the nearest size that a job may have."""
+    """Return a former candidate as levels of `problem`: the nearest allowed sizes."""
     names = (job_row.job.job for job_row in problem.job_rows)
     slots = np.array([genes.get(name, -1) for name in names], dtype=np.int64)
     sizes = problem.sizes[:, 1:]  # ascending; 0 where a job has no more of them

@@ -1,4 +1,4 @@
-"""Why a plan does what it does: words for people, codes and numbers for programs."""
+"""Reasons of a plan: text for users, codes and numbers for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 3  # names in a sentence
 
 @dataclass(frozen=True, slots=True)
 class SlotOwners:
-    """Whose each slot is before and after a plan: the row of the job, by place of the slot."""
+    """Row of the job on each slot before and after a plan, by place of the slot."""
 
     before: dict[int, int]
     after: dict[int, int]
@@ -28,17 +28,12 @@ class SlotOwners:
     trades: Trades
 
     def names(self, rows: Iterable[int]) -> list[JobId]:
-        """The jobs of these rows, in order of arrival."""
+        """Return the jobs of these rows, in order of arrival."""
         return [self.jobs[row] for row in sorted(rows)]
 
 
 def slot_owners(problem: Problem, best: Candidate) -> SlotOwners:
-    """Who has which slot now, and who will have it.
-
-    Args:
-        problem: the view as the search sees it.
-        best: the schedule that is read out.
-    """
+    """Return the owners of slots now and under the schedule `best`."""
     plans = ((problem.present, problem.owner), (best.levels, best.owner))
     before, after = (_pace(problem, *plan) for plan in plans)
     alone, beside = (_beside(problem, owner) for _, owner in plans)
@@ -55,12 +50,10 @@ def slot_owners(problem: Problem, best: Candidate) -> SlotOwners:
 def for_change(
     problem: Problem, best: Candidate, owners: SlotOwners, row: int, placed: Mapping[SlotId, int]
 ) -> Reason:
-    """Why a job starts, grows, shrinks, moves, trades places, stops or gets another batch.
+    """Return why a job starts, grows, shrinks, moves, trades places, stops or gets another batch.
 
     Args:
-        problem: the view as the search sees it.
-        best: the schedule that is read out.
-        placed: its local batches in the plan, samples per slot and step.
+        placed: the job's local batches in the plan, samples per slot and step.
     """
     reason = _with_dues(problem, best, row, _alone(problem, best, owners, row, placed))
     partners = owners.trades.partners(row)
@@ -71,7 +64,7 @@ def for_change(
 
 
 def _with_dues(problem: Problem, best: Candidate, row: int, reason: Reason) -> Reason:
-    """The reason, and what `max_stretch` has to do with it."""
+    """Add the effect of `max_stretch` to a reason."""
     dues = problem.dues
     if dues is None or not dues.level[row]:
         return reason
@@ -89,7 +82,7 @@ def _with_dues(problem: Problem, best: Candidate, row: int, reason: Reason) -> R
 def _alone(
     problem: Problem, best: Candidate, owners: SlotOwners, row: int, placed: Mapping[SlotId, int]
 ) -> Reason:
-    """Why a job changes, whoever changes with it."""
+    """Return why a job changes, without regard to trades."""
     job_row = problem.job_rows[row]
     numbers = _numbers(problem, best, row, owners)
     was, now = len(job_row.now), len(placed)
@@ -126,7 +119,7 @@ def _alone(
 
 
 def for_batch(job_row: JobRow) -> Reason:
-    """Why a job gets another batch on the slots that it has, whatever the others do."""
+    """Return why a job gets another batch on its slots."""
     table, at = job_row.table, job_row.level - 1
     slots, before = float(len(job_row.now)), float(sum(job_row.job.running_on.values()))
     (speed, goodput), batch = job_row.present, int(table.batches[at])
@@ -148,7 +141,6 @@ def for_batch(job_row: JobRow) -> Reason:
 
 
 def _rebatched(batch: int, before: float, limit: int, speedup: str) -> str:
-    """Why a job goes on with another batch on the same slots."""
     if batch > before:
         return f"batch up to {batch} ({speedup}), its limit is {limit}"
     if limit < before:
@@ -157,12 +149,7 @@ def _rebatched(batch: int, before: float, limit: int, speedup: str) -> str:
 
 
 def least_value(problem: Problem, best: Candidate) -> float:
-    """The least that any slot in use is worth; nan if none is.
-
-    Args:
-        problem: the view as the search sees it.
-        best: the schedule that is read out.
-    """
+    """Return the least value of a slot in use; nan if none is."""
     rows = np.flatnonzero(best.levels)
     if not len(rows):
         return float("nan")
@@ -171,12 +158,7 @@ def least_value(problem: Problem, best: Candidate) -> float:
 
 
 def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
-    """Why a job has no slots.
-
-    Args:
-        best: the schedule that leaves it out.
-        least: see `least_value`.
-    """
+    """Return why a job has no slots; `least` is the result of `least_value`."""
     job_row = problem.job_rows[row]
     need = int(job_row.table.sizes[0])
     numbers = _numbers(problem, best, row) | {"needs": float(need)}
@@ -198,7 +180,7 @@ def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
 
 
 def _whither(problem: Problem, best: Candidate, owners: SlotOwners, row: int) -> str:
-    """Where a job goes that keeps its size, and what for: the first reason that is true."""
+    """Return why a job moves at the same size: the first reason that holds."""
     was, now = list(problem.job_rows[row].now), list(best.slots(row))
     if _nodes(problem, now) < _nodes(problem, was):
         return "brought together on fewer nodes"
@@ -224,7 +206,7 @@ def _nodes(problem: Problem, slots: Sequence[int]) -> int:
 
 
 def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
-    """What nodes, GPU types and neighbours leave of the speed at each job's level, shape (J,)."""
+    """Return the share of each job's speed that nodes, GPU types and neighbours leave, (J,)."""
     value, moved = problem.placed_value(levels, owner)
     plain = problem.value[problem.rows, levels]
     sane = (levels > 0) & (plain > 0.0)
@@ -237,7 +219,7 @@ def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
 
 
 def _beside(problem: Problem, owner: IntArray) -> FloatArray:
-    """What neighbours leave of each job's speed, shape (J,)."""
+    """Return the share of the speed that neighbours leave each job, shape (J,)."""
     if problem.interference is None:
         return np.ones(len(problem.job_rows))
     at = np.flatnonzero(owner >= 0)
@@ -247,13 +229,13 @@ def _beside(problem: Problem, owner: IntArray) -> FloatArray:
 
 
 def _room(owners: SlotOwners, best: Candidate, row: int) -> str:
-    """Where the slots of a growing job come from."""
+    """Return where the slots of a growing job come from."""
     donors = {owners.before.get(slot, row) for slot in best.slots(row)} - {row}
     return f"from {_names(owners.names(donors))}" if donors else "nobody else needs them more"
 
 
 def _heirs(owners: SlotOwners, problem: Problem, row: int) -> str:
-    """Who gets the slots of a job that gives some up."""
+    """Return the jobs that get the slots of a job."""
     heirs = {owners.after.get(slot, row) for slot in problem.job_rows[row].now} - {row}
     return _names(owners.names(heirs))
 

@@ -1,11 +1,9 @@
-"""`max_stretch`: no job takes longer than so many times what its fair share would have taken.
+"""Option `max_stretch`: no job takes longer than this multiple of the time of its fair share.
 
-A job's fair share is a part of 1 / n of the cluster, with n the mean number of jobs over its life
-(Themis, NSDI '20; Shockwave, NSDI '23). Whoever would exceed the limit with no more than its share
-from now on is due the smallest size that is as fast as that share. Less than what is due weighs
-more than whatever else its slots could be used for, in greedy filling and in the fitness alike.
-
-How many jobs there were, on average over the life of each: what a fair share is a share of.
+A job's fair share is 1 / n of the cluster, with n the mean number of jobs over its life (Themis,
+NSDI '20; Shockwave, NSDI '23). A job that would exceed the limit with only its share from now on is
+due the smallest size that is as fast as that share. Less than this size costs more than any other
+use of its slots is worth, in greedy filling and in the fitness alike.
 """
 
 from __future__ import annotations
@@ -26,13 +24,15 @@ from schemas.ids import JobId, Seconds
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
+    """State of the counts when a job was first seen."""
+
     at: Seconds  # first
     area: float  # up to then
     beside: int  # jobs there were then
 
 
 class Contention:
-    """Counts active jobs over time, as views show them."""
+    """Mean number of active jobs over the life of each job."""
 
     def __init__(self) -> None:
         self._area = 0.0  # job seconds
@@ -41,11 +41,7 @@ class Contention:
         self._seen: dict[JobId, _Seen] = {}
 
     def update(self, jobs: Mapping[JobId, JobView], now: Seconds) -> None:
-        """Take note of who is there; nothing changes if that is said twice.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Record the active jobs; a second call with the same arguments changes nothing."""
         self._area += self._jobs * max(0.0, now - self._now)
         self._jobs, self._now = len(jobs), max(now, self._now)
         self._seen = {
@@ -53,9 +49,10 @@ class Contention:
         }
 
     def mean(self, job: JobView) -> float:
-        """Jobs there were since this one was submitted, itself too; at least 1.
+        """Return the mean number of jobs since the submission of `job`, including it; at least 1.
 
-        Before it was first seen (by a search that began anew, say) there were as many as then.
+        Before a job was first seen (e.g. after a restart of the search) the number of that moment
+        counts.
         """
         seen = self._seen[job.job]
         before = max(0.0, seen.at - job.submitted_at)
@@ -72,11 +69,7 @@ LEAST_S: Final = 1e-6  # of a fair-share time
 
 
 class FairShares:
-    """Works out what jobs are due.
-
-    Args:
-        options: of the policy; without `max_stretch` nobody is due anything.
-    """
+    """Sizes that are due to jobs; none without `max_stretch`."""
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
@@ -85,11 +78,7 @@ class FairShares:
     def dues(
         self, job_rows: Sequence[JobRow], table: ValueTable, view: ClusterView, now: Seconds
     ) -> Dues | None:
-        """What each job is due in this view; None if there is no limit.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return what each job is due in this view; None without a limit."""
         limit = self._options.max_stretch
         if not limit:
             return None
@@ -116,7 +105,10 @@ class FairShares:
         )
 
     def _fair_speeds(self, job_rows: Sequence[JobRow], slots: int) -> FloatArray:
-        """Speed on a fair share over that on one slot, shape (J,): its wanted slots, part-time."""
+        """Return the speed on a fair share over that on one slot, shape (J,).
+
+        A fair share is the wanted size for a part of the time.
+        """
         found = np.empty(len(job_rows))
         for at, row in enumerate(job_rows):
             sizes = row.table.sizes
@@ -131,9 +123,9 @@ class FairShares:
 
 
 def _lengths(job_rows: Sequence[JobRow]) -> tuple[FloatArray, FloatArray]:
-    """Seconds on one slot that are left, and of the whole job; shape (J,) each.
+    """Return remaining and total seconds on one slot, shape (J,) each.
 
-    Where nobody can say, half the median of the others', as in their weights.
+    Unknown lengths count as half the median of the others, as in the weights.
     """
     left_s = np.array([row.remaining_s for row in job_rows], dtype=np.float64)
     known = left_s[np.isfinite(left_s)]
@@ -149,7 +141,7 @@ def _lengths(job_rows: Sequence[JobRow]) -> tuple[FloatArray, FloatArray]:
 
 
 def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) -> IntArray:
-    """The lowest allowed level that is as fast as `speed`, else the highest one; shape (J,)."""
+    """Return the lowest allowed level that is as fast as `speed`, else the highest; shape (J,)."""
     gains = np.full(table.sizes.shape, -np.inf)
     for at, row in enumerate(job_rows):
         gains[at, 1 : 1 + len(row.table.gains)] = row.table.gains
@@ -161,10 +153,10 @@ def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) ->
 
 
 def _missing(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatArray:
-    """What each level below what is due lacks, shape (J, 1 + L).
+    """Return the penalty of each level below the one that is due, shape (J, 1 + L).
 
-    More for each slot than any slot is worth to anybody; and the more the longer a job is behind,
-    without bound, so that none is behind for ever.
+    The penalty exceeds, for each slot, what any slot is worth to any job. It grows without bound
+    the further a job is behind, so that no job stays behind.
     """
     sizes, value = table.sizes, table.value
     base = np.where(np.isfinite(value[:, 0]), value[:, 0], 0.0)[:, None]

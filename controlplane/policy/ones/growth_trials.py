@@ -1,6 +1,6 @@
-"""Whether the last growth of a job pays, and its last batch and place, by telemetry.
+"""Trials of growth: whether the last growth, batch or place of a job pays, by telemetry.
 
-Batches that lost on their slots are not tried again at once.
+Batches that lost are not tried again for a while.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOSS: Final = 0.1  # share of the progress before, below which a growth loses; l
 
 @dataclass(slots=True)
 class GroupPace:
-    """How long the steps of one group take, with the cores that it has to itself."""
+    """Step time of one group, as if no other job used its cores."""
 
     version: int
     slots: int
@@ -33,11 +33,7 @@ class GroupPace:
     looks: int = 0  # measurements
 
     def add(self, step_s: float) -> None:
-        """One more measurement.
-
-        Args:
-            step_s: seconds of a step.
-        """
+        """Record the seconds of a step."""
         self.looks += 1
         share = max(SMOOTHING, 1.0 / self.looks)
         self.step_s += share * (step_s - self.step_s)
@@ -45,18 +41,17 @@ class GroupPace:
 
 @dataclass(slots=True)
 class GrowthTrial:
-    """The group of a job, and what it is held against; None: nothing comes into question."""
+    """Present group of a job and the groups to compare it with; None: nothing to compare."""
 
     now: GroupPace | None = None
     before: GroupPace | None = None  # the last one with fewer slots
     beside: GroupPace | None = None  # the one just before, as large, with a smaller batch or closer
 
     def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
-        """One more measurement; another group, or another batch of it, begins another trial.
+        """Record a step time; another group, or another batch, starts a new trial.
 
         Args:
-            batch: global, samples per step.
-            step_s: seconds of a step, at the speed that shared cores would have for it alone.
+            step_s: seconds of a step, as if no other job used its cores.
         """
         now = self.now
         if now is None or (now.version, now.batch) != (version, batch):
@@ -67,33 +62,32 @@ class GrowthTrial:
         now.add(step_s)
 
     def _smaller_than(self, slots: int) -> GroupPace | None:
-        """The last group that was smaller; another batch at the same size changes nothing."""
+        """Return the last group with fewer slots."""
         found = (one for one in (self.now, self.before) if one is not None and one.looks > 0)
         return next((one for one in found if one.slots < slots), None)
 
     @property
     def compares(self) -> bool:
-        """Whether there are two groups to be compared."""
+        """True if there are two groups to compare."""
         return self.now is not None and (self.before is not None or self.beside is not None)
 
     def ratio(self, progress: Callable[[int], float]) -> float | None:
-        """Progress of now over that before; None while nothing can be said, or it did not grow.
+        """Return the progress over that before the growth; None if unknown, or without growth.
 
         Args:
-            progress: what one step with such a batch is worth.
+            progress: value of one step with a given batch.
         """
         return _ratio(self.now, self.before, progress, LOOKS)
 
     def loss(self, progress: Callable[[int], float]) -> float | None:
-        """The same, if the growth loses; None if it does not, or nothing can be said yet."""
+        """Return the ratio if the growth lost progress; None otherwise."""
         return _lost(self.ratio(progress))
 
     def beside_loss(self, progress: Callable[[int], float]) -> float | None:
-        """Progress of now over that of the group just before, as large as this one, if it loses.
+        """Return the ratio to the previous group of this size if it lost progress, otherwise None.
 
-        Returns:
-            None if it does not lose, or nothing can be said yet: a batch and a place make less of a
-            difference than a size, and are looked at once more.
+        A batch and a place make less difference than a size, so that one more measurement is
+        needed.
         """
         if self.beside is None or self.beside.looks < BESIDE_LOOKS:
             return None  # half of all changes would be judged by one report, which is noise
@@ -101,7 +95,7 @@ class GrowthTrial:
 
 
 def _as_large(before: GroupPace, now: GroupPace) -> bool:
-    """Whether a group of as many slots followed, with a larger batch or farther apart, not both."""
+    """True if `now` has as many slots, and either a larger batch or more nodes, but not both."""
     if before.slots != now.slots:
         return False
     larger, farther = now.batch > before.batch, now.nodes > before.nodes
@@ -122,7 +116,7 @@ def _lost(ratio: float | None) -> float | None:
 
 
 class Loss(NamedTuple):
-    """A change that made less of a job than it was."""
+    """Change that lost progress."""
 
     ratio: float  # progress of now over that before
     slots: int  # before: as many as now where it was the batch, or the place
@@ -130,14 +124,9 @@ class Loss(NamedTuple):
 
 
 def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | None:
-    """What the last change of a job made of its progress, and what it had before; if it lost.
+    """Return the loss by the last change of a job's slots, batch or nodes; None if it lost nothing.
 
-    Args:
-        job: as the view shows it; a trial of another group than it has says nothing.
-
-    Returns:
-        None if it did not grow, in slots, batch or nodes, too little was measured, or it does not
-        lose.
+    None also if too little was measured, or if the trial is of another group than the job has now.
     """
     now, before, beside = trial.now, trial.before, trial.beside
     present = (len(job.running_on), sum(job.running_on.values()))
@@ -169,7 +158,7 @@ class _Cap(NamedTuple):
 
 
 class BatchCaps:
-    """What batches of jobs stay within, because a larger one made less progress on the same slots.
+    """Caps on the batches of jobs for which a larger batch made less progress on the same slots.
 
     The model of speeds is linear in the batch; a device that is full, or swaps, is not.
     """
@@ -178,44 +167,27 @@ class BatchCaps:
         self._caps: dict[JobId, _Cap] = {}
 
     def observe(self, job: JobView, trial: GrowthTrial, noise_scale: float, now: Seconds) -> None:
-        """Telemetry came.
-
-        Args:
-            trial: of the job, with that telemetry.
-            now: seconds on the controller's clock.
-        """
+        """Add a cap if the trial, with the latest telemetry, shows that a batch lost progress."""
         loss = last_loss(trial, job, noise_scale)
         if loss is not None and loss.batch is not None:
             until = Seconds(now + KEPT_S)
             self._caps[job.job] = _Cap(loss.batch, len(job.running_on), noise_scale, until)
 
     def __contains__(self, job: JobId) -> bool:
-        """Whether a batch of this job lost of late."""
+        """True if the job has a cap."""
         return job in self._caps
 
     def expire(self, now: Seconds) -> None:
-        """Forget what lost long ago.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Remove old caps."""
         if self._caps:
             self._caps = {job: cap for job, cap in self._caps.items() if now < cap.until}
 
     def forget(self, job: JobId) -> None:
-        """A job is over.
-
-        Args:
-            job: that may never have had a cap.
-        """
+        """Remove the cap of a job, if any."""
         self._caps.pop(job, None)
 
     def capped(self, job: JobView, limit: int, noise_scale: float) -> int:
-        """R, but no more than what a larger batch lost against.
-
-        Args:
-            limit: R, samples per step.
-        """
+        """Return R, clamped to the job's cap."""
         cap = self._caps.get(job.job)
         if cap is None or len(job.running_on) != cap.slots:
             return limit

@@ -1,11 +1,6 @@
-"""What the search has learnt: speeds and lengths per family, batch limits per job.
+"""Estimates of speeds and lengths by family, and of batch limits by job.
 
-What came of speed-ups that were promised for sizes nobody had measured, family by family.
-
-Jobs of which nobody can say how long they last: no relatives, no stated end.
-
-Then what a job has got so far is all there is to go by, and lengths are told apart less: long ones
-are only those that have run long.
+`GainCorrections` compares predicted speed-ups at unmeasured sizes with actual ones, by family.
 """
 
 from __future__ import annotations
@@ -55,17 +50,13 @@ LEAST, MOST = 0.4, 1.5  # what a promise is multiplied by; beyond, something els
 
 
 class GainCorrections:
-    """A model of speeds is right where it was measured, and may be wrong in one way beyond that."""
+    """Corrections of speeds beyond the measured sizes, where a family's model may be biased."""
 
     def __init__(self) -> None:
         self._errors = LearntErrors(SPREAD, TRUST)
 
     def observe(self, event: GainSeen) -> None:
-        """A promise met what came.
-
-        Args:
-            event: counts if it was for a size that the family had not been measured at.
-        """
+        """Record the outcome of a prediction at a size that had not been measured."""
         used = event.correction
         if used is None or not used > 0.0 or not min(event.predicted, event.realised) > 0.0:
             return
@@ -73,25 +64,18 @@ class GainCorrections:
         self._errors.add((event.family,), error)
 
     def factor(self, family: str) -> float:
-        """What a speed at a size beyond those that were measured is multiplied by.
-
-        Args:
-            family: 1 until a promise of it was measured.
-        """
+        """Return the factor of speeds beyond the measured sizes; 1 without outcomes."""
         bias, _ = self._errors.of((family,))
         return min(max(math.exp(bias), LEAST), MOST)
 
     def corrections(
         self, family: str, measured: Iterable[tuple[int, int]], nodes: IntArray, slots: IntArray
     ) -> FloatArray:
-        """The same for each of some sizes; nan where the family was measured as large as that.
+        """Return the factor for each size, shape (L,); nan up to the largest measured size.
 
         Args:
-            measured: nodes and slots of groups of it that were.
-            nodes: that the sizes span, shape (L,).
-
-        Returns:
-            Shape (L,).
+            measured: nodes and slots of measured groups of the family.
+            nodes: nodes that the sizes span, shape (L,).
         """
         seen = list(measured)
         if not seen:
@@ -102,33 +86,20 @@ class GainCorrections:
 
 
 def is_lone(job: JobView, options: OnesOptions) -> bool:
-    """Whether nothing tells how long `job` lasts but itself.
-
-    Args:
-        options: whether lengths are shared, and whether lone jobs are looked at in their own way.
-    """
+    """True if nothing but the job itself tells how long it lasts, and `lone_jobs` is on."""
     return options.lone_jobs and not options.share_lengths and job.stop_samples is None
 
 
 def lone_remaining_s(
     job: JobView, one_s: float, options: OnesOptions, now: Seconds, *, known: bool
 ) -> float:
-    """T1 of a lone job: what was guessed, but at least `lone_least_s`.
-
-    Args:
-        one_s: seconds on one slot, as guessed from what is done; nan: nobody can say.
-        now: seconds on the controller's clock.
-        known: whether its speed was measured; else what it got so far counts.
-
-    Returns:
-        Seconds on one slot.
-    """
+    """Return T1 of a lone job, seconds on one slot: the guess, but at least `lone_least_s`."""
     guess = one_s if known and math.isfinite(one_s) else job.served(now)
     return max(guess, options.lone_least_s)
 
 
 def for_jobs(jobs: Iterable[JobView], options: OnesOptions) -> OnesOptions:
-    """The options, with the exponents of lone jobs if all of them are lone."""
+    """Return the options, with the exponents of lone jobs if all jobs are lone."""
     if options.share_lengths or not all(is_lone(job, options) for job in jobs):
         return options
     return msgspec.structs.replace(
@@ -142,7 +113,10 @@ OWN_NOISE: Final = -1  # instead of a count
 
 
 class Standing(NamedTuple):
-    """How often what is known of a job has changed; of its family only what matters to it."""
+    """Version of all inputs of a job's estimates.
+
+    Of the family it contains only what affects this job.
+    """
 
     edition: int
     family_edition: int
@@ -154,14 +128,9 @@ class Standing(NamedTuple):
 
 
 class Estimates:
-    """Takes policy events in; answers what is known of a job."""
+    """Estimates of jobs and families, updated by policy events and views."""
 
     def __init__(self, options: OnesOptions) -> None:
-        """Begin with nothing learnt.
-
-        Args:
-            options: what of relatives, neighbours and GPU types counts.
-        """
         self._options = options
         self._families = FamilyHistories()
         self._slowdowns = LearntSlowdowns(self._families)
@@ -179,12 +148,7 @@ class Estimates:
     # --- what happens
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: an epoch, telemetry, the end of a job, or a plan that was put in force.
-            now: seconds on the controller's clock.
-        """
+        """Learn from `event`: an epoch, telemetry, the end of a job, or a plan put in force."""
         self.lengths.observe(event)
         match event:
             case EpochSeen():
@@ -239,11 +203,10 @@ class Estimates:
             self._caps.observe(view, history.trial, self.noise_scale(view), now)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
-        """Take note of arrivals, and move the limits of jobs that reported an epoch.
+        """Record new jobs, and update the limits of jobs that reported an epoch.
 
         Args:
-            contended: whether a job waits that would fit.
-            now: seconds on the controller's clock.
+            contended: a job waits that would fit.
         """
         jobs = list(view.jobs.values())
         self._placement.update(view)
@@ -263,7 +226,7 @@ class Estimates:
     def _follow(
         self, job: JobView, history: OnesJobHistory, *, contended: bool, now: Seconds
     ) -> None:
-        """Move R if an epoch or a report interval ended, and note who gave slots back."""
+        """Update R if an epoch or a report interval ended, and record returned slots."""
         before = (history.limit, history.gave_back_at)
         if history.follow(job, self._options, now, contended=contended, warm=self.warm(job)):
             history.count_epoch(
@@ -279,14 +242,7 @@ class Estimates:
     # --- answers
 
     def standing(self, job: JobView, now: Seconds) -> Standing | None:
-        """What all answers about a job follow from: as long as it is the same, so are they.
-
-        Args:
-            now: seconds on the controller's clock.
-
-        Returns:
-            None if they follow from more than that.
-        """
+        """Return the version of a job's estimates; None if they depend on more than that."""
         history, options = self._histories.get(job.job), self._options
         if history is None or job.job in self._caps or is_lone(job, options):
             return None
@@ -307,10 +263,9 @@ class Estimates:
         )
 
     def stands(self, job: JobView, standing: Standing, now: Seconds) -> bool:
-        """Whether a job stands as it did; to ask costs a tenth of asking for its standing.
+        """True if the job's estimates still have this version; ten times faster than `standing`.
 
-        Args:
-            now: seconds on the controller's clock, not before then.
+        `now` must not be before the time of the version.
         """
         history, family = self._histories.get(job.job), self._families.of(job.family)
         return (
@@ -327,29 +282,18 @@ class Estimates:
         )
 
     def family(self, name: str) -> FamilyHistory:
-        """What is known of a family.
-
-        Args:
-            name: of the family; the empty one is a family too.
-        """
+        """Return the history of a family; the empty name is a family too."""
         return self._families.of(name)
 
     def gain_corrections(self, family: str, nodes: IntArray, slots: IntArray) -> FloatArray:
-        """What speeds at sizes are multiplied by, as promises for such sizes came true.
-
-        Args:
-            nodes: that the sizes span, shape (L,).
-
-        Returns:
-            Shape (L,); nan up to the largest size that the family was measured at.
-        """
+        """Return the factor of the speed at each size, shape (L,); nan up to the measured sizes."""
         if not self._options.gain_correction:
             return np.full(len(slots), np.nan)
         measured = ((spans, size) for spans, size, *_ in self.family(family).means)
         return self._gains.corrections(family, measured, nodes, slots)
 
     def limit(self, job: JobView) -> int:
-        """R of a job, samples per step."""
+        """Return R of a job, samples per step."""
         known = self._histories.get(job.job)
         limit = known.limit if known else job.batch_size
         if job.job in self._caps:
@@ -357,9 +301,9 @@ class Estimates:
         return max(job.batch_size, min(limit, job.batch_limit))
 
     def warm(self, job: JobView) -> bool:
-        """Whether a job may have more than its least slots.
+        """True if a job may have more than its least slots.
 
-        It has done its first steps, and how fast they are is known: of it or of a relative.
+        It has done its first steps, and its speed or a relative's is known.
         """
         history = self._histories.get(job.job)
         steps = history.steps if history else 0
@@ -367,23 +311,18 @@ class Estimates:
         return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
 
     def gated(self, job: JobView, now: Seconds) -> bool:
-        """Whether a job has not finished an epoch or report interval since it was last moved.
+        """True until a job has finished an epoch or a report interval since its last move.
 
         Paper: the schedule changes when *all* running jobs have finished an epoch. Here: each job
-        by itself, because one slow epoch would hold all others back.
-
-        Args:
-            now: seconds on the controller's clock.
+        for itself, because one slow epoch would hold up all other jobs.
         """
         return now < self.gate(job)
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
-        """What its last growth made of its progress, a factor, and its slots before; if it loses.
+        """Return the factor of progress and the former slots if the last growth lost progress.
 
-        A place that is farther apart counts as one, with as many slots before.
-
-        Returns:
-            None if it did not grow, too little was measured, or the growth does not lose.
+        A move to a place spread over more nodes counts as growth from the same number of slots.
+        None: the job did not grow, too little was measured, or nothing was lost.
         """
         history = self._histories.get(job.job)
         if history is None or not history.trial.compares or self.moves_to(job) is not None:
@@ -396,31 +335,27 @@ class Estimates:
         return loss.ratio, loss.slots
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
-        """Slots that a job shall go on with which is half-way to them; None if it is not."""
+        """Return the slots that a half-migrated job will keep; None for other jobs."""
         history = self._histories.get(job.job)
         move = history.move if history else None
         return move.to if move is not None and move.through == job.running_on.keys() else None
 
     def gate(self, job: JobView) -> Seconds:
-        """When a gated job may be moved again, if no epoch ends before."""
+        """Return when a gated job may be moved again if no epoch ends before."""
         options = self._options
         moved_at = job.placed_at if options.rebatch else job.moved_at
         wait_s = options.settle_s if job.epoch_at > moved_at else options.report_interval_s
         return Seconds(moved_at + wait_s)
 
     def may_have(self, job: JobView, now: Seconds) -> int | None:
-        """Slots that a job should stay below for a while, because it gave them back; None: any.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return the most slots of a job that lately returned some; None: no limit."""
         history = self._histories.get(job.job)
         if history is None or now - history.gave_back_at > self._options.report_interval_s:
             return None
         return history.gave_back - 1
 
     def remaining(self, job: JobView) -> float | None:
-        """Samples that a job has left; None if nothing at all is known."""
+        """Return the samples that a job has left; None if nothing is known."""
         if is_lone(job, self._options):
             history = self._histories.get(job.job)
             done = max(job.samples_done, history.samples if history else 0)
@@ -428,18 +363,15 @@ class Estimates:
         return self.lengths.remaining(job)
 
     def noise_scale(self, job: JobView) -> float:
-        """See `noise_estimate`."""
+        """Return phi of a job, samples; see `noise_estimate`."""
         history = self._histories.get(job.job)
         relatives = self.family(job.family).noise_at if job.family else None
         return noise_estimate(job, history, relatives, self._options)
 
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
-        """Slot seconds that jobs which got as much as this one still took; None: none got it.
+        """Return the mean slot seconds that finished jobs still took at this job's age.
 
-        Only where no relative has finished yet.
-
-        Args:
-            now: seconds on the controller's clock.
+        None if a better estimate exists, or if no job reached this age.
         """
         alone = not self._options.share_lengths
         if alone or self.family(job.family).finished or job.stop_samples is not None:
@@ -451,21 +383,16 @@ class Estimates:
         return sum(longer) / len(longer) - served if longer else None
 
     def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """See `LearntSlowdowns.by_type`; None if the policy does not tell types apart.
+        """Return factors by GPU type, shape (J, types), at least 1; see `LearntSlowdowns.by_type`.
 
-        Returns:
-            Shape (J, types), factors of 1 or more; None also if no type is slower.
+        None if types are not distinguished, or no type is slower.
         """
         return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
 
     def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
-        """See `LearntSlowdowns.by_neighbour`; None if the policy does not look at neighbours.
+        """Return slow-downs by neighbours, shape (2 F, 2 F); see `LearntSlowdowns.by_neighbour`.
 
-        Args:
-            families: F of them, which give the classes their numbers.
-
-        Returns:
-            Shape (2 F, 2 F), logarithms; None also if nobody slows anybody down.
+        None if neighbours are not considered, or none slows a job down.
         """
         return self._slowdowns.by_neighbour(families) if self._options.interference else None
 

@@ -1,6 +1,6 @@
-"""How much every job has left, as the chosen model says, and how well it did so far.
+"""Remaining work of every job by the chosen model, and the calibration of the model.
 
-Whether predicted lengths came true: predictions are kept until their jobs have finished.
+Predictions are kept until their jobs have finished, and are then compared with the actual lengths.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST_LEFT: Final = 0.02  # of the total: errors of less are of no use to anybod
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One prediction held against what came."""
+    """Prediction compared with the actual length."""
 
     error: float  # of what was left, as a share of it
     ratio: float  # predicted over true
@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How well predictions of the work left matched what came."""
+    """Accuracy of the predictions of remaining work."""
 
     predictions: int
     median_error: float  # absolute, as a share of what was left
@@ -55,14 +55,14 @@ class _Predictions:
 
 
 class LengthCalibration:
-    """Of all jobs that finished lately."""
+    """Predictions of active jobs, and outcomes of the latest finished ones."""
 
     def __init__(self) -> None:
         self._predictions: dict[JobId, _Predictions] = {}
         self.outcomes: deque[Outcome] = deque(maxlen=KEPT_ERRORS)
 
     def due(self, job: JobId, done: float) -> bool:
-        """Whether a prediction would be kept now."""
+        """True if a prediction would be kept now."""
         known = self._predictions.get(job)
         return known is None or (done >= known.next_at and len(known.made) < KEPT)
 
@@ -73,7 +73,7 @@ class LengthCalibration:
         known.next_at = max(done, 1.0) * STEP
 
     def ended(self, job: JobId, total: float, *, succeeded: bool) -> None:
-        """Hold a job's predictions against what came; one that was given up tells nothing."""
+        """Compare a job's predictions with its total, if it succeeded."""
         known = self._predictions.pop(job, None)
         if known is None or not succeeded:
             return
@@ -85,11 +85,11 @@ class LengthCalibration:
                 self.outcomes.append(Outcome(error, said.mean / left, wide, narrow))
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop predictions of jobs that nobody will hear of again."""
+        """Drop the predictions of jobs that are not active."""
         self._predictions = {job: own for job, own in self._predictions.items() if job in active}
 
     def summary(self) -> Calibration | None:
-        """Of the latest predictions; None before the first job has finished."""
+        """Return the accuracy of the latest predictions; None before the first job has finished."""
         seen = self.outcomes
         if not seen:
             return None
@@ -111,7 +111,7 @@ SPARE: Final = 100  # jobs that may be remembered for nothing
 
 
 class _Said(NamedTuple):
-    """An answer, which holds while the job and all that it comes from stand as they did."""
+    """Cached prediction, valid while the job and its inputs stay the same."""
 
     view: JobView
     key: tuple[float, int, int]
@@ -119,14 +119,9 @@ class _Said(NamedTuple):
 
 
 class JobLengths:
-    """Takes policy events in; answers how much a job has left."""
+    """Remaining work of jobs, updated by policy events."""
 
     def __init__(self, model: LengthModelName) -> None:
-        """Begin with nothing learnt.
-
-        Args:
-            model: how lengths are predicted where no rule says them.
-        """
         self._model = MODELS[model]()
         self._families: dict[str, FamilyLengths] = {}
         self._own = OwnEvidence()
@@ -135,11 +130,7 @@ class JobLengths:
         self._edition = 0  # of what is known of lengths: jobs that ended
 
     def observe(self, event: PolicyEvent) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: an epoch, telemetry or the end of a job; others teach nothing of lengths.
-        """
+        """Learn from an epoch, telemetry or the end of a job; ignore other events."""
         match event:
             case EpochSeen():
                 family = self.family(event.family)
@@ -160,7 +151,7 @@ class JobLengths:
                 return
 
     def forget(self, active: Collection[JobId]) -> None:
-        """Drop what is known of jobs that nobody will hear of again, if there are many of them."""
+        """Drop the state of jobs that are not active, if there are many of them."""
         if self._own.known <= 2 * len(active) + SPARE:
             return
         there = set(active)
@@ -172,17 +163,17 @@ class JobLengths:
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
 
     def family(self, name: str) -> FamilyLengths:
-        """Lengths of a family, from nothing on."""
+        """Return the lengths of a family; create empty ones if there are none."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyLengths()
         return found
 
     def left(self, job: JobView, *, bounds: bool = True) -> WorkLeft | None:
-        """What a job has left; None if nothing at all is known.
+        """Return the work that a job has left; None if nothing is known.
 
         Args:
-            bounds: whether quantiles are wanted too.
+            bounds: compute quantiles too.
         """
         family = self.family(job.family)
         if job.epoch_samples:
@@ -203,22 +194,22 @@ class JobLengths:
         return found
 
     def remaining(self, job: JobView) -> float | None:
-        """The mean of that, samples."""
+        """Return the mean of the remaining work, samples; None if nothing is known."""
         found = self.left(job, bounds=False)
         return None if found is None else found.mean
 
     def is_settled(self, job: JobView) -> bool:
-        """Whether what is left follows from its own progress alone, until some job ends."""
+        """True if the remaining work depends on the job's progress alone until some job ends."""
         if job.stop_samples is not None and not self._own.leaves_early(job.family):
             return True
         return isinstance(self._model, ResidualLife) and bool(self.family(job.family).finished)
 
     def informed(self, job: JobId) -> bool:
-        """Whether what was last said of a job is more than that it is as old as it is."""
+        """True if the last prediction rests on more than the job's age."""
         said = self._said.get(job)
         return said is not None and said.left is not None and said.left.informed
 
     @property
     def calibration(self) -> Calibration | None:
-        """Of the model, by jobs that finished; None before the first."""
+        """Accuracy of the model on finished jobs; None before the first."""
         return self._calibration.summary()

@@ -1,20 +1,12 @@
-"""What tells of one job's own end: its metric, and what its user said; each as far as it was right.
+"""Evidence on the length of jobs: relatives' lengths, the job's metric, and its user's statements.
 
-Both are held against what came, so that a script which always leaves early, or a metric that
-always takes longer than its curve says, is known for it in its family.
+Evidence is compared with actual lengths. A family whose scripts always leave early, or whose
+metrics take longer than their curves predict, gets corrected predictions.
 
-What the jobs of one family tell of how long its jobs are.
-
-How wrong a kind of prediction was so far: in a family, by its user, and at all.
-
-When a stop rule on a metric will be met, as the job's own reports tell it.
-
-A target is met where the curve through the reports comes up to it, and held for some epochs from
-there on; a plateau is met some epochs after the curve rises no further than its reports scatter.
-What is certain whatever the curve does, such as the epochs for which a target has yet to be held,
-bounds it from below.
-
-What is said of one job: how much it has left, and within which bounds.
+A target of a stop rule is met where the curve through the reports reaches it, and must then be held
+for some epochs. A plateau is met some epochs after the curve rises less than its reports scatter.
+Epochs that are certain whatever the curve does, such as those for which a target must still be
+held, bound the length from below.
 """
 
 from __future__ import annotations
@@ -41,7 +33,7 @@ COMMON_TRUST: Final = 4.0  # relatives that what all families say counts for in 
 
 @dataclass(slots=True)
 class FamilyLengths:
-    """Totals and progress, samples."""
+    """Totals and progress of a family's jobs, in samples."""
 
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
     given_up: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
@@ -50,25 +42,20 @@ class FamilyLengths:
     epoch_samples: int = 0  # ||D||, as reported last
 
     def outlived(self, job: JobId) -> list[int]:
-        """What relatives had done that did not finish there: given up, or still at work.
+        """Return the progress of relatives that were given up or are still running.
 
-        Args:
-            job: itself is none of its relatives.
+        `job` itself is left out.
         """
         running = [done for other, done in self.at_work.items() if other != job and done > 0]
         return [*self.given_up, *running]
 
     def progressed(self, job: JobId, done: int) -> None:
-        """An active job has done so much."""
+        """Record the progress of an active job."""
         self.at_work[job] = max(self.at_work.get(job, 0), done)
         self.reached = max(self.reached, done)
 
     def ended(self, job: JobId, done: int, *, succeeded: bool) -> None:
-        """A job is over.
-
-        Args:
-            succeeded: else it was given up, and might have gone on.
-        """
+        """Record the total of a job; a job that did not succeed has a censored length."""
         self.at_work.pop(job, None)
         if done:
             (self.finished if succeeded else self.given_up).append(done)
@@ -76,20 +63,20 @@ class FamilyLengths:
 
 
 class SpreadOfLengths:
-    """How much lengths differ within a family, which few relatives cannot tell alone."""
+    """Spread of lengths within families; with few jobs it is drawn towards the common spread."""
 
     def __init__(self) -> None:
         self._common = PRIOR_SPREAD
         self._of: dict[str, float] = {}
 
     def update(self, families: Iterable[FamilyLengths]) -> None:
-        """A job has finished."""
+        """Compute the common spread again after a job has finished."""
         totals = [family.finished for family in families]
         self._common = pooled_spread(totals, PRIOR_SPREAD, PRIOR_TRUST)
         self._of.clear()
 
     def of(self, name: str, family: FamilyLengths) -> float:
-        """Standard deviation of the logarithm of totals."""
+        """Return the standard deviation of the logarithm of a family's totals."""
         if name not in self._of:
             self._of[name] = pooled_spread([family.finished], self._common, COMMON_TRUST)
         return self._of[name]
@@ -113,18 +100,17 @@ class _Sums:
 
 @dataclass(slots=True)
 class LearntErrors:
-    """Bias and spread of errors, each circle drawn towards the next wider one while it is new."""
+    """Bias and spread of errors; a scope with few errors is drawn towards the next wider scope."""
 
     prior_spread: float  # before anything came
     trust: float = TRUST
     _sums: dict[str, _Sums] = field(default_factory=dict)
 
     def add(self, circles: Sequence[str], error: float) -> None:
-        """A prediction met what came.
+        """Record an error in each of its scopes, such as all jobs, a user's jobs, a family's jobs.
 
         Args:
-            circles: that it belongs to, such as all, its user's, its family's.
-            error: usually a logarithm, of what came over what was predicted.
+            error: usually the logarithm of actual over predicted.
         """
         if not math.isfinite(error):
             return
@@ -132,7 +118,7 @@ class LearntErrors:
             self._sums.setdefault(circle, _Sums()).add(error)
 
     def of(self, circles: Sequence[str]) -> tuple[float, float]:
-        """Bias and spread that the next error is expected to have."""
+        """Return the expected bias and spread of the next error."""
         bias, square = 0.0, self.prior_spread**2
         for circle in circles:
             seen = self._sums.get(circle)
@@ -146,10 +132,9 @@ class LearntErrors:
 
 
 def circles_of(family: str) -> tuple[str, ...]:
-    """All jobs, those of one user, those of one family; the widest first.
+    """Return the scopes of a family, widest first: all jobs, its user's jobs, its own jobs.
 
-    Args:
-        family: its name begins with its user's, up to a slash.
+    The name of a family starts with the user's name, up to a slash.
     """
     user, slash, _ = family.partition("/")
     return ("", f"{user}/", family) if slash else ("", family)
@@ -163,7 +148,7 @@ NO_DECAY: Final = 1.0  # of weights: early reports tell as much of the shape as 
 
 @dataclass(slots=True)
 class MetricLog:
-    """What a job reported of the metric of its stop rule."""
+    """Reports of a job's stop metric."""
 
     epochs: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
@@ -173,15 +158,13 @@ class MetricLog:
 
     @property
     def epoch(self) -> int:
-        """The last one that was reported."""
+        """Last reported epoch."""
         return self.epochs[-1] if self.epochs else 0
 
     def add(self, epoch: int, value: float) -> None:
-        """One more epoch; one that is known already changes nothing.
+        """Record the metric of a finished epoch (1-based); ignore epochs that are already recorded.
 
-        Args:
-            epoch: finished, 1-based.
-            value: of the metric; nan is no increase.
+        A metric of nan is no increase.
         """
         if epoch <= self.epoch:
             return
@@ -193,7 +176,7 @@ class MetricLog:
             self.since_best += 1
 
     def streak(self, target: float) -> int:
-        """Epochs in a row, up to the last one, in which a target was met."""
+        """Return the number of last epochs in a row that met a target."""
         found = 0
         for value in reversed(self.values):
             if not value >= target:
@@ -202,13 +185,13 @@ class MetricLog:
         return found
 
     def least_left(self, rule: StopRule) -> int:
-        """Epochs that are certain to come, at least 0."""
+        """Return the number of epochs that the rule still requires in any case."""
         if rule.at_least is not None:
             return max(0, rule.consecutive - self.streak(rule.at_least))
         return max(0, (rule.plateau or 0) - self.since_best) if self.epochs else rule.plateau or 0
 
     def end(self, rule: StopRule) -> float | None:
-        """The epoch after which the rule will be met, as the curve says; None: it does not."""
+        """Return the epoch at which the curve meets the rule; None if it does not."""
         if self._fitted[0] != self.epoch:
             self._fitted = (self.epoch, self._end(rule))
         return self._fitted[1]
@@ -230,7 +213,7 @@ class MetricLog:
 
 
 def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> float | None:
-    """The first epoch from which on the curve rises less than reports scatter, and the wait."""
+    """Return the first epoch from which the curve rises less than reports scatter, plus `wait`."""
     ahead = np.arange(best, math.ceil(FURTHEST * epoch) + 1, dtype=np.float64)
     now, later = curve.at(ahead[None, :])[0], curve.at(ahead[None, :] + wait)[0]
     with np.errstate(invalid="ignore"):
@@ -251,7 +234,7 @@ LEAST_AHEAD: Final = 0.02  # e-folds: nearer ends are told as if they were so fa
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What a metric foretold."""
+    """Prediction of a job's total by its metric."""
 
     done: float  # samples, then
     total: float  # samples
@@ -260,7 +243,7 @@ class _End:
 
 @dataclass(slots=True)
 class _Own:
-    """Of one active job."""
+    """Evidence on one active job."""
 
     family: str = ""
     metric: MetricLog = field(default_factory=MetricLog)
@@ -271,7 +254,7 @@ class _Own:
 
 
 class OwnEvidence:
-    """Of all active jobs."""
+    """Evidence from the metrics and users of active jobs."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, _Own] = {}
@@ -282,28 +265,20 @@ class OwnEvidence:
 
     @property
     def known(self) -> int:
-        """Jobs of which something is remembered."""
+        """Number of jobs with recorded evidence."""
         return len(self._jobs)
 
     # --- what happens
 
     def epoch(self, event: EpochSeen) -> None:
-        """A job finished an epoch.
-
-        Args:
-            event: with its metric, if its stop rule is on one.
-        """
+        """Record a finished epoch, with its metric if the job's stop rule has one."""
         own = self._jobs.setdefault(event.job, _Own())
         own.family = event.family
         if event.stop_metric is not None:
             own.metric.add(event.epoch, event.stop_metric)
 
     def ended(self, job: JobId, family: str, total: float, *, succeeded: bool) -> None:
-        """Hold what was said of a job against what came.
-
-        Args:
-            succeeded: else it was given up, and nothing came.
-        """
+        """Compare the evidence with the total, if the job succeeded."""
         own = self._jobs.pop(job, None)
         if own is None or not succeeded or total <= 0.0:
             return
@@ -318,15 +293,15 @@ class OwnEvidence:
             self._ends[end.held].add(circles, math.log(total / end.total) / _ahead(end))
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop what is known of jobs that nobody will hear of again."""
+        """Drop the evidence on jobs that are not active."""
         self._jobs = {job: own for job, own in self._jobs.items() if job in active}
 
     # --- answers
 
     def certain(self, job: JobView, done: float) -> float | None:
-        """What a rule leaves, samples; None: nothing is certain.
+        """Return the samples that a rule leaves; None if no length is certain.
 
-        A rule is when a job ends, unless a relative's script left before its own.
+        A rule is certain unless scripts of relatives have left before their rules were met.
         """
         if job.stop_samples is None:
             return None
@@ -334,7 +309,7 @@ class OwnEvidence:
         return None if self.leaves_early(job.family) else max(0.0, job.stop_samples - done)
 
     def bounds(self, job: JobView, done: float) -> tuple[float, float]:
-        """The least and the most that is to come, samples."""
+        """Return the least and the most remaining work, samples."""
         most = math.inf if (bound := _bound(job)) is None else max(0.0, bound - done)
         rule, own = job.stop, self._jobs.get(job.job)
         if rule is None or rule.metric is None or not job.epoch_samples:
@@ -349,7 +324,7 @@ class OwnEvidence:
         return min(least, most), most
 
     def leaves_early(self, family: str) -> bool:
-        """Whether scripts like these are known to leave before their rules are met."""
+        """True if scripts of this family are known to leave before their rules are met."""
         found = self._early.get(family)
         if found is None:
             share, _ = self._left_early.of(circles_of(family))
@@ -357,7 +332,7 @@ class OwnEvidence:
         return found
 
     def evidence(self, job: JobView, done: float) -> list[Evidence]:
-        """All that tells of this job's own end."""
+        """Return the evidence from the user's statement and from the metric."""
         own = self._jobs.setdefault(job.job, _Own(job.family))
         circles = circles_of(job.family)
         found = []
@@ -373,7 +348,7 @@ class OwnEvidence:
         return found
 
     def _end(self, job: JobView, own: _Own) -> _End | None:
-        """Samples in all, as its metric says at the end of the last epoch."""
+        """Return the total that the metric predicts at the end of the last epoch, if any."""
         rule, metric = job.stop, own.metric
         if rule is None or rule.metric is None or not job.epoch_samples or not job.samples_done:
             return None
@@ -391,12 +366,12 @@ class OwnEvidence:
 
 
 def _ahead(end: _End) -> float:
-    """How far a prediction looked, e-folds of what was done then."""
+    """Return how far the prediction reached, in e-folds of the work done at that time."""
     return max(math.log(max(end.total / end.done, 1.0)), LEAST_AHEAD)
 
 
 def _bound(job: JobView) -> float | None:
-    """The most that a job trains, as its user said: a rule's samples, or epochs beside a metric."""
+    """Return the user's bound, samples: from a rule, or the epochs beside a metric, if any."""
     if job.stop_samples is not None:
         return float(job.stop_samples)
     rule: StopRule | None = job.stop
@@ -410,28 +385,28 @@ WIDE, NARROW = 0.9, 0.8  # of probability, inside them
 
 
 class WorkLeft(NamedTuple):
-    """Samples that are to come."""
+    """Prediction of the remaining work, in samples."""
 
     mean: float
     quantiles: tuple[float, ...] = ()  # with a probability of each of `SHARES` it is less
     informed: bool = True  # by relatives or by itself; else it is only as old as it is
 
     def within(self, left: float) -> tuple[bool, bool]:
-        """Whether so much lies in the 90% interval, and in the 80% interval."""
+        """Return whether `left` is in the 90% interval, and whether it is in the 80% interval."""
         low, lower, upper, high = self.quantiles
         return low <= left <= high, lower <= left <= upper
 
     def at_least(self, least: float) -> WorkLeft:
-        """The same, where so much is certain to come."""
+        """Clamp the prediction from below."""
         bounded = tuple(max(least, quantile) for quantile in self.quantiles)
         return self._replace(mean=max(least, self.mean), quantiles=bounded)
 
     def at_most(self, most: float) -> WorkLeft:
-        """The same, where no more can come."""
+        """Clamp the prediction from above."""
         bounded = tuple(min(most, quantile) for quantile in self.quantiles)
         return self._replace(mean=min(most, self.mean), quantiles=bounded)
 
 
 def exactly(left: float) -> WorkLeft:
-    """What a rule says."""
+    """Return a prediction without uncertainty."""
     return WorkLeft(left, (left,) * len(SHARES))

@@ -1,10 +1,10 @@
-"""Ways to say how much a job has left: what option `length_model` chooses from.
+"""Models of the work that a job has left, chosen by option `length_model`.
 
-Lengths by the paper's Beta distribution of progress (ONES section 3.2.1), family by family.
+`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1), by family.
 
-Departure from the paper: it regresses over all jobs of a cluster at once. Here each family has
-its own regression as soon as one of its jobs has finished, and the one over all of them is only
-asked before: families differ in length by orders of magnitude, which five features do not tell.
+Departure from the paper: the paper's regression covers all jobs of a cluster. Here each family has
+its own as soon as one of its jobs has finished, and the common regression is used only before:
+lengths of families differ by orders of magnitude, which five features do not explain.
 """
 
 from __future__ import annotations
@@ -47,47 +47,47 @@ LEAST_STRANGE: Final = 0.3  # spread of the logarithm of their epochs, at least
 
 
 class LengthModel(Protocol):
-    """One way to predict."""
+    """Predictor of the remaining work."""
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """A job finished an epoch."""
+        """Record a finished epoch."""
         ...
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """A job is over; its family knows its length already."""
+        """Record the end of a job; `family` already contains its length."""
         ...
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop what is known of jobs that nobody will hear of again."""
+        """Drop the state of jobs that are not active."""
         ...
 
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """What a job has left that no rule says exactly; None if nothing at all is known.
+        """Return the work that a job without a certain end has left; None if nothing is known.
 
         Args:
-            bounds: whether quantiles are wanted too, which may take ten times as long.
+            bounds: compute quantiles too, which may take ten times as long.
         """
         ...
 
 
 class ResidualLife:
-    """The mean residual life of finished relatives, and nothing else."""
+    """Mean residual life of finished relatives."""
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """Nothing is learnt from it."""
+        """Do nothing: epochs are not used."""
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Nothing is learnt beside its length."""
+        """Do nothing: the family has the length."""
 
     def forget(self, active: set[JobId]) -> None:
-        """Nothing is remembered of single jobs."""
+        """Do nothing: there is no state of single jobs."""
 
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """As relatives that went on longer; bounds are quantiles of these."""
+        """Return the mean and quantiles over relatives that trained for longer than this job."""
         if not family.finished and not max(done, family.reached):
             return None
         mean = remaining_samples(done, None, family.finished, family.reached)
@@ -102,7 +102,7 @@ class ResidualLife:
 
 
 class LengthMixture:
-    """Relatives' lengths as a mixture, in the light of what tells of the job's own end."""
+    """Mixture of the relatives' lengths, weighted by the evidence on the job's own end."""
 
     def __init__(self) -> None:
         self._before = ResidualLife()
@@ -112,11 +112,11 @@ class LengthMixture:
         self._families: dict[str, FamilyLengths] = {}
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """Its epochs are counted, for families of which no job has finished."""
+        """Count epochs, which predict jobs of families without a finished job."""
         self._epochs[event.job] = max(self._epochs.get(event.job, 0), event.epoch)
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Spreads are taken anew."""
+        """Update the spread of lengths."""
         self._families[event.family] = family
         epochs = self._epochs.pop(event.job, 0)
         if event.succeeded:
@@ -125,13 +125,13 @@ class LengthMixture:
                 self._strangers.append(epochs)
 
     def forget(self, active: set[JobId]) -> None:
-        """Epochs of other jobs are dropped."""
+        """Drop the epoch counts of jobs that are not active."""
         self._epochs = {job: many for job, many in self._epochs.items() if job in active}
 
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """The mean residual life of the mixture, within what is certain."""
+        """Return the mean residual life of the mixture, clamped to the certain bounds."""
         likely = self._relatives(job, family) or self._like_strangers(job)
         for evidence in own.evidence(job, done):
             likely = likely.given(evidence) if likely is not None else one_length(evidence)
@@ -152,7 +152,7 @@ class LengthMixture:
         return of_relatives(family.finished, family.outlived(job.job), spread)
 
     def _like_strangers(self, job: JobView) -> LengthDistribution | None:
-        """As many epochs as jobs of other families took."""
+        """Assume as many epochs as jobs of other families took; None if too few have finished."""
         if not job.epoch_samples or len(self._strangers) < LEAST_STRANGERS:
             return None
         totals = [float(epochs * job.epoch_samples) for epochs in self._strangers]
@@ -160,7 +160,7 @@ class LengthMixture:
 
 
 def _as_old_as_it_gets(reached: float, done: float) -> tuple[float, ...]:
-    """Where nobody was seen to end: half of those that came so far go on for as much again."""
+    """Return quantiles if no relative trained for longer: half of such jobs last twice as long."""
     return tuple(reached / (1.0 - share) - done for share in SHARES)
 
 
@@ -206,7 +206,7 @@ class _Regression:
 
 
 class BetaProgress:
-    """Progress after so many epochs is Be(epochs, A x + b)."""
+    """Progress after a number of epochs, distributed as Be(epochs, A x + b)."""
 
     def __init__(self) -> None:
         self._logs: dict[JobId, _Log] = {}
@@ -215,7 +215,7 @@ class BetaProgress:
         self._before = ResidualLife()
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """One more entry of the job's log."""
+        """Add an entry to the job's log."""
         log = self._logs.setdefault(event.job, _Log())
         if log.first_loss is None:
             log.first_loss = event.train_loss
@@ -225,7 +225,7 @@ class BetaProgress:
             )
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Its log is learnt from, if it came to its end."""
+        """Add the log to the regressions if the job succeeded."""
         log = self._logs.pop(event.job, None)
         if log is None or not event.succeeded:
             return
@@ -235,13 +235,13 @@ class BetaProgress:
         self._common.add(points)
 
     def forget(self, active: set[JobId]) -> None:
-        """Logs of other jobs are dropped."""
+        """Drop the logs of jobs that are not active."""
         self._logs = {job: log for job, log in self._logs.items() if job in active}
 
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """As many epochs as the mean progress leaves; before any is known, the residual life."""
+        """Return what the mean progress leaves; the residual life if there is no regression yet."""
         log = self._logs.get(job.job, _Log())
         model = self._model(job.family)
         epoch_samples = job.epoch_samples or family.epoch_samples

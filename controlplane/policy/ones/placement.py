@@ -1,7 +1,7 @@
-"""Levels to slots: unchanged jobs stay, others are laid out close together with few moves.
+"""Layout of levels on slots: unchanged jobs stay, other jobs are packed closely with few moves.
 
 Reorder (ONES section 3.2.2, figure 10) packs a flat list in job order, which shifts every later
-job. Here only jobs that change are laid out, aligned to nodes.
+job. Here only changed jobs are laid out, aligned to nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a st
 
 @dataclass(frozen=True, slots=True)
 class PlacementHints:
-    """How to lay out."""
+    """Options of a layout."""
 
     movers: tuple[int, ...] = ()  # rows that take other slots at the same size
     traders: tuple[int, ...] = ()  # rows whose slots are dealt anew among them, in this order
@@ -40,15 +40,14 @@ def lay_out(
     levels: IntArray,
     hints: PlacementHints = NO_HINTS,
 ) -> IntArray | None:
-    """Who has which slot at `levels`; None if there are not enough.
+    """Return the row on each slot at `levels`, shape (S,); None if there are too few slots.
+
+    Slots without a movable job are `FREE` or `CLOSED`.
 
     Args:
-        owner: shape (S,), who has which slot at `before`.
+        owner: shape (S,), the row on each slot at `before`.
         before: shape (J,), levels.
-        levels: shape (J,), levels wanted.
-
-    Returns:
-        Shape (S,), rows; `FREE` and `CLOSED` where nobody is, or nobody may be moved.
+        levels: shape (J,), wanted levels.
     """
     changed = np.flatnonzero(levels != before)
     if not len(changed) and not hints.movers and not hints.traders:
@@ -69,7 +68,10 @@ def lay_out(
 
 
 def _in_turn(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
-    """Whole nodes first; then starts, for others can be prepared beside one who leaves."""
+    """Sort rows: whole nodes first, then starts.
+
+    Running jobs come last because their newcomers can be prepared beside a job that leaves.
+    """
     return sorted(
         takers,
         key=lambda row: (
@@ -82,7 +84,7 @@ def _in_turn(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
 
 
 class _Layout:
-    """Slots change hands here until a candidate is complete."""
+    """Mutable assignment of slots during one layout."""
 
     def __init__(self, problem: Problem, owner: IntArray, hints: PlacementHints) -> None:
         self._problem = problem
@@ -98,7 +100,7 @@ class _Layout:
     # --- what becomes of a job
 
     def shrink(self, row: int, size: int) -> None:
-        """Keep `size` slots: those that it moves to, else on as few nodes as possible."""
+        """Keep `size` slots: those that the job moves to, otherwise on as few nodes as possible."""
         have = self._slots(row)
         moves_to = self._problem.job_rows[row].moves_to
         if size and size == len(moves_to) and np.isin(moves_to, have).all():
@@ -112,7 +114,7 @@ class _Layout:
         self._give(have[size:])
 
     def settle(self, row: int, size: int) -> bool:
-        """Find slots for a job that grows, starts or moves; False if there are not enough."""
+        """Find slots for a job that grows, starts or moves; return False if there are too few."""
         mine = self._slots(row)
         rooms = self._rooms
         own = np.bincount(self._problem.node_of[mine], minlength=len(rooms))
@@ -139,9 +141,9 @@ class _Layout:
         return True
 
     def deal_anew(self, rows: Sequence[int], sizes: IntArray) -> bool:
-        """Let these jobs choose among the slots that they have together, one after the other.
+        """Let these jobs choose among their slots, one after the other.
 
-        Who comes to a node where it is now keeps its slots there.
+        A job that returns to a node keeps its slots there.
         """
         for row in rows:
             self._give(self._slots(row))
@@ -157,7 +159,7 @@ class _Layout:
         return True
 
     def _return_to(self, row: int) -> None:
-        """Exchange slots within nodes, so that a job has those again that it has now."""
+        """Exchange slots within nodes so that a job gets its present slots back."""
         node_of, owner = self._problem.node_of, self.owner
         for slot in self._problem.job_rows[row].now:
             other = int(owner[slot])
@@ -169,7 +171,7 @@ class _Layout:
                 owner[slot], owner[strange[0]] = row, other
 
     def _start(self, row: int, size: int, own: IntArray) -> bool:
-        """Free slots if they are as close together: a start has to wait for others."""
+        """Find slots for a start; slots that are free now if they are as close together."""
         every = self._chosen(row, self._rooms, own, size)
         if every is None:
             return False
@@ -183,7 +185,7 @@ class _Layout:
         return True
 
     def _evacuated(self, row: int, size: int, own: IntArray) -> bool:
-        """Move small jobs away so that `row` gets whole nodes, or one node; False if that fails."""
+        """Move small jobs away to make room on a node; return False if nothing was changed."""
         problem = self._problem
         widest = problem.widest
         need = min(size, widest)
@@ -219,7 +221,7 @@ class _Layout:
         return True
 
     def _small_jobs_on(self, node: int, but: int) -> list[tuple[int, int]] | None:
-        """Small jobs that have all their slots there, and may be moved; None if others are."""
+        """Return the small, movable jobs of a node with their slots; None if it has other jobs."""
         problem = self._problem
         rows, many = np.unique(self.owner[problem.slots_on[node]], return_counts=True)
         found: list[tuple[int, int]] = []
@@ -240,7 +242,7 @@ class _Layout:
     def _chosen(
         self, row: int, rooms: IntArray, own: IntArray, size: int
     ) -> list[tuple[int, int]] | None:
-        """Nodes, as few as possible, and how many slots on each; None if there are not enough."""
+        """Return as few nodes as possible, with the slots on each; None if slots are missing."""
         if int(rooms.sum()) < size:
             return None
         left = rooms.astype(np.float64)
@@ -260,7 +262,7 @@ class _Layout:
         return found
 
     def _grown(self, row: int, own: IntArray, more: int) -> IntArray | None:
-        """Slots to add on each node, its own nodes first; shape (N,), None if not enough."""
+        """Return slots to add on each node, own nodes first, shape (N,); None if too few."""
         further = np.zeros_like(own)
         for node in np.argsort(-own, kind="stable")[: np.count_nonzero(own)].tolist():
             many = min(more, int(self._rooms[node]))
@@ -284,7 +286,7 @@ class _Layout:
         return -(-size // self._problem.widest)
 
     def _may_move(self, row: int, both: int) -> bool:
-        """It trains in the old and the new place at once for a moment."""
+        """True if the job may move; it needs a sample for each of the `both` old and new slots."""
         return both <= self._problem.job_rows[row].job.batch_limit and bool(
             self._problem.free_to_move[row]
         )
@@ -295,7 +297,7 @@ class _Layout:
         return np.flatnonzero(self.owner == row)
 
     def _rehouse(self, row: int, mine: IntArray, fresh: list[tuple[int, int]]) -> None:
-        """Go to these nodes; what one has there is kept."""
+        """Move to these nodes; keep slots that the job already has there."""
         node_of = self._problem.node_of
         for node, many in fresh:
             here = mine[node_of[mine] == node]
@@ -307,7 +309,7 @@ class _Layout:
         self._give(mine[gone])
 
     def _take(self, row: int, node: int, many: int) -> None:
-        """Free slots of a node, those that nobody has to leave first."""
+        """Take free slots of a node, first those that are free now."""
         if not many:
             return
         slots = self._problem.slots_on[node]
@@ -319,7 +321,6 @@ class _Layout:
         self._early[node] -= int(self._problem.early[chosen].sum())
 
     def _give(self, slots: IntArray | Iterable[int]) -> None:
-        """Somebody leaves these."""
         slots = np.asarray(slots, dtype=np.int64)
         self.owner[slots] = FREE
         np.add.at(self._rooms, self._problem.node_of[slots], 1)

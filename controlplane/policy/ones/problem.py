@@ -1,14 +1,12 @@
-"""One view as the search sees it: who may have which size, what that is worth, and where.
+"""Search problem of one view: the sizes that jobs may have, their value, and the effects of places.
 
-What jobs on the same node cost each other, as far as it was learnt.
+`InterferenceModel` has the slow-downs by neighbours. `trades_between` finds jobs that would trade
+places.
 
-Which jobs of a schedule would trade places, and who of them has to step aside for that.
-
-Jobs that take each other's slots in a circle cannot begin: one of them goes to free slots first, to
-fewer slots, or pauses. The controller's rule (the cheapest way, then the fewest slot seconds of a
-start) is foreseen here, so that what it costs is part of what a schedule is worth.
-
-What jobs are due by `max_stretch`: the part of it that candidates are scored with.
+Jobs that take each other's slots in a circle cannot start to move: one of them must first go to
+free slots, go on with fewer slots, or pause. The controller chooses the job with the cheapest way,
+then with the fewest slot seconds of a start. This rule is repeated here, so that its cost is part
+of the value of a schedule.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from schemas.ids import JobId, Seconds, SlotId
 
 @dataclass(frozen=True, slots=True)
 class InterferenceModel:
-    """Slow-downs by class: a family, on one node (2 f) or over several (2 f + 1).
+    """Slow-downs by class: a family on one node (2 f) or on several nodes (2 f + 1).
 
     log(step / step alone) = the greatest theta[own class, class of another job on a shared node].
     """
@@ -42,7 +40,7 @@ class InterferenceModel:
     fixed: FloatArray  # shape (N, C), jobs on each node that nobody may move
 
     def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
-        """The share of its speed that each job keeps.
+        """Return the share of its speed that each job keeps, shape (J,).
 
         Args:
             rows: shape (P,), of each (job, node) pair of a schedule.
@@ -60,14 +58,10 @@ class InterferenceModel:
         return np.exp(-found)
 
     def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
-        """What `row`, on one node, and who is there would cost each other; shape (N,).
+        """Return what `row` and the jobs of each node would cost each other, shape (N,).
 
-        Args:
-            rows: shape (P,), of each (job, node) pair of a schedule.
-            nodes: shape (P,).
-
-        Returns:
-            Logarithms of factors on step times, shape (N,), at least 0.
+        `row` is on that node alone. The costs are logarithms of factors on step times, at least 0.
+        `rows` and `nodes` are the (job, node) pairs of the schedule, shape (P,).
         """
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
@@ -78,14 +72,14 @@ class InterferenceModel:
         return np.asarray(sum(np.where(there, cost, 0.0).max(axis=1) for cost in both))
 
     def _there(self, rows: IntArray, nodes: IntArray, mine: IntArray) -> FloatArray:
-        """How many jobs of each class are on each node, shape (N, C)."""
+        """Return the number of jobs of each class on each node, shape (N, C)."""
         there = self.fixed.copy()
         np.add.at(there, (nodes, mine[rows]), 1.0)
         return there
 
 
 class Way(IntEnum):
-    """How a job steps aside; the cheaper ones come first."""
+    """Way in which a job yields its slots; cheaper ways first."""
 
     DETOUR = 0  # to free slots, or with those that it keeps: one more change
     PAUSE = 1  # it is started again
@@ -93,13 +87,13 @@ class Way(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trades:
-    """Rows of jobs that take each other's slots."""
+    """Groups of rows of jobs that take each other's slots."""
 
     groups: tuple[tuple[int, ...], ...] = ()  # those who wait for each other
     aside: Mapping[int, Way] = field(default_factory=dict)  # who of them steps aside, and how
 
     def partners(self, row: int) -> tuple[int, ...]:
-        """With whom a job trades places; nobody if it does not."""
+        """Return the rows with which a job trades places."""
         group = next((group for group in self.groups if row in group), ())
         return tuple(other for other in group if other != row)
 
@@ -109,13 +103,13 @@ StepAside = Callable[[int, int, int], tuple[Way, float]]
 
 
 def trades_between(before: IntArray, after: IntArray, spare: int, step_aside: StepAside) -> Trades:
-    """Who trades places when `before` becomes `after`.
+    """Return the trades between two schedules.
 
     Args:
         before: the row of the job on each slot, shape (S,); negative: of none.
-        after: the same of a schedule, shape (S,).
+        after: likewise, shape (S,).
         spare: slots that are free before and after.
-        step_aside: of a row, the slots that it keeps and the spare ones: how, and what that costs.
+        step_aside: returns the way and its cost, of a row, its kept slots and the spare slots.
     """
     differ = np.flatnonzero(before != after)
     old, new = before[differ], after[differ]
@@ -143,7 +137,7 @@ def trades_between(before: IntArray, after: IntArray, spare: int, step_aside: St
 
 
 def _left_over(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
-    """Those who wait for each other when all have gone on who can."""
+    """Return the rows that block each other after all other rows have moved."""
     waiting = set(rows)
     while True:
         ready = {row for row in waiting if not needs[row] & waiting}
@@ -153,7 +147,7 @@ def _left_over(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
 
 
 def _together(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
-    """Those who wait for each other, directly or not; each group and all of them in order."""
+    """Return groups of rows that depend on each other, directly or not; sorted."""
     groups: list[set[int]] = []
     for row in sorted(rows):
         mine = {row} | (needs[row] & rows)
@@ -165,7 +159,7 @@ def _together(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class Dues:
-    """How the jobs of a problem stand against the limit, and what each is due."""
+    """Fairness of each job against the limit `max_stretch`, and the size that is due to it."""
 
     limit: float  # max_stretch
     expected: FloatArray  # shape (J,), stretch if each has its fair share from now on
@@ -174,7 +168,7 @@ class Dues:
     missing: FloatArray  # shape (J, 1 + L), worth of what is due and not there at each level
 
     def is_kept(self, row: int) -> bool:
-        """Whether the limit can still be kept."""
+        """True if the job can still stay within the limit."""
         return bool(self.at_best[row] <= self.limit)
 
 
@@ -183,7 +177,7 @@ FREE, CLOSED = -1, -2  # slots of nobody, and of somebody who may not be moved
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job that may be given slots, or more, or fewer."""
+    """One job that may be started or changed."""
 
     job: JobView
     now: tuple[int, ...]  # its slots, by place in `Problem.slots`
@@ -203,7 +197,7 @@ class JobRow:
 
     @property
     def present(self) -> tuple[float, float]:
-        """Speed and goodput of the present slots and batch, as the model sees them."""
+        """Predicted speed and goodput at the present slots and batch."""
         slots, batch = len(self.now), sum(self.job.running_on.values())
         at = int(np.searchsorted(self.table.sizes, slots))
         nodes = np.array([self.table.nodes[at]])
@@ -219,9 +213,9 @@ class JobRow:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that stays the same while one view is searched.
+    """Constants of the search of one view.
 
-    A *level* of a job is 0 (it waits) or 1 + the place of a size in its offers.
+    A *level* of a job is 0 (it waits) or 1 + the index of a size in its table.
     """
 
     version: int
@@ -251,7 +245,7 @@ class Problem:
 
     @property
     def slots(self) -> tuple[SlotId, ...]:
-        """All of the cluster."""
+        """All slots of the cluster."""
         return self.cluster.slots
 
     @property
@@ -261,7 +255,7 @@ class Problem:
 
     @property
     def slots_on(self) -> tuple[IntArray, ...]:
-        """Of each node."""
+        """Slots of each node."""
         return self.cluster.slots_on
 
     @property
@@ -281,32 +275,26 @@ class Problem:
 
     @cached_property
     def worth(self) -> FloatArray:
-        """`value` less what is due and missing: what sizes are chosen by, shape (J, 1 + L)."""
+        """`value` less what is due and missing, by which sizes are chosen; shape (J, 1 + L)."""
         return self.value if self.dues is None else self.value - self.dues.missing
 
     @cached_property
     def lowest(self) -> IntArray:
-        """The lowest level that each job may have: waiting, but for those that must stay."""
+        """Lowest level that each job may have: 0 unless the job must keep slots."""
         return np.asarray(self.allowed.argmax(axis=1), dtype=np.int64)
 
     @cached_property
     def places_matter(self) -> bool:
-        """Whether there is more to a place than how many nodes it spans."""
+        """True if places differ in more than the number of nodes that they span."""
         learnt = self.slow is not None or self.interference is not None
         return learnt or (self.cluster.shares_cores and len(self.slots_on) > 1)
 
     def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
-        """What each job is worth where it is laid out, and whether that is a change.
+        """Return the value of each job in a layout, and whether the job changes; shape (J,) each.
 
-        Worth at the level, times (what nodes, GPU types, neighbours, a move and trading places
-        leave of the speed)^0.8.
-
-        Args:
-            levels: shape (J,).
-            owner: shape (S,), the row on each slot.
-
-        Returns:
-            Two of shape (J,).
+        The value is that at the level, times (the share of the speed that nodes, GPU types,
+        neighbours, a move and trades leave)^`speedup_exponent`. `owner` is the row on each slot,
+        shape (S,).
         """
         value = self.value[self.rows, levels]
         runs = levels > 0
@@ -339,10 +327,10 @@ class Problem:
     def _share_of_cores(
         self, levels: IntArray, owner: IntArray, rows: IntArray, nodes: IntArray
     ) -> FloatArray:
-        """What others who are busy on its nodes leave of each job's speed, shape (J,).
+        """Return the share of each job's speed that other workers on its nodes leave, (J,).
 
-        What everybody's least takes of the cores is charged to nobody: else a job would wait
-        beside free slots, because its start slows down shorter ones.
+        The cores for the least slots of all jobs are not charged. Otherwise a job would wait beside
+        free slots because its start slows down shorter jobs.
         """
         on = np.bincount(self.node_of[owner != FREE], minlength=len(self.slots_on))
         worst = np.ones(len(levels))
@@ -351,7 +339,7 @@ class Problem:
 
     @cached_property
     def _cores_for_all(self) -> FloatArray:
-        """Cores of each node, or what its part of everybody's least slots is if that is more."""
+        """Cores of each node, or the node's part of all jobs' least slots if that is more."""
         many = np.array([len(slots) for slots in self.slots_on])
         closed = np.bincount(self.node_of[self.owner == CLOSED], minlength=len(many))
         least = sum(int(sizes[1]) for sizes in self.sizes)
@@ -360,7 +348,7 @@ class Problem:
 
     @cached_property
     def alone(self) -> FloatArray:
-        """Times that steps take longer at each level because a job's own workers share cores."""
+        """Factor of step times at each level because a job's own workers share cores."""
         found = np.ones(self.sizes.shape)
         for row, job_row in enumerate(self.job_rows):
             found[row, 1 : 1 + len(job_row.table.stretch)] = job_row.table.stretch
@@ -368,7 +356,7 @@ class Problem:
 
     @cached_property
     def cores(self) -> int:
-        """Slots in play that have a core to themselves; where nobody shares, all of them."""
+        """Slots in play with a core of their own; all slots in play if cores are not shared."""
         if not self.cluster.shares_cores:
             return self.capacity
         closed = np.bincount(self.node_of[self.owner == CLOSED], minlength=len(self.slots_on))
@@ -377,18 +365,14 @@ class Problem:
         return int(open_.sum())
 
     def _spread(self, at: IntArray, who: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Each (row, node) once, and how many nodes each row is on."""
+        """Return the distinct (row, node) pairs, as two arrays, and the nodes of each row."""
         many = max(1, len(self.slots_on))
         pairs = np.unique(who * many + self.node_of[at])
         rows, nodes = np.divmod(pairs, many)
         return rows, nodes, np.bincount(rows, minlength=len(self.job_rows))
 
     def is_scattered(self, levels: IntArray, owner: IntArray) -> bool:
-        """Whether a job that changes is on more nodes than it needs.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-        """
+        """True if a changing job is on more nodes than it needs."""
         at = np.flatnonzero(owner >= 0)
         nodes = self._spread(at, owner[at])[2]
         least = -(-self.sizes[self.rows, levels] // self.widest)
@@ -396,42 +380,34 @@ class Problem:
 
     @cached_property
     def spare(self) -> IntArray:
-        """Slots that each job may take before it leaves others; shape (J,).
+        """Slots that each job may add before it leaves others, shape (J,).
 
-        None if it may not be moved, else one for each sample: it trains on both for a moment.
+        During a move a job trains on both and needs a sample for each slot. 0 if it may not be
+        moved.
         """
         spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
 
     @property
     def seeks_trades(self) -> bool:
-        """Whether to look for jobs that had better trade places: for faster GPUs, which stay so.
+        """True if the search looks for trades of places: only for faster GPUs, a lasting gain.
 
         For better neighbours no gain could be shown (docs/evolution.md, "Trading places").
         """
         return self.swaps and self.slow is not None
 
     def trades(self, owner: IntArray) -> Trades:
-        """Who trades places with whom if this schedule follows, and who steps aside for that.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-        """
+        """Return the trades that a schedule requires, and the jobs that yield for them."""
         spare = int(np.count_nonzero((self.owner == FREE) & (owner == FREE)))
         return trades_between(self.owner, owner, spare, self._step_aside)
 
     def left_by_trading(self, owner: IntArray) -> dict[int, float]:
-        """What is left of the speed-ups of those who trade places, beside what a move leaves.
+        """Return the share of its speed-up that each trading job keeps beside a move's cost.
 
-        Of those who step aside one that pauses is started again, which takes the place of its move;
-        another one changes once more. Where trades are looked for, each who trades pays for one
-        change more besides: nobody can change any of them until all are there.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-
-        Returns:
-            By row, at most 1.
+        The result is by row, at most 1. A job that pauses pays for a restart instead of its move;
+        another job that yields pays for one more change. If the search looks for trades, each
+        trading job also pays for one more change, because none of them can change until all have
+        moved.
         """
         trades = self.trades(owner)
         found = dict.fromkeys(trades.aside, 1.0)
@@ -444,7 +420,7 @@ class Problem:
         return found
 
     def _step_aside(self, row: int, kept: int, spare: int) -> tuple[Way, float]:
-        """How a job would leave the slots that it gives up, and slot seconds of a start."""
+        """Return how a job would yield its slots, and the slot seconds of a start."""
         job_row = self.job_rows[row]
         job, size = job_row.job, len(job_row.now)
         meanwhile = kept + min(spare, size - kept)
@@ -453,13 +429,10 @@ class Problem:
         return way, size * (job.start_s or 1.0)
 
     def has_barred_move(self, owner: IntArray) -> bool:
-        """Whether a job moves that may not or has no spare slots, or jobs trade that may not.
+        """True if a job moves that may not or lacks spare slots, or trades without `swaps`.
 
-        Growing and shrinking in place are no moves. The controller would refuse a move of a job
-        with fewer samples than slots in the old and the new place together.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
+        Growing and shrinking in place are no moves. The controller would refuse the move of a job
+        with fewer samples than old and new slots together.
         """
         differ = np.flatnonzero(owner != self.owner)
         new, old = owner[differ], self.owner[differ]
@@ -470,22 +443,14 @@ class Problem:
         return not self.swaps and bool(self.trades(owner).groups)
 
     def scattered_rows(self, owner: IntArray) -> IntArray:
-        """Rows that are on more nodes than they need, and may be moved.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-        """
+        """Return the rows of movable jobs on more nodes than they need."""
         at = np.flatnonzero(owner >= 0)
         nodes = self._spread(at, owner[at])[2]
         slots = np.bincount(owner[at], minlength=len(self.job_rows))
         return np.flatnonzero((nodes > -(-slots // self.widest)) & self.free_to_move)
 
     def node_costs(self, row: int, owner: IntArray) -> FloatArray:
-        """Logarithm of how much longer a step of `row` takes on each node; shape (N,).
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-        """
+        """Return the logarithm of the factor of a step's time of `row` on each node, shape (N,)."""
         found = np.zeros(len(self.slots_on))
         if self.slow is not None:
             found[self.node_of] = np.log(self.slow[row, self.cluster.type_of])
@@ -499,7 +464,7 @@ class Problem:
         return found
 
     def _stretched(self, row: int, level: int, nodes: int) -> float:
-        """Step on as many nodes as it was meant for, over one on `nodes`."""
+        """Return the step time on the intended number of nodes over that on `nodes`."""
         known = self.stretch.get((row, level, nodes))
         if known is None:
             job_row, at = self.job_rows[row], level - 1

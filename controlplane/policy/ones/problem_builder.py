@@ -1,6 +1,6 @@
-"""Turns views into problems; what did not change since the last one is not worked out again.
+"""Builder of search problems from views; caches what has not changed since the last view.
 
-One job as the search sees it: the sizes that it may have, and what changes cost it.
+`JobRowBuilder` makes the row of one job: the sizes that it may have, and the cost of changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Key = tuple[object, ...]
 
 
 class _Known(NamedTuple):
-    """A row, and what it was made from: what is cheap to ask, and what decides."""
+    """Cached row: `standing` is cheap to compare, `key` contains the inputs."""
 
     standing: Standing | None
     capacity: int
@@ -51,7 +51,7 @@ class _Known(NamedTuple):
 
 
 class JobRowBuilder:
-    """Makes rows of jobs; a job that stands as it did is not worked out again."""
+    """Builder of rows of jobs; caches the rows of unchanged jobs."""
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates
@@ -61,7 +61,7 @@ class JobRowBuilder:
         self._tables: dict[_Key, SizeTable] = {}
 
     def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
-        """Rows are of this cluster from now on."""
+        """Set the cluster, and drop the rows of jobs that are not active if there are many."""
         if cluster is not self._cluster:
             self._cluster = cluster
             self._rows.clear()
@@ -69,7 +69,7 @@ class JobRowBuilder:
             self._rows = {name: row for name, row in self._rows.items() if name in active}
 
     def row(self, job: JobView, supply: SlotSupply) -> JobRow:
-        """The job as the search sees it."""
+        """Return the row of a job."""
         estimates = self._estimates
         known = self._rows.get(job.job)
         if (
@@ -178,7 +178,7 @@ class JobRowBuilder:
         sizes: IntArray,
         nodes: IntArray,
     ) -> SizeTable:
-        """The same for all jobs of a family that stand alike."""
+        """Return the size table, which similar jobs of a family share."""
         key = (
             job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
             job.last_batch, len(job.running_on), sum(job.running_on.values()),
@@ -207,9 +207,10 @@ class JobRowBuilder:
         size: int,
         due: int | None,
     ) -> FloatArray:
-        """A first start is no change: every job needs one.
+        """Return the share of its value that a job keeps after a change to each size.
 
-        Size `due` costs its stall alone: to take a growth back, or to complete a move.
+        A first start is free, since every job needs one. Size `due`, which takes a growth back or
+        completes a move, costs its stall alone.
         """
         if not size and not job.epoch and not job.samples_done:
             return np.ones(len(known.sizes))
@@ -224,9 +225,9 @@ class JobRowBuilder:
         return np.where(known.sizes == due, cheaper, kept)
 
     def _move_factor(self, known: SizeTable, one_s: float, size: int, due: int | None) -> float:
-        """What is left of a job's value after it went to other slots, all else being the same.
+        """Return the share of its value that a job keeps after a move at the same size.
 
-        A place that loses is left for its stall alone: size `due` is the present one then.
+        If the present place loses (`due` is the present size), the move costs its stall alone.
         """
         if not size:
             return 1.0
@@ -245,7 +246,7 @@ class JobRowBuilder:
         return job.start_s if job.start_s is not None else self._options.start_stall_s
 
     def _sizes(self, job: JobView, most: int, limit: int, *, warm: bool) -> IntArray:
-        """What a job may have now: up to 4 or a node's width, then whole nodes, and what it has."""
+        """Return allowed sizes: up to 4 or a node's width, whole nodes, the present size."""
         size = len(job.running_on)
         least = min(job.least, size) if size else job.least
         most = min(most, max(min(limit, job.batch_limit), job.least))
@@ -262,17 +263,17 @@ class JobRowBuilder:
 
 
 def _coarse(service: float | None) -> float | None:
-    """To a quarter of a doubling: it changes with every second, which should not matter."""
+    """Round to a quarter of a doubling, because the value changes every second."""
     if service is None or service <= 0.0:
         return None
     return float(2.0 ** (round(4.0 * math.log2(service)) / 4.0))
 
 
 class ProblemBuilder:
-    """Builds problems.
+    """Builder of problems.
 
     Args:
-        estimates: what was learnt; every view that is built is shown to it.
+        estimates: updated with every view.
     """
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
@@ -283,11 +284,7 @@ class ProblemBuilder:
         self._fair_shares = FairShares(options)
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
-        """The problem that `view` poses at `now`.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return the problem of `view` at `now`."""
         cluster, found = self._clusters.of(view), in_play(view, now)
         self._estimates.update(view, contended=found.supply.contended, now=now)
         self._rows.update(cluster, view.jobs, len(view.jobs))
@@ -324,12 +321,7 @@ class ProblemBuilder:
         )
 
     def rows(self, view: ClusterView, jobs: Iterable[JobId], now: Seconds) -> list[JobRow]:
-        """Some running jobs as the search would see them, without the problem around them.
-
-        Args:
-            jobs: of which; those that nobody may move now are left out.
-            now: seconds on the controller's clock.
-        """
+        """Return rows of the running jobs among `jobs` that may be changed, without a problem."""
         found = in_play(view, now)
         self._estimates.update(view, contended=found.supply.contended, now=now)
         self._rows.update(self._clusters.of(view), view.jobs, len(view.jobs))
@@ -339,7 +331,7 @@ class ProblemBuilder:
     def _interference(
         self, job_rows: Sequence[JobRow], kept: Mapping[JobId, Iterable[SlotId]], view: ClusterView
     ) -> InterferenceModel | None:
-        """What is known of who slows down whom."""
+        """Return the learned slow-downs by neighbours, with the jobs that may not be moved."""
         cluster = self._clusters.of(view)
         names = dict.fromkeys([job_row.job.family for job_row in job_rows])
         names |= dict.fromkeys(view.jobs[job].family for job in kept)
@@ -358,7 +350,7 @@ class ProblemBuilder:
 
 
 def _owners(slots: int, job_rows: Sequence[JobRow], found: InPlay) -> IntArray:
-    """The row of the job on each slot, shape (S,); `FREE` or `CLOSED` where there is none."""
+    """Return the row of the job on each slot, shape (S,); `FREE` or `CLOSED` if there is none."""
     owner = np.full(slots, CLOSED, dtype=np.int64)
     owner[list(found.free_now)] = owner[list(found.free_soon)] = FREE
     for row, job_row in enumerate(job_rows):

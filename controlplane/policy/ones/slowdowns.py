@@ -1,8 +1,7 @@
-"""How much longer steps take on GPU types and beside neighbours, as all families together say.
+"""Slow-downs by GPU types, neighbours and shared cores.
 
-Whether workers of CPU slots really want a core each, by what they report to use.
-
-Where jobs are, as the last view showed it: on which GPUs, and beside whom.
+`LearntSlowdowns` averages over families, `CoreDemand` estimates how many cores workers use, and
+`PlacementIndex` looks up where jobs run and who their neighbours are.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ ALIKE: Final = 0.05  # logarithm: slow-downs below this are taken for noise
 
 
 class LearntSlowdowns:
-    """What families were seen to lose; what one was never seen at is as for the others.
+    """Slow-downs by GPU type and neighbour; unmeasured cases use the mean of the other families.
 
     Args:
-        families: what was measured; its priors are kept up to date.
+        families: the measurements; their priors are updated.
     """
 
     def __init__(self, families: FamilyHistories) -> None:
@@ -49,13 +48,12 @@ class LearntSlowdowns:
         self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
 
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """How much longer a step takes on each GPU type than on the fastest; None if nowhere.
+        """Return the factor of a step's time on each GPU type over the fastest, shape (J, types).
+
+        None if there is no difference.
 
         Args:
-            families: shape (J,), of jobs.
-
-        Returns:
-            Shape (J, types), factors; what a family was never seen on is as for the others.
+            families: of the jobs, shape (J,).
         """
         if len(types) < 2:  # noqa: PLR2004 - one is like itself
             return None
@@ -67,10 +65,10 @@ class LearntSlowdowns:
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
 
     def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
-        """Slow-downs by neighbours as in `InterferenceModel`, (2 F, 2 F); None: nobody does.
+        """Return log slow-downs as in `InterferenceModel`, shape (2 F, 2 F); None if all are 0.
 
         Args:
-            families: F of them, which give the classes their numbers.
+            families: F families, whose order numbers the classes.
         """
         self._agree()
         if not self._families.priors.colocations:
@@ -93,7 +91,7 @@ class LearntSlowdowns:
         return found if found.max(initial=0.0) > ALIKE else None
 
     def _agree(self) -> None:
-        """Means over families, for those that have not been there."""
+        """Compute the means over families, which serve as priors."""
         families = self._families.all()
         editions = sum(family.edition for family in families)
         if editions == self._agreed_on:
@@ -120,7 +118,7 @@ class LearntSlowdowns:
         }
 
     def _believe_scaling(self, families: Sequence[FamilyHistory]) -> None:
-        """What those that were on several slots gained is expected of those that never were."""
+        """Update the prior speed-up of families that were never measured on several slots."""
         known = [family.scaling() for family in families]
         to_two = _with_prior(PRIOR_SCALING.to_two, [found for found, _ in known])
         beyond = _with_prior(PRIOR_SCALING.beyond, [found for _, found in known])
@@ -138,7 +136,7 @@ def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
 
 
 def _with_prior(prior: float, seen: Sequence[float | None]) -> float:
-    """The mean of what families measured; the prior counts as one of them."""
+    """Return the mean of the measurements; the prior counts as one of them."""
     measured = [found for found in seen if found is not None]
     return (prior + sum(measured)) / (1 + len(measured))
 
@@ -149,25 +147,20 @@ SATURATED: Final = 0.85  # of a host's cores in use: nobody can tell what worker
 
 
 class CoreDemand:
-    """Shows slots with as many cores as their workers make of them.
+    """Number of cores that workers really need, which scales the cores shown to the search.
 
-    A worker of one thread is taken to want a core. Where all jobs' workers are seen to use much
-    less, because they wait for a device, for data or for each other, a host has room for more.
+    A worker of one thread is assumed to need a core. If all jobs' workers use much less, because
+    they wait for a device, for data or for each other, a host has room for more workers.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing reported."""
         self._jobs: dict[JobId, float] = {}  # cores of a worker
         self._families: dict[str, float] = {}
         self._slots: tuple[SlotView, ...] = ()  # of the last view, and what was shown of them
         self._shown: tuple[float, tuple[SlotView, ...]] = (1.0, ())
 
     def observe(self, event: PolicyEvent) -> None:
-        """Take in what workers use.
-
-        Args:
-            event: telemetry, or the end of a job.
-        """
+        """Record the cores that workers use, or the end of a job."""
         match event:
             case StepsSeen(cpu_cores=float(cores)):
                 before = self._jobs.get(event.job, cores)
@@ -178,7 +171,7 @@ class CoreDemand:
                 self._jobs.pop(event.job, None)
 
     def shown(self, view: ClusterView) -> ClusterView:
-        """The view with the cores that count; itself where nobody shares cores, or all want one."""
+        """Return the view with scaled cores; the same view if cores are not shared, or needed."""
         if not any(slot.cores for slot in view.slots):
             return view
         demand = self._demand(view)
@@ -190,7 +183,10 @@ class CoreDemand:
         return replace(view, slots=self._shown[1])
 
     def _demand(self, view: ClusterView) -> float:
-        """Cores of one worker of the job that wants most: 1, 1/2, 1/4, ... to keep it steady."""
+        """Return the cores of one worker of the most demanding job, rounded up to 1, 1/2, 1/4, ...
+
+        The coarse steps keep it steady.
+        """
         most, used = 0.0, 0.0
         for job in view.jobs.values():
             cores = self._of(job)
@@ -207,7 +203,7 @@ class CoreDemand:
         return demand
 
     def _of(self, job: JobView) -> float:
-        """Its own, else its family's, else the mean of all families; a core if nobody reported."""
+        """Return the cores of a job's worker: measured, its family's, the mean, or one core."""
         known = self._jobs.get(job.job, self._families.get(job.family))
         if known is not None:
             return known
@@ -216,7 +212,7 @@ class CoreDemand:
 
 
 class PlacementIndex:
-    """Answers from one view; looked up when somebody asks."""
+    """Placement of jobs in the last view; computed on demand."""
 
     def __init__(self) -> None:
         self._view: ClusterView | None = None
@@ -228,7 +224,7 @@ class PlacementIndex:
         self.cores = math.inf  # of the node that has most, if its CPU slots share them
 
     def update(self, view: ClusterView) -> None:
-        """From now on this one counts."""
+        """Replace the view."""
         if self._view is None or self._view.slots is not view.slots:
             self._nodes = {slot.slot: slot.node for slot in view.slots}
             self._kinds = {slot.slot: slot.model for slot in view.slots}
@@ -239,14 +235,14 @@ class PlacementIndex:
         self._view, self._jobs_on = view, None
 
     def gpu_type(self, job: JobId) -> str:
-        """The type of a job's GPUs; several joined by a plus, for the slowest sets the pace."""
+        """Return the type of a job's GPUs; several types are joined by a plus."""
         found = self._seen(job)
         if found is None or len(self.types) <= 1:
             return ""
         return "+".join(sorted({self._kinds.get(slot, "") for slot in found.running_on}))
 
     def colocations(self, job: JobId) -> list[Colocation]:
-        """Classes of the jobs that share a node with this one."""
+        """Return the classes of the jobs on the same nodes."""
         found = self._seen(job)
         if found is None or self._view is None:
             return []
@@ -261,15 +257,14 @@ class PlacementIndex:
         return sorted(classes)
 
     def is_changing(self, job: JobId) -> bool:
-        """Whether it starts, changes or ends just now: its slots are not yet those it trains on."""
+        """True if the job is changing, so that it does not train on the view's slots yet."""
         found = self._seen(job)
         return found is not None and not found.movable
 
     def stretch(self, job: JobId) -> float:
-        """Times that its steps take longer because workers share the cores of its nodes.
+        """Return the factor of a job's step times due to shared cores.
 
-        Args:
-            job: its id; of one that is not in the view, the worst node counts.
+        For a job that is not in the view this is the factor of the worst node.
         """
         if not self._stretch:
             return 1.0
@@ -278,7 +273,7 @@ class PlacementIndex:
         return max((self._stretch.get(node, 1.0) for node in nodes), default=1.0)
 
     def is_alone(self, job: JobId) -> bool:
-        """Whether it has its nodes to itself."""
+        """True if no other job runs on the job's nodes."""
         return not self.colocations(job)
 
     def _seen(self, job: JobId) -> JobView | None:
@@ -297,10 +292,9 @@ class PlacementIndex:
 
 
 def stretches(view: ClusterView) -> dict[NodeId, float]:
-    """Times that steps take longer on each node whose busy slots share its cores.
+    """Return the factor of step times on each node whose busy slots share its cores.
 
-    Args:
-        view: the cluster; a slot that is not usable is busy.
+    An unusable slot counts as busy.
     """
     slots: Counter[NodeId] = Counter()
     busy: Counter[NodeId] = Counter()

@@ -1,11 +1,11 @@
-"""When waiting jobs are expected to start, with an interval that 80% of the starts shall lie in.
+"""Forecasts of the start of waiting jobs, with an interval that should contain 80% of the starts.
 
 The schedule in force is rolled forward: running jobs end when their remaining time is over, and
-whoever waits gets what they leave in the order in which the policy fills slots. Who comes later,
-and how sizes change, is not foreseen. How far that is off is learnt from what came of earlier
-forecasts of jobs alike (nearest neighbours by expected wait and length), which gives the middle
-and both ends of the interval. A job whose wait is already longer than expected counts as if it
-started now: leaving it out would make waits look short.
+waiting jobs get their slots in the order in which the policy fills slots. Future submissions and
+changes of size are not foreseen. The error is estimated from the outcomes of similar earlier
+forecasts (nearest neighbours by expected wait and length), which yields the median and the ends of
+the interval. A job that has waited longer than expected counts as if it started now: without it
+waits would look too short.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PRIOR: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6))
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """A forecast that nothing came of yet."""
+    """Pending forecast."""
 
     at: Seconds
     wait_s: float  # by rolling forward
@@ -49,16 +49,16 @@ class _Told:
 
     @property
     def traits(self) -> tuple[float, float]:
-        """By which it is alike others."""
+        """Coordinates for the search of similar forecasts."""
         return math.log(self.wait_s + SMALL_S), math.log(self.length_s + SMALL_S)
 
     def error(self, now: Seconds) -> float:
-        """Logarithm of the real over the rolled wait, if that is over now."""
+        """Return the logarithm of the actual over the rolled wait if the wait ends at `now`."""
         return math.log((now - self.at + SMALL_S) / (self.wait_s + SMALL_S))
 
 
 class StartForecasts:
-    """Says when waiting jobs will start, and learns from when they did."""
+    """Forecasts of starts, corrected by the outcomes of earlier ones."""
 
     def __init__(self) -> None:
         self._told: dict[JobId, _Told] = {}
@@ -69,11 +69,7 @@ class StartForecasts:
         self._made_at = Seconds(-math.inf)
 
     def update(self, view: ClusterView, now: Seconds) -> None:
-        """Learn from jobs that have started.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Record the outcomes of forecasts whose jobs have started."""
         for name in [name for name in self._told if _has_left(view, name)]:
             told = self._told.pop(name)
             if name in view.jobs and now > told.at:
@@ -81,13 +77,7 @@ class StartForecasts:
         self._ends = {name: at for name, at in self._ends.items() if name in view.jobs}
 
     def of(self, problem: Problem, best: Candidate, now: Seconds) -> dict[JobId, StartForecast]:
-        """Forecasts of the jobs that a schedule leaves waiting.
-
-        Args:
-            problem: the view as the search sees it.
-            best: the schedule that is read out.
-            now: seconds on the controller's clock.
-        """
+        """Return forecasts of the jobs that the schedule `best` leaves waiting."""
         rows = np.flatnonzero(best.levels == 0).tolist()
         if not rows:
             return {}
@@ -125,7 +115,7 @@ class StartForecasts:
     def _held(
         self, problem: Problem, best: Candidate, length_s: FloatArray, now: Seconds
     ) -> list[tuple[float, int]]:
-        """When slots come free, and how many: of jobs that run, and of those that change now."""
+        """Return when slots become free and how many, of running and of changing jobs."""
         rows = np.flatnonzero(best.levels)
         levels = best.levels[rows]
         running = [problem.job_rows[row] for row in rows.tolist()]
@@ -142,7 +132,7 @@ class StartForecasts:
         return heapq.nsmallest(MOST_ENDS, held)
 
     def _corrections(self, wait_s: FloatArray, length_s: FloatArray, now: Seconds) -> FloatArray:
-        """Real over rolled waits at `QUANTILES`, as of forecasts alike, shape (N, 3)."""
+        """Return quantiles of actual over rolled waits of similar forecasts, shape (N, 3)."""
         late = [told for told in self._told.values() if now - told.at > told.median_s]
         samples = [*self._known, *((told.traits, told.error(now)) for told in late)]
         if len(samples) <= len(PRIOR):
@@ -157,13 +147,13 @@ class StartForecasts:
 
 
 def _has_left(view: ClusterView, name: JobId) -> bool:
-    """Whether a job waits no longer."""
+    """True if a job no longer waits."""
     job = view.jobs.get(name)
     return job is None or bool(job.running_on)
 
 
 def _lengths(job_rows: Sequence[JobRow]) -> FloatArray:
-    """Seconds on one slot, shape (J,); half the median where nobody can say."""
+    """Return seconds on one slot, shape (J,); half the median where unknown."""
     left_s = np.array([row.remaining_s for row in job_rows], dtype=np.float64)
     known = left_s[np.isfinite(left_s)]
     return np.where(
@@ -174,7 +164,7 @@ def _lengths(job_rows: Sequence[JobRow]) -> FloatArray:
 def _in_line(
     problem: Problem, best: Candidate, length_s: FloatArray
 ) -> list[tuple[int, int, float]]:
-    """Row, slots and seconds of those that wait, whose slots are worth most first."""
+    """Return row, slots and seconds of the waiting jobs, the largest value per slot first."""
     rows = np.flatnonzero((best.levels == 0) & problem.allowed[:, 1:].any(axis=1))
     sizes, worth = problem.sizes[rows], problem.worth[rows]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -195,11 +185,13 @@ def _rolled(
     line: Sequence[tuple[int, int, float]],
     now: Seconds,
 ) -> Mapping[int, float]:
-    """Seconds until each of `line` has its slots, by row; those that never get them are missing.
+    """Return the seconds until jobs of `line` get their slots, by row.
+
+    A job that never gets its slots is missing.
 
     Args:
-        line: row, slots and seconds of each that waits, in order; whoever does not fit is passed.
-        now: seconds on the controller's clock.
+        line: row, slots and seconds of each waiting job, in order; a job that does not fit is
+            skipped.
     """
     ends = list(held)
     heapq.heapify(ends)

@@ -1,6 +1,6 @@
-"""The population, and one generation of it (ONES figure 5).
+"""Population and generations of the search (ONES figure 5).
 
-The four operations of ONES section 3.2.2, on all candidates at once; no one loses a slot.
+The four operations of ONES section 3.2.2 work on all candidates at once. None of them loses a slot.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ LONGEST: Final = 1e15  # samples that are compared
 
 
 def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
-    """Initialization: a random job on each slot, shape (K, G); not within limits yet.
-
-    Args:
-        problem: the view as the search sees it.
-    """
+    """Initialize: put a random job on each slot, shape (K, G). The result may exceed limits."""
     jobs = len(problem.jobs)
     if not jobs:
         return np.full((many, len(problem.slots)), IDLE, dtype=np.int16)
@@ -45,11 +41,10 @@ def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
 
 
 def fill_costs(problem: Problem, *, sampled: bool, many: int, rng: Generator) -> FloatArray:
-    """Y of every job in each of `many` candidates, as a fill sees it; shape (K, J).
+    """Return Y of every job in `many` candidates for a fill, shape (K, J).
 
     Args:
-        problem: the view as the search sees it.
-        sampled: whether progress is drawn, or its mean taken.
+        sampled: draw progress for each candidate; otherwise use its mean.
     """
     if sampled:
         return work_left(problem, draws(problem, rng, many)).T
@@ -58,9 +53,9 @@ def fill_costs(problem: Problem, *, sampled: bool, many: int, rng: Generator) ->
 
 
 def refreshed(genes: Genes, problem: Problem, left: FloatArray) -> Genes:
-    """Refresh (figure 7): (2) scale down, (3) new jobs get slots, and idle slots are filled.
+    """Refresh (figure 7): (2) scale down, (3) give slots to new jobs, and fill idle slots.
 
-    (1), that slots of finished jobs are idle, is done when a view is met.
+    Part (1), freeing the slots of finished jobs, is done by `carried_over`.
 
     Args:
         genes: shape (K, G).
@@ -70,16 +65,9 @@ def refreshed(genes: Genes, problem: Problem, left: FloatArray) -> Genes:
 
 
 def within_limits(genes: Genes, problem: Problem) -> Genes:
-    """Scale every job down to floor(R c / B) slots; one that has too few then has none.
+    """Scale every job down to floor(R c / B) slots; a job below its least slots gets none.
 
-    Also what repairs children: a crossover may give a job any number of slots.
-
-    Args:
-        genes: candidates, shape (K, G).
-        problem: the view as the search sees it.
-
-    Returns:
-        Shape (K, G).
+    This also repairs children: a crossover may give a job any number of slots.
     """
     counts = counts_of(genes, len(problem.jobs))
     allowed = np.minimum(counts, problem.most)
@@ -95,13 +83,6 @@ def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
     """Give every new job its least slots, from jobs with the largest T_processed if none is idle.
 
     Paper: avoids starvation of new jobs by the preferential allocation.
-
-    Args:
-        genes: candidates, shape (K, G).
-        problem: the view as the search sees it.
-
-    Returns:
-        Shape (K, G).
     """
     found = genes
     candidates = np.arange(len(genes))
@@ -123,7 +104,7 @@ def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
 
 
 def _that_fit(problem: Problem, room: int) -> list[int]:
-    """New jobs in order of arrival, as far as there are slots for their least."""
+    """Return the new jobs, in order of arrival, for whose least slots there is room."""
     found: list[int] = []
     for row in np.flatnonzero(problem.new & (problem.most >= problem.least)).tolist():
         room -= int(problem.least[row])
@@ -138,9 +119,9 @@ def filled(
 ) -> Genes:
     """Give idle slots to waiting and running jobs until no job can use one (eq. 4).
 
-    Again and again the job with the least utilization gain (phi' - phi) Y is selected, where
-    phi = c / X: the change of eq. 8 when its batch goes to R. A running job goes to floor(R c / B)
-    slots; a waiting one, for which that is 0 / 0, to its least.
+    Each step selects the job with the least utilization gain (phi' - phi) Y, where phi = c / X: the
+    change of eq. 8 when its batch goes to R. A running job goes to floor(R c / B) slots; a waiting
+    job, for which that is 0 / 0, to its least slots.
 
     Args:
         genes: shape (K, G), within limits.
@@ -175,21 +156,21 @@ def filled(
 
 
 def _with_idle_given(genes: Genes, idle: BoolArray, grown: Genes) -> Genes:
-    """The first, second, ... idle slot of each candidate to the first, second, ... of `grown`."""
+    """Put the n-th entry of `grown` on the n-th idle slot of each candidate."""
     place = np.cumsum(idle, axis=1) - 1
     taken = np.take_along_axis(grown, np.maximum(place, 0), axis=1)
     return np.where(idle, taken, genes).astype(np.int16)
 
 
 def _phi(problem: Problem) -> FloatArray:
-    """C / X by job and size, shape (J, C + 1)."""
+    """Return phi = c / X by job and size, shape (J, C + 1)."""
     rates = problem.rates[:, :, 0]
     slots = np.broadcast_to(np.arange(rates.shape[1]), rates.shape)
     return np.divide(slots, rates, out=np.zeros(rates.shape), where=rates > 0)
 
 
 def _targets(counts: IntArray, free: IntArray, problem: Problem) -> IntArray:
-    """Slots that jobs would go to, as far as there is room; those of now if they cannot grow."""
+    """Return the sizes that jobs would grow to, within the free slots; the present size if none."""
     wanted = np.where(counts > 0, problem.most, problem.least)
     target = np.minimum(wanted, counts + free[:, None])
     fits = (target >= problem.least) & (target <= problem.most)
@@ -199,10 +180,7 @@ def _targets(counts: IntArray, free: IntArray, problem: Problem) -> IntArray:
 def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
     """Uniform crossover (figure 8): K random pairs, 2 K children, shape (2 K, G).
 
-    On each slot the job of one parent goes to a random child and that of the other to the other.
-
-    Args:
-        genes: candidates, shape (K, G).
+    On each slot a random child gets one parent's job, and the other child the other parent's job.
     """
     one = genes[rng.integers(0, len(genes), many)]
     other = genes[rng.integers(0, len(genes), many)]
@@ -210,30 +188,19 @@ def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
 
 
 def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
-    """The children of pairs of parents: first those that get the first parent's job if `straight`.
-
-    Args:
-        one: shape (K, G).
-        other: shape (K, G).
-        straight: shape (K, G).
-    """
+    """Return the children of pairs of parents; the first half gets `one`'s job where `straight`."""
     return np.concatenate([np.where(straight, one, other), np.where(straight, other, one)])
 
 
 def preempted(genes: Genes, problem: Problem, rate: float, rng: Generator) -> BoolArray:
-    """Uniform mutation: each job of each candidate with probability theta, shape (K, J).
-
-    Args:
-        genes: candidates, shape (K, G).
-        problem: the view as the search sees it.
-    """
+    """Uniform mutation: choose each job of each candidate with probability theta, shape (K, J)."""
     return np.asarray(rng.random((len(genes), len(problem.jobs))) < rate)
 
 
 def mutated(genes: Genes, problem: Problem, struck: BoolArray, left: FloatArray) -> Genes:
-    """Uniform mutation (figure 9): slots of pre-empted jobs are filled with other ones.
+    """Uniform mutation (figure 9): fill the slots of pre-empted jobs with other jobs.
 
-    Only what the others cannot use goes back to them (eq. 4).
+    Slots that the other jobs cannot use go back to the pre-empted jobs (eq. 4).
 
     Args:
         genes: shape (K, G), within limits.
@@ -248,17 +215,11 @@ def mutated(genes: Genes, problem: Problem, struck: BoolArray, left: FloatArray)
 
 
 def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
-    """Reorder (figure 10): the slots of each job next to each other, idle ones at the end.
+    """Reorder (figure 10): put the slots of each job next to each other, idle slots at the end.
 
-    `flat` is the paper's: in the order in which the jobs occur. `aligned`: in the order in which
-    they arrived, so that the same slot means the same job in most candidates; which slots jobs
-    really get is then left to the placer, which aligns them to nodes and moves few.
-
-    Args:
-        genes: candidates, shape (K, G).
-
-    Returns:
-        Shape (K, G).
+    `flat` is the paper's order, by first occurrence of the jobs. `aligned` orders by arrival, so
+    that a slot has the same job in most candidates; the placer then chooses the real slots, aligned
+    to nodes and with few moves.
     """
     if how == "aligned":
         keys = np.where(genes == IDLE, np.iinfo(np.int16).max, genes)
@@ -269,7 +230,7 @@ def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
 
 
 def _first_places(genes: Genes) -> Genes:
-    """For each slot the first one that its job has, shape (K, G); past the end where idle."""
+    """Return the first slot of the job on each slot, shape (K, G); G where the slot is idle."""
     many, width = genes.shape
     top = int(genes.max(initial=0)) + 1
     first = np.full((many, top + 1), width, dtype=np.int16)
@@ -285,7 +246,7 @@ BETTER: Final = 1e-9  # relative: less is no progress
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """One problem, and the candidates for it; the best one first."""
+    """Problem and its candidates, best first."""
 
     problem: Problem
     scorer: Scorer
@@ -294,14 +255,12 @@ class _State:
 
 
 class EvolutionarySearch(Evolution):
-    """Evolves K candidates, generation by generation, in three steps each."""
+    """Evolution of K candidates; a generation has three steps.
+
+    `update` must be called with a problem before the first step.
+    """
 
     def __init__(self, options: OnesPaperOptions) -> None:
-        """Begin without a problem: `update` brings the first.
-
-        Args:
-            options: size of the population, mutation rate, order and patience.
-        """
         super().__init__(options.patience)
         self._options = options
         self._now: _State | None = None
@@ -309,12 +268,12 @@ class EvolutionarySearch(Evolution):
 
     @property
     def best(self) -> Genes | None:
-        """S*: the job on each slot, shape (G,)."""
+        """S*: the job on each slot, shape (G,); None if there is no candidate."""
         return None if self._now is None or not len(self._now.genes) else self._now.genes[0]
 
     @property
     def scores(self) -> FloatArray:
-        """Of the population, by mean progress."""
+        """Scores of the population by mean progress."""
         return np.zeros(0) if self._now is None else self._now.scores
 
     @property
@@ -323,7 +282,7 @@ class EvolutionarySearch(Evolution):
         return np.zeros((0, 0), dtype=np.int16) if self._now is None else self._now.genes
 
     def stats(self) -> SearchStats:
-        """How the population stands."""
+        """Return statistics of the population."""
         scores = self.scores
         return SearchStats(
             generations=self.generations,
@@ -334,7 +293,7 @@ class EvolutionarySearch(Evolution):
         )
 
     def diversity(self) -> float:
-        """Mean share of jobs that have different numbers of slots in two candidates."""
+        """Return the mean share of jobs whose numbers of slots differ between two candidates."""
         now = self._now
         if now is None or len(now.genes) < 2 or not now.problem.jobs:  # noqa: PLR2004 - a pair
             return 0.0
@@ -345,7 +304,7 @@ class EvolutionarySearch(Evolution):
         return 1.0 - pairs / (jobs * many * (many - 1.0))
 
     def incumbent(self) -> float:
-        """The score of the schedule in force."""
+        """Return the score of the schedule in force."""
         if self._now is None or not self._now.problem.jobs:
             return 0.0
         problem, scorer = self._now.problem, self._now.scorer
@@ -353,13 +312,10 @@ class EvolutionarySearch(Evolution):
         return float((scorer.matrix(genes) @ scorer.weights(mean_draw(problem)))[0, 0])
 
     def update(self, problem: Problem, rng: Generator) -> None:
-        """Take a new view: refresh every candidate with it (figure 7).
+        """Replace the problem and refresh every candidate with it (figure 7).
 
-        Paper: the initial population is random. So it is here, beside the schedule in force.
-
-        Args:
-            problem: made of a new view, or of what was learnt since.
-            rng: draws the initial population, and progress.
+        Paper: the initial population is random. Here it may contain the schedule in force as well
+        (option `incumbent`).
         """
         options, former = self._options, self._now
         many = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
@@ -374,11 +330,7 @@ class EvolutionarySearch(Evolution):
         self._settle(problem, scorer_for(problem, options), genes, many, rng)
 
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: crossover, mutation, or reorder and selection.
-
-        Args:
-            rng: draws parents, mutations and the progress that candidates are scored with.
-        """
+        """Run one step of a generation: crossover, mutation, or reorder and selection."""
         now, options = self._now, self._options
         if now is None or not now.genes.size or not now.problem.jobs:
             self._give_up()
@@ -405,7 +357,7 @@ class EvolutionarySearch(Evolution):
     def _settle(
         self, problem: Problem, scorer: Scorer, genes: Genes, many: int, rng: Generator
     ) -> _State:
-        """Keep the K best different ones."""
+        """Keep the K best distinct candidates."""
         different = _different(genes)
         rows, scores = selected(scorer, different, many, rng)
         self._now = _State(problem, scorer, different[rows], scores[rows])
@@ -416,15 +368,9 @@ class EvolutionarySearch(Evolution):
 
 
 def carried_over(genes: Genes, before: Problem, after: Problem) -> Genes:
-    """Candidates of one view in the rows and columns of the next; (1) of refresh.
+    """Return candidates of one view in the rows and columns of the next; part (1) of refresh.
 
-    Slots of jobs that are over are idle. A slot that was not in play is as it is now.
-
-    Args:
-        genes: candidates, shape (K, G).
-
-    Returns:
-        Shape (K, G of `after`).
+    Slots of ended jobs become idle. A slot that was not in play gets its present job.
     """
     rows = {job.job: row for row, job in enumerate(after.jobs)}
     renamed = np.full(len(before.jobs) + 1, IDLE, dtype=np.int16)  # the last one: idle
@@ -439,7 +385,7 @@ def carried_over(genes: Genes, before: Problem, after: Problem) -> Genes:
 
 
 def _different(genes: Genes) -> Genes:
-    """Every candidate once, in the order of their first occurrence."""
+    """Return the distinct candidates in the order of their first occurrence."""
     if not genes.size:
         return genes[:1]
     seen: dict[bytes, int] = {}
@@ -449,12 +395,7 @@ def _different(genes: Genes) -> Genes:
 
 
 def slots_by_job(problem: Problem, best: Genes) -> dict[JobId, list[SlotId]]:
-    """The slots of each job that has some in a candidate, in the order of the columns.
-
-    Args:
-        problem: the view as the search sees it.
-        best: a candidate, shape (G,).
-    """
+    """Return the slots of each job that has slots in a candidate, in the order of the columns."""
     found: dict[JobId, list[SlotId]] = {}
     for place, row in enumerate(best.tolist()):
         if row != IDLE:

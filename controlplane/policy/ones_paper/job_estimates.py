@@ -1,6 +1,6 @@
-"""What was heard: speeds and lengths per family, R and progress per job, the rate of arrivals.
+"""Estimates from policy events: speeds and lengths by family, R and progress by job, arrival rate.
 
-X: how fast jobs are, as measured, and fitted for sizes that were never tried.
+X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEWEST: Final = 0.3  # weight of the newest of many measurements of one slot
 
 @dataclass(slots=True)
 class Speeds:
-    """Measured speeds of jobs of one script and model."""
+    """Measured speeds of one family: jobs with the same script and model."""
 
     edition: int = 0  # of the model
     slot_rate: float = 0.0  # mean samples per second of one slot; 0: never measured
@@ -48,16 +48,11 @@ class Speeds:
 
     @property
     def known(self) -> bool:
-        """Whether anything was measured."""
+        """True if any speed was measured."""
         return bool(self._step_times.means)
 
     def add(self, nodes: int, slots: int, batch: int, samples_per_s: float) -> None:
-        """One more measurement, on so many slots with that global batch.
-
-        Args:
-            batch: global, samples per step.
-            samples_per_s: X, mean of the group; what is not finite or above 0 does not count.
-        """
+        """Record X, samples/s of the group, at a global batch; ignore it if not above 0."""
         if slots < 1 or batch < 1 or not math.isfinite(samples_per_s) or samples_per_s <= 0:
             return
         step_s, each = batch / samples_per_s, samples_per_s / slots
@@ -68,11 +63,7 @@ class Speeds:
             self._model = None
 
     def model(self, first_batch: int) -> SpeedModel:
-        """The model that fits best; in relative time before anything was measured.
-
-        Args:
-            first_batch: global batch that the job began with, samples per step.
-        """
+        """Return the fitted model; its times are relative before the first measurement."""
         if self._model is None:
             samples = [
                 Sample(nodes, slots, local, mean.step_s, mean.weight)
@@ -91,7 +82,7 @@ MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never repor
 
 @dataclass(slots=True)
 class PaperJobHistory(JobHistory):
-    """What is remembered of an active job."""
+    """History of an active job, with its losses and its log of epochs."""
 
     first_loss: float | None = None
     loss: float | None = None
@@ -99,13 +90,13 @@ class PaperJobHistory(JobHistory):
     log: list[tuple[int, FloatArray]] = field(default_factory=list)  # epoch, x
 
     def features(self, samples_done: float) -> FloatArray:
-        """The job's x at present."""
+        """Return the job's present feature vector x."""
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
 
 
 @dataclass(slots=True)
 class FamilyHistory:
-    """Jobs of one script and model."""
+    """History of one family: jobs with the same script and model."""
 
     speeds: Speeds = field(default_factory=Speeds)
     totals: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))  # samples
@@ -113,15 +104,14 @@ class FamilyHistory:
 
 
 class Estimates:
-    """Takes policy events in; answers what is known of a job."""
+    """Estimates of speeds, lengths, progress and limits, updated by policy events and views.
+
+    Args:
+        options: the prior, the size of the sample of logs (points), and whether R is halved for
+            jobs left waiting.
+    """
 
     def __init__(self, options: OnesPaperOptions) -> None:
-        """Begin with nothing learnt: progress is that of the prior.
-
-        Args:
-            options: the prior, the size of the sample of logs (points), and whether R is halved for
-                jobs left waiting.
-        """
         self._options = options
         self._families: dict[str, FamilyHistory] = {}
         self._histories: dict[JobId, PaperJobHistory] = {}
@@ -134,12 +124,7 @@ class Estimates:
     # --- what happens
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: an epoch, telemetry, the end of a job, or a plan that was put in force.
-            now: seconds on the controller's clock.
-        """
+        """Learn from `event`: an epoch, telemetry, the end of a job, or a plan put in force."""
         match event:
             case EpochSeen():
                 self._epoch(event, now)
@@ -174,7 +159,7 @@ class Estimates:
             history.log.append((event.epoch, row))
 
     def _end(self, event: JobEnded) -> None:
-        """A job that was killed or failed tells nothing of how long such jobs last."""
+        """Record the length and the log of a job, unless it was killed or failed."""
         history = self._histories.pop(event.job, None)
         if not event.succeeded or not event.samples_done:
             return
@@ -187,11 +172,7 @@ class Estimates:
         self._finished.append(points_of(rows, epochs))
 
     def update(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
-        """Take note of arrivals, and move R of running jobs that finished an epoch.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Record new jobs, and update R of running jobs that finished an epoch."""
         jobs = list(jobs)
         if len(self._histories) > 2 * len(jobs) + 100:  # late events of jobs that are over
             active = {job.job for job in jobs}
@@ -213,7 +194,7 @@ class Estimates:
     def _count(
         self, job: JobView, history: PaperJobHistory, now: Seconds, *, contended: bool
     ) -> None:
-        """Paper: R changes after each epoch. Here a long epoch also counts in pieces."""
+        """Update R after an epoch (paper), or after a report interval of a long epoch (here)."""
         piece = self._options.report_interval_s
         since = max(history.counted_at, job.moved_at)
         if piece and now - since > piece and self.warm(job):
@@ -230,7 +211,7 @@ class Estimates:
         )
 
     def learn(self, rng: Generator) -> None:
-        """Fit the progress model again, if jobs have finished since; off the decision path."""
+        """Fit the progress model again if jobs have finished; slow, so not called by `plan`."""
         if not self._finished:
             return
         for points in self._finished:
@@ -241,22 +222,22 @@ class Estimates:
     # --- answers
 
     def history(self, name: JobId) -> PaperJobHistory:
-        """Of one job."""
+        """Return the history of a job; create an empty one if there is none."""
         return self._histories.setdefault(name, PaperJobHistory())
 
     def family(self, name: str) -> FamilyHistory:
-        """Of one family."""
+        """Return the history of a family; create an empty one if there is none."""
         return self._families.setdefault(name, FamilyHistory())
 
     def warm(self, job: JobView) -> bool:
-        """Start: whether its first steps are done, and how fast they are is known."""
+        """True if the warm-up steps are done (Start) and the job's speed is known."""
         if job.epoch:
             return True
         measured = self.family(job.family).speeds.known
         return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:
-        """When a running job may be changed again, if no epoch of it ends before."""
+        """Return when a running job may be changed again if no epoch ends before."""
         options = self._options
         since = job.moved_at
         if options.gate == "all":
@@ -268,7 +249,7 @@ class Estimates:
         return Seconds(since + max(options.report_interval_s, options.settle_s))
 
     def epoch_samples(self, job: JobView) -> float:
-        """||D||, or what relatives had."""
+        """Return ||D||: the job's own, its relatives', or a default."""
         known = job.epoch_samples or self.family(job.family).epoch_samples
         return float(known or MANY_SAMPLES * job.batch_size)
 

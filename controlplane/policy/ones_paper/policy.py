@@ -1,4 +1,4 @@
-"""`ones-paper`: the search of the ONES paper behind the interface of every policy."""
+"""Policy `ones-paper`: the search of the ONES paper."""
 
 from __future__ import annotations
 
@@ -23,17 +23,12 @@ from schemas.ids import JobId, Seconds, SlotId
 
 
 class OnesPaper(SearchPolicy[Problem]):
-    """Evolves schedules that say which job is on each slot, and puts the best one in force.
+    """Policy that evolves schedules, i.e. the job on each slot, and plans the best one.
 
-    What the paper leaves open is an option, and one of its values is always the literal reading.
+    Each ambiguity of the paper is an option, and one of its values is the literal reading.
     """
 
     def __init__(self, options: OnesPaperOptions | None = None) -> None:
-        """Begin with nothing learnt and no schedule.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or OnesPaperOptions()
         self._estimates = Estimates(self.options)
         self._builder = ProblemBuilder(self._estimates, self.options)
@@ -42,12 +37,12 @@ class OnesPaper(SearchPolicy[Problem]):
         super().__init__(self._estimates, self._search)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Fit to finished jobs, and evolve; whether to go on could find something better."""
+        """Fit the progress model to finished jobs, then evolve as the base class does."""
         self._estimates.learn(rng)
         return super().improve(view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Put S* in force, where gates are open, with a reason for every job that changes."""
+        """Return S* where the gates are open, with a reason for every job that changes or waits."""
         problem = self._problem_of(view, now)
         partition = partition_of(view, now)
         rows = {job.job: row for row, job in enumerate(problem.jobs)}
@@ -82,7 +77,7 @@ class OnesPaper(SearchPolicy[Problem]):
     def _slots(
         self, partition: Partition, problem: Problem, chosen: dict[JobId, list[SlotId]]
     ) -> dict[JobId, list[SlotId]]:
-        """Which slots the best candidate means; jobs that are gated keep theirs."""
+        """Return the slots that each job gets in the best candidate; gated jobs keep theirs."""
         kept = {
             job.job: list(job.running_on) for job in partition.running if job.job in problem.gated
         }
@@ -98,7 +93,10 @@ class OnesPaper(SearchPolicy[Problem]):
 
 
 def _reachable(job: JobView, slots: list[SlotId]) -> bool:
-    """A group that moves has a sample for each of its old and new slots, while it does."""
+    """True unless the job would move and has fewer samples than old and new slots together.
+
+    While a group moves, it trains on both.
+    """
     both = job.running_on.keys() | set(slots)
     moves = len(both) > len(job.running_on) and len(both) > len(slots)
     return not moves or len(both) <= job.batch_limit
@@ -107,7 +105,7 @@ def _reachable(job: JobView, slots: list[SlotId]) -> bool:
 def _dealt(
     job: JobView, problem: Problem, row: int | None, slots: list[SlotId]
 ) -> dict[SlotId, int]:
-    """Local batches; those of now where slots and batch stay, and of jobs that are gated."""
+    """Return local batches; the present ones if the job is gated or keeps slots and batch."""
     if row is None:
         return dict(job.running_on)
     batch = int(problem.batches[row, len(slots)])
@@ -119,7 +117,7 @@ def _dealt(
 def _words(
     job: JobView, problem: Problem, row: int, left: float, many: int
 ) -> tuple[str, dict[str, float]]:
-    """What stands behind the size of a job."""
+    """Return the text and the numbers of the reason for a job's size."""
     share = problem.alpha[row] / (problem.alpha[row] + problem.beta[row])
     numbers = {
         "batch_now": float(sum(job.running_on.values())),

@@ -1,8 +1,7 @@
-"""One view as the search sees it: columns of slots, rows of jobs, and what each size does.
+"""Search problem of one view: columns of slots, rows of jobs, and the batch and speed of each size.
 
-What one job would do on 1, 2, ... slots: with which batch, and how fast.
-
-Turns views into problems: what is in play, what each size does, and who is gated.
+`ProblemBuilder` decides which jobs and slots are in play and which jobs are gated. `size_table`
+chooses the batch of a job on 1, 2, ... slots.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ IDLE: Final = -1
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that stays the same while one view is searched; J jobs, G slots, sizes to C."""
+    """Constants of the search of one view: J jobs, G slots, sizes up to C."""
 
     version: int
     jobs: tuple[JobView, ...]  # that may be changed or started, in order of arrival
@@ -61,7 +60,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a job may have, and how its speed is read."""
+    """Limits of a job, and the reading of its speed."""
 
     limit: int  # min(R, what its user allows), samples per step
     local_limit: int
@@ -77,14 +76,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
-    """By slots, 0 to C."""
+    """Batches and rates by number of slots, 0 to C."""
 
     batches: IntArray  # global, shape (C + 1,), samples per step; 0 at 0
     rates: FloatArray  # X, shape (C + 1, 2), samples/s: on as few nodes as possible, on more
 
 
 def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
-    """Batch and speed at each size; for `goodput` a sample counts as one at the first batch."""
+    """Return batch and speed at each size.
+
+    For `goodput` a sample counts in full at the first batch.
+    """
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
         return SizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
@@ -105,21 +107,14 @@ def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
 
 
 def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
-    """X of a size and batch that it need not choose by itself, on as few nodes as possible.
-
-    Args:
-        batch: global, samples per step.
-
-    Returns:
-        Samples per second.
-    """
+    """Return X, samples/s, of one size with a given global batch, on as few nodes as possible."""
     many = np.array([slots])
     found = _rates(model, bounds, -(-many // bounds.widest), many, np.array([batch]))
     return float(found[0])
 
 
 def _choices(slots: IntArray, bounds: Bounds) -> IntArray:
-    """Batches that are tried, shape (C, B), ascending."""
+    """Return the batches to try, shape (C, B), ascending."""
     fullest = np.minimum(bounds.limit, slots * bounds.local_limit)[:, None]
     if bounds.batch == "kept":  # every slot as at the beginning, as far as R allows
         return np.minimum(fullest, (slots * bounds.local)[:, None])
@@ -148,26 +143,21 @@ KEPT_TABLES: Final = 10_000  # of alike jobs, before all are forgotten
 
 
 class ProblemBuilder:
-    """Builds problems; the table of a job that stands as before is not worked out again."""
+    """Builder of problems; caches the size tables of jobs that have not changed.
+
+    Args:
+        estimates: what was learned of jobs; `build` updates it with each view.
+        options: gates and readings.
+    """
 
     def __init__(self, estimates: Estimates, options: OnesPaperOptions) -> None:
-        """Begin with no table kept.
-
-        Args:
-            estimates: what is learnt of jobs, now and later; `build` brings them up to date.
-            options: gates, and what else problems are made by.
-        """
         self._estimates = estimates
         self._options = options
         self._clusters = ClusterIndexCache()
         self._tables: dict[tuple[object, ...], SizeTable] = {}
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
-        """The problem that `view` poses at `now`.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return the problem of `view` at `now`."""
         partition, estimates = partition_of(view, now), self._estimates
         estimates.update(view.jobs.values(), now, contended=bool(partition.waiting))
         running, gated, opens_at = self._gates(partition)
@@ -195,7 +185,7 @@ class ProblemBuilder:
         )
 
     def _gates(self, partition: Partition) -> tuple[list[JobView], list[JobView], list[Seconds]]:
-        """Running jobs that may be changed, and those that may not yet; when that is over."""
+        """Return running jobs that may change, those that may not yet, and when gates open."""
         if self._options.gate == "off":
             return partition.running, [], []
         free, gated, opens_at = [], [], []
@@ -210,7 +200,7 @@ class ProblemBuilder:
         return free, gated, opens_at
 
     def _row(self, job: JobView, capacity: int, widest: int, now: Seconds) -> dict[str, Any]:
-        """One job's part of the problem."""
+        """Return one job's part of the problem."""
         estimates, options = self._estimates, self._options
         history, family = estimates.history(job.job), estimates.family(job.family)
         model = family.speeds.model(job.batch_size)
@@ -244,7 +234,7 @@ class ProblemBuilder:
         }
 
     def _bounds(self, job: JobView, capacity: int, widest: int) -> Bounds:
-        """R, and the slots that it allows: as many as hold it with the first local batch."""
+        """Return the job's bounds: R, and as many slots as R fills at the first local batch."""
         estimates, options = self._estimates, self._options
         limit = min(estimates.history(job.job).limit, job.batch_limit)
         if job.last_batch:  # not more at once: paper section 3.3.2 and figure 13
@@ -287,7 +277,7 @@ class ProblemBuilder:
     def _with_batch_of_now(
         self, job: JobView, bounds: Bounds, model: SpeedModel, table: SizeTable
     ) -> SizeTable:
-        """On as many slots as now another batch has to be worth it."""
+        """Keep the present batch at the present size unless another is better by the margin."""
         size, batch = len(job.running_on), sum(job.running_on.values())
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
             return table
@@ -300,7 +290,7 @@ class ProblemBuilder:
         return SizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        """Give jobs of unknown speed such seconds that they last half as long as others do."""
+        """Scale unknown speeds so that these jobs last half as long as the median job."""
         known, rates = fields.pop("known"), fields["rates"]
         if known.all() or not jobs:
             return fields
@@ -321,12 +311,12 @@ class ProblemBuilder:
 
 
 def _was_served(job: JobView) -> bool:
-    """Whether a job was served before."""
+    """True if the job has trained before."""
     return bool(job.samples_done or job.ran_s or job.last_batch)
 
 
 def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, int]:
-    """Slots in play, in the order of the view, and the row of who has them."""
+    """Return the slots in play in the order of the view, with the row of the job on each."""
     holder = {slot: row for row, job in enumerate(jobs) for slot in job.running_on}
     free = {slot for here in partition.free.values() for slot in here}
     return {
@@ -337,7 +327,7 @@ def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, in
 
 
 def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows' fields as arrays."""
+    """Return the fields of all rows as arrays."""
     widest = max((len(row["table"].batches) for row in rows), default=1)
     batches = np.zeros((len(rows), widest), dtype=np.int64)
     rates = np.zeros((len(rows), widest, 2))

@@ -1,4 +1,4 @@
-"""What the jobs of one script and model have in common: speeds, lengths, noise scales."""
+"""Speeds, lengths and noise scales of families, i.e. jobs with the same script and model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BESIDE: Final = 0.3  # weight of a measurement beside neighbours, against one al
 
 @dataclass(slots=True)
 class Priors:
-    """What all families together say of GPU types and neighbours; logarithms."""
+    """Effects of GPU types and neighbours, averaged over all families; logarithms."""
 
     gpu_types: dict[str, float] = field(default_factory=dict)
     colocations: dict[Colocation, float] = field(default_factory=dict)
@@ -43,39 +43,31 @@ class Priors:
 
 @dataclass(slots=True)
 class SmoothedNoise:
-    """A gradient noise scale, smoothed in its logarithm: it spans orders of magnitude."""
+    """Gradient noise scale, smoothed in its logarithm because it spans orders of magnitude."""
 
     value: float = 0.0
     count: int = 0
 
     def add(self, value: float) -> None:
-        """One more measurement.
-
-        Args:
-            value: phi, samples, above 0.
-        """
+        """Add a measurement of phi, samples, above 0."""
         self.count += 1
         share = max(NOISE_SMOOTHING, 1.0 / self.count)
         self.value = value if self.count == 1 else self.value * (value / self.value) ** share
 
 
 def believable(noise_scale: float | None) -> TypeGuard[float]:
-    """Whether somebody can have measured this.
-
-    Args:
-        noise_scale: phi, samples; None: nothing was measured.
-    """
+    """True if `noise_scale` (phi, samples) can be a measurement; None means not measured."""
     return noise_scale is not None and LEAST_NOISE <= noise_scale <= MOST_NOISE
 
 
 def stage(epoch: int) -> int:
-    """Finished epochs, counted coarsely where there are many: eight to a doubling."""
+    """Return the stage of training: the epoch, or eight stages to a doubling for later epochs."""
     return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
 
 
 @dataclass(slots=True)
 class FamilyHistory:
-    """Jobs of one script and model."""
+    """History of one family: jobs with the same script and model."""
 
     step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT_SIZES))
     priors: Priors = field(default_factory=Priors)
@@ -92,22 +84,18 @@ class FamilyHistory:
 
     @property
     def means(self) -> dict[Place, MeanStepTime]:
-        """Mean step times, wherever jobs of it were measured."""
+        """Mean step times by place."""
         return self.step_times.means
 
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
-        """One more measurement of phi, by a job that has finished so many epochs.
-
-        Args:
-            noise_scale: phi, samples; what nobody can have measured does not count.
-        """
+        """Record phi, samples, after `epoch` epochs of a job; ignore implausible values."""
         if believable(noise_scale):
             at = stage(epoch)
             self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
             self.noise_count += 1
 
     def noise_at(self, epoch: int) -> float | None:
-        """Phi at this stage of training, as relatives had it; None: nobody came near."""
+        """Return the relatives' phi near this stage of training; None if none was measured."""
         at = stage(epoch)
         for off in NEAR_STAGES:
             found = self.noise.get(at + off)
@@ -116,10 +104,9 @@ class FamilyHistory:
         return None
 
     def observe_passes(self, slots: int, local_batch: int, passes: int) -> None:
-        """In how many passes a step was taken; the model says others accordingly.
+        """Record the number of passes of a step, with the samples of one pass of one worker.
 
-        Args:
-            local_batch: samples of one pass of one worker.
+        The model is discarded if the limits of passes change.
         """
         before = self.passes.limits
         self.passes.add(slots, local_batch, passes)
@@ -137,14 +124,14 @@ class FamilyHistory:
         colocation: Colocation | None = None,
         sync_share: float | None = None,
     ) -> None:
-        """One more measurement; the model is fitted again when it tells something new.
+        """Record a measured step time; discard the model if the measurement adds information.
 
         Args:
             local_batch: samples of one slot in a step.
             step_s: mean seconds of a step.
-            gpu_type: of its slots; empty: all are alike.
-            colocation: class of the worst neighbour; None: it was alone.
-            sync_share: of the step, in the reduction, 0 to 1; None: not told.
+            gpu_type: type of the job's GPUs; empty if all types are alike.
+            colocation: class of the worst neighbour; None if the job was alone on its nodes.
+            sync_share: share of the step spent in the reduction, 0 to 1; None: not reported.
         """
         if not 0.0 < step_s < LONGEST_S:
             return
@@ -154,11 +141,7 @@ class FamilyHistory:
             self.model = None
 
     def speed_model(self, first_batch: int) -> SpeedModel:
-        """How long its steps take alone, on the type of GPU that is the fastest for it.
-
-        Args:
-            first_batch: global batch that the job began with, samples per step.
-        """
+        """Return the model of steps without neighbours, on the family's fastest type of GPU."""
         if self.model is None:
             found = fit(self._alone(), first_batch, self.before, self.priors.scaling)
             self.model = self.before = replace(found, limits=self.passes.limits)
@@ -167,10 +150,9 @@ class FamilyHistory:
         return self.model
 
     def scaling(self) -> tuple[float | None, float | None]:
-        """Exponents of its speed-up within a node, 0 to 1; None where it was not measured.
+        """Return exponents of the speed-up within a node, 0 to 1: from one slot to two, and beyond.
 
-        Returns:
-            From one slot to two, and from two to the most that it ran on.
+        The second exponent is from two slots to the largest measured size. None: not measured.
         """
         near = [(slots, local) for nodes, slots, local, *_ in self.means if nodes == 1]
         sizes = {slots for slots, _ in near}
@@ -188,14 +170,14 @@ class FamilyHistory:
         return min(max(1.0 - math.log2(after / before) / math.log2(many / few), 0.0), 1.0)
 
     def costs(self, types: Sequence[str]) -> list[float]:
-        """Logarithms of a step on each type of GPU; where it never was, what others say."""
+        """Return the logarithm of a step's time on each GPU type, or the families' mean."""
         common, own = self.priors.gpu_types, self.parts.gpu_types
         both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
         level = sum(both) / len(both) if both else 0.0  # only differences were measured
         return [own.get(gpu_type, common.get(gpu_type, 0.0) + level) for gpu_type in types]
 
     def _alone(self) -> list[Sample]:
-        """Steps without what types and neighbours add to them."""
+        """Return step times without the effects of GPU types and neighbours."""
         plain = all(colocation is None for *_, colocation in self.means)
         gpu_types = {gpu_type for *_, gpu_type, _ in self.means}
         if plain and len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
@@ -224,7 +206,7 @@ def _sync_s(mean: MeanStepTime) -> float | None:
 
 
 def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, tuple[float, float | None]]:
-    """How sure each size is, and which share of it is reduction, whatever the place."""
+    """Return the weight and the reduction's share of each size, over all places."""
     found: dict[Size, tuple[float, float | None]] = {}
     told: dict[Size, float] = {}
     for (nodes, slots, local, _, colocation), mean in means.items():
@@ -239,19 +221,19 @@ def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, tuple[float, flo
 
 
 class FamilyHistories:
-    """All families, with the priors that they share."""
+    """Histories of all families, with the priors that they share."""
 
     def __init__(self) -> None:
         self.priors = Priors()
         self._families: dict[str, FamilyHistory] = {}
 
     def of(self, name: str) -> FamilyHistory:
-        """What is known of a family, from nothing on."""
+        """Return the history of a family; create an empty one if there is none."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyHistory(priors=self.priors)
         return found
 
     def all(self) -> list[FamilyHistory]:
-        """In the order in which they were first met."""
+        """Return the histories in the order of their creation."""
         return list(self._families.values())

@@ -1,6 +1,6 @@
-"""What every search remembers of jobs: R and what moves it, and how often jobs are submitted.
+"""Observations of single jobs, of the arrival rate, and of step times of jobs with fixed batches.
 
-Step times of jobs of fixed batches, as their relatives were measured, and models of them.
+`RingSpeeds` models step times by family; the policies with fixed batches use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT_ARRIVALS: Final = 200  # lambda of the latest submissions, not of last week
 
 @dataclass(slots=True)
 class JobHistory:
-    """What is remembered of an active job."""
+    """History of an active job."""
 
     bounds: LimitBounds = LimitBounds(1, 1, 1)
     limit: int = 0  # R, samples per step; 0: never seen in a view
@@ -39,11 +39,7 @@ class JobHistory:
         contended: bool,
         gradual: bool,
     ) -> None:
-        """Move R as after an epoch; the next one is not due yet.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Update R for a finished epoch and clear `epoch_due`."""
         self.epoch_due = False
         self.limit = after_epoch(
             self.limit,
@@ -57,22 +53,18 @@ class JobHistory:
 
 
 class ArrivalRate:
-    """Lambda: the mean rate of submissions, over the latest of them."""
+    """Lambda: mean submission rate of the latest jobs."""
 
     def __init__(self) -> None:
         self._submitted: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
 
     def add(self, submitted_at: Seconds) -> None:
-        """One more job came.
-
-        Args:
-            submitted_at: seconds on the controller's clock.
-        """
+        """Record the submission of one job."""
         self._submitted.append(submitted_at)
 
     @property
     def per_s(self) -> float:
-        """Jobs per second; 0 until two came at different times."""
+        """Jobs per second; 0 until two jobs were submitted at different times."""
         if len(self._submitted) < 2:  # noqa: PLR2004 - an interval has two ends
             return 0.0
         first, last = min(self._submitted), max(self._submitted)
@@ -86,7 +78,7 @@ LONGEST_S: Final = 1e7  # of a step that anybody waits for
 
 @dataclass(slots=True)
 class _Family:
-    """Jobs of one script and model."""
+    """Measurements of one family: jobs with the same script and model."""
 
     steps: dict[tuple[int, int], float] = field(default_factory=dict)  # (slots, batch) -> seconds
     fitted: dict[tuple[int, int], float] = field(default_factory=dict)  # as the models know them
@@ -94,22 +86,20 @@ class _Family:
 
 
 class RingSpeeds:
-    """How long steps take on so many slots, by family; a job without one is a family of its own."""
+    """Step times by number of slots and family; a job without a family is a family of its own.
+
+    Args:
+        drift: relative change of a measured step time at which models are fitted again.
+    """
 
     def __init__(self, drift: float = 0.0) -> None:
-        """Begin with nothing measured.
-
-        Args:
-            drift: relative change of a measured time that makes models be fitted again.
-        """
         self._drift = drift
         self._families: dict[str, _Family] = {}
 
     def observe(self, event: EpochSeen | StepsSeen) -> None:
-        """Learn how long steps took; a speed that makes no sense is passed over.
+        """Record the step time of `event`; ignore implausible speeds.
 
-        Args:
-            event: an epoch counts if its group was the same through all of it.
+        An epoch counts only if its group was the same throughout.
         """
         rate = event.samples_per_s
         if isinstance(event, EpochSeen) and not event.whole:
@@ -131,7 +121,7 @@ class RingSpeeds:
             family.fitted = dict(family.steps)
 
     def model(self, job: JobView) -> StepModel:
-        """Of its user's batch; relative times before anything was measured."""
+        """Return the model for the job's batch; times are relative if nothing was measured."""
         family = self._family(job.family, job.job)
         model = family.models.get(job.batch_size)
         if model is None:
@@ -140,7 +130,7 @@ class RingSpeeds:
         return model
 
     def forget(self, job: JobId) -> None:
-        """It has ended: nobody else learns from it, unless it has relatives."""
+        """Remove a job that has ended; only measurements of families are kept."""
         self._families.pop(f"job {job}", None)
 
     def _family(self, name: str, job: JobId) -> _Family:
