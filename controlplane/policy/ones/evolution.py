@@ -27,13 +27,13 @@ from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction import IntArray
 from schemas.ids import JobId
 
-KINDS = 4  # of children: crossed, mutated, resized, moved; trades of places are one more
-BETTER = 1e-9  # relative: less is no progress
-RELEVANT_CHANGE = 0.02  # relative change of a value that makes it worth while to search again
+KINDS = 4  # kinds of children: crossed, mutated, resized, moved; traded is a fifth
+BETTER = 1e-9  # relative; a smaller gain is no progress
+RELEVANT_CHANGE = 0.02  # relative change of a value that starts a new search
 
 
 _Former = tuple[Problem | None, Candidate]
-_Genes = dict[JobId, int]  # what a candidate said of each job, kept while levels are numbered anew
+_Genes = dict[JobId, int]  # slots of each job, independent of the numbering of levels
 
 
 class EvolutionarySearch(Evolution):
@@ -46,14 +46,14 @@ class EvolutionarySearch(Evolution):
         super().__init__(options.patience)
         self._options = options
         self._problem: Problem | None = None
-        self._searched: Problem | None = None  # the last one that was worth a search
+        self._searched: Problem | None = None  # last problem that was searched
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
-        self._former: list[_Former] = []  # of earlier problems, not yet renewed
-        self._others: list[IntArray] | None = []  # what baselines answer; None: not yet asked
-        self._children: list[Candidate | None] = []  # of the generation that is not complete
+        self._former: list[_Former] = []  # candidates of earlier problems, not refreshed yet
+        self._others: list[IntArray] | None = []  # levels by baselines; None: not computed yet
+        self._children: list[Candidate | None] = []  # of the incomplete generation
         self._born = 0
-        self._seen: dict[bytes, Candidate | None] = {}  # of the present problem
+        self._seen: dict[bytes, Candidate | None] = {}  # layouts for the present problem
 
     @property
     def best(self) -> Candidate | None:
@@ -65,7 +65,7 @@ class EvolutionarySearch(Evolution):
         former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
         how = self._options.search
-        if how == "auto":  # elsewhere evolution could not be shown to win (docs/evolution.md)
+        if how == "auto":  # no gain elsewhere (docs/evolution.md)
             how = "evolution" if problem.slow is not None else "greedy"
         calm = how == "greedy" or (
             self.converged and self._searched is not None and _alike(self._searched, problem)
@@ -230,7 +230,7 @@ def _levels(problem: Problem, genes: _Genes) -> IntArray:
     """Return a former candidate as levels of `problem`: the nearest allowed sizes."""
     names = (job_row.job.job for job_row in problem.job_rows)
     slots = np.array([genes.get(name, -1) for name in names], dtype=np.int64)
-    sizes = problem.sizes[:, 1:]  # ascending; 0 where a job has no more of them
+    sizes = problem.sizes[:, 1:]  # ascending, padded with 0
     at = np.count_nonzero((sizes > 0) & (sizes <= slots[:, None]), axis=1)
     found = np.where(slots > 0, np.maximum(1, at), 0)
     return np.where(slots < 0, problem.present, found)

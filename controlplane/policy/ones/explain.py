@@ -23,8 +23,8 @@ class SlotOwners:
     before: dict[int, int]
     after: dict[int, int]
     jobs: tuple[JobId, ...]
-    pace: tuple[FloatArray, FloatArray]  # before, after: what their places leave of jobs' speeds
-    kept: tuple[FloatArray, FloatArray]  # the same, of neighbours alone
+    pace: tuple[FloatArray, FloatArray]  # before, after: share of the speed that places leave
+    kept: tuple[FloatArray, FloatArray]  # before, after: share that neighbours leave
     trades: Trades
 
     def names(self, rows: Iterable[int]) -> list[JobId]:
@@ -214,7 +214,7 @@ def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
     pace = np.power(share, 1.0 / problem.speedup_exponent)
     for row, left in problem.left_by_trading(owner).items():
         pace[row] /= left
-    stalled = moved & sane & (levels == problem.present)  # by the move itself, which passes
+    stalled = moved & sane & (levels == problem.present)  # the stall of the move is temporary
     return np.asarray(np.where(stalled, pace / problem.move_factor, pace))
 
 

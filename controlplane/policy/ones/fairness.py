@@ -26,9 +26,9 @@ from schemas.ids import JobId, Seconds
 class _Seen:
     """State of the counts when a job was first seen."""
 
-    at: Seconds  # first
-    area: float  # up to then
-    beside: int  # jobs there were then
+    at: Seconds  # when the job was first seen
+    area: float  # job seconds up to that time
+    beside: int  # active jobs at that time
 
 
 class Contention:
@@ -62,10 +62,10 @@ class Contention:
         return max(1.0, (before * seen.beside + self._area - seen.area) / life)
 
 
-DUE_FROM: Final = 0.9  # of the limit: predictions err, and slots are not free at once; a judgement
-OUTWEIGHS: Final = 2.0  # times what any slot is worth to anybody; a judgement
-ROUNDING: Final = 1e-6  # of a speed: a size that is as fast but for rounding is as fast
-LEAST_S: Final = 1e-6  # of a fair-share time
+DUE_FROM: Final = 0.9  # share of the limit; predictions err and slots free late; a judgement
+OUTWEIGHS: Final = 2.0  # times the highest value of a slot; a judgement
+ROUNDING: Final = 1e-6  # relative tolerance of speeds
+LEAST_S: Final = 1e-6  # lower bound of a fair-share time, and of a speed
 
 
 class FairShares:

@@ -10,7 +10,7 @@ import numpy as np
 from controlplane.policy.ones.problem import Problem
 from controlplane.prediction import FloatArray, IntArray
 
-LEAST_GAIN: Final = 1e-12  # of a trade: less is rounding
+LEAST_GAIN: Final = 1e-12  # of a trade; less is rounding
 
 
 def used(problem: Problem, levels: IntArray) -> int:

@@ -17,8 +17,8 @@ from controlplane.prediction.step_times import SMOOTHING
 from schemas.ids import JobId, Seconds
 
 LOOKS: Final = 2  # measurements of the new group before it is judged
-BESIDE_LOOKS: Final = 3  # the same, of a group as large as before, and of that one
-LOSS: Final = 0.1  # share of the progress before, below which a growth loses; less is noise
+BESIDE_LOOKS: Final = 3  # of both groups, if they have the same size
+LOSS: Final = 0.1  # relative; a growth that loses less progress is within the noise
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ class GrowthTrial:
     """Present group of a job and the groups to compare it with; None: nothing to compare."""
 
     now: GroupPace | None = None
-    before: GroupPace | None = None  # the last one with fewer slots
-    beside: GroupPace | None = None  # the one just before, as large, with a smaller batch or closer
+    before: GroupPace | None = None  # last group with fewer slots
+    beside: GroupPace | None = None  # previous group, same size, smaller batch or fewer nodes
 
     def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
         """Record a step time; another group, or another batch, starts a new trial.
@@ -90,7 +90,7 @@ class GrowthTrial:
         needed.
         """
         if self.beside is None or self.beside.looks < BESIDE_LOOKS:
-            return None  # half of all changes would be judged by one report, which is noise
+            return None  # with fewer, noise would decide about half of all changes
         return _lost(_ratio(self.now, self.beside, progress, BESIDE_LOOKS))
 
 
@@ -118,9 +118,9 @@ def _lost(ratio: float | None) -> float | None:
 class Loss(NamedTuple):
     """Change that lost progress."""
 
-    ratio: float  # progress of now over that before
-    slots: int  # before: as many as now where it was the batch, or the place
-    batch: int | None = None  # global, before, where a larger one lost; None: it was not the batch
+    ratio: float  # progress now over progress before
+    slots: int  # before the change; the present number for a batch or a place
+    batch: int | None = None  # global batch before, if a larger one lost; otherwise None
 
 
 def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | None:
@@ -146,14 +146,14 @@ def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | No
     return Loss(loss, beside.slots, beside.batch if now.batch > beside.batch else None)
 
 
-GROWN: Final = 2.0  # times the noise scale of then, from which on a larger batch may pay after all
-KEPT_S: Final = 600.0  # at most: what was measured may have been somebody else's doing
+GROWN: Final = 2.0  # a larger batch may pay once phi has grown by this factor
+KEPT_S: Final = 600.0  # a loss may have had another cause, so caps expire
 
 
 class _Cap(NamedTuple):
-    batch: int  # global, that the larger one lost against
-    slots: int  # on which
-    noise_scale: float  # phi, samples, then
+    batch: int  # global batch that was better
+    slots: int  # slots at that time
+    noise_scale: float  # phi at that time, samples
     until: Seconds
 
 

@@ -44,9 +44,9 @@ from controlplane.policy.search.observed_jobs import ArrivalRate
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-TRUST: Final = 0.5  # measured promises that the model's word counts for; a judgement
-SPREAD: Final = 0.3  # of logarithms of such errors, before any came
-LEAST, MOST = 0.4, 1.5  # what a promise is multiplied by; beyond, something else is wrong
+TRUST: Final = 0.5  # weight of the model in outcomes; a judgement
+SPREAD: Final = 0.3  # prior spread of log errors
+LEAST, MOST = 0.4, 1.5  # bounds of the factor; beyond them the cause is another one
 
 
 class GainCorrections:
@@ -109,7 +109,7 @@ def for_jobs(jobs: Iterable[JobView], options: OnesOptions) -> OnesOptions:
     )
 
 
-OWN_NOISE: Final = -1  # instead of a count
+OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 
 
 class Standing(NamedTuple):
@@ -120,11 +120,11 @@ class Standing(NamedTuple):
 
     edition: int
     family_edition: int
-    largest: int  # slots that any of the family ran on
-    measured: bool  # whether any of it was
-    noise_count: int  # measurements by relatives, or `OWN_NOISE`: it does not depend on them
-    ends: int  # jobs that were over: lengths are learnt from all of them
-    until: float  # seconds on the controller's clock, when a gate opens; it changes at most then
+    largest: int  # largest size that the family ran on, slots
+    measured: bool  # the family has measurements
+    noise_count: int  # measurements by relatives, or `OWN_NOISE`
+    ends: int  # ended jobs, since lengths depend on all of them
+    until: float  # controller's clock, seconds; the version expires, as a gate opens
 
 
 class Estimates:
@@ -142,10 +142,10 @@ class Estimates:
         self.lengths = JobLengths(options.length_model)
         self._gains = GainCorrections()
         self._caps = BatchCaps()
-        self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
-        self._ends = 0  # jobs that were over
+        self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # slot seconds of finished jobs
+        self._ends = 0  # ended jobs
 
-    # --- what happens
+    # --- events and views
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn from `event`: an epoch, telemetry, the end of a job, or a plan put in force."""
@@ -167,7 +167,7 @@ class Estimates:
                 self._caps.forget(event.job)
             case GainSeen():
                 self._gains.observe(event)
-                if event.correction is not None:  # what the family promises is another thing now
+                if event.correction is not None:  # predictions of the family change
                     self.family(event.family).model = None
             case PlanTaken(waiting=waiting, slots=slots):
                 for name in waiting:
@@ -213,7 +213,7 @@ class Estimates:
         self.lengths.forget(view.jobs)
         self._caps.expire(now)
         self._families.priors.types = self._placement.types
-        for job in jobs:  # all of them first: limits depend on the rate of arrivals
+        for job in jobs:  # all jobs first, because limits depend on the arrival rate
             if job.job not in self._known:
                 self._known.add(job.job)
                 self.arrivals.add(job.submitted_at)
@@ -239,7 +239,7 @@ class Estimates:
             )
         history.edition += before != (history.limit, history.gave_back_at)
 
-    # --- answers
+    # --- estimates
 
     def standing(self, job: JobView, now: Seconds) -> Standing | None:
         """Return the version of a job's estimates; None if they depend on more than that."""
@@ -329,7 +329,7 @@ class Estimates:
             return None
         loss = last_loss(history.trial, job, self.noise_scale(job))
         if loss is None or loss.batch is not None:
-            return None  # a batch is taken back where it is
+            return None  # a batch is reduced on the same slots
         if loss.slots == len(job.running_on) and not self._options.place_trials:
             return None
         return loss.ratio, loss.slots

@@ -34,8 +34,8 @@ class HalfMove:
     That is no growth: the size in between was not chosen, and the speed at it predicts nothing.
     """
 
-    through: frozenset[SlotId]  # all of them
-    to: frozenset[SlotId]  # those that it shall have
+    through: frozenset[SlotId]  # old and new slots
+    to: frozenset[SlotId]  # new slots
 
 
 def half_move(have: Iterable[SlotId], to: Iterable[SlotId]) -> HalfMove | None:
@@ -54,18 +54,18 @@ class OnesJobHistory(JobHistory):
     """History of one job."""
 
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
-    group_step: int = 0  # of the job, when that group had trained none with that batch
-    slots: int = 0  # that it was seen on last
-    gave_back: int = 0  # slots that it had when it gave some up for nobody
+    group_step: int = 0  # step of the job at which this group started with this batch
+    slots: int = 0  # in the last view
+    gave_back: int = 0  # slots before it last gave some up although no job waited
     gave_back_at: Seconds = Seconds(-1e9)
-    epoch: int = 0  # finished
+    epoch: int = 0  # last finished epoch
     noise: SmoothedNoise = field(default_factory=SmoothedNoise)
-    last_noise: float | None = None  # as measured last; None: never
-    view: JobView | None = None  # as it was looked at last
-    due_at: float = 0.0  # when its report interval ends
-    edition: int = 0  # of all this, as far as plans follow from it
+    last_noise: float | None = None  # last measurement; None: none
+    view: JobView | None = None  # as in the last view
+    due_at: float = 0.0  # end of its report interval
+    edition: int = 0  # counts changes that matter to plans
     trial: GrowthTrial = field(default_factory=GrowthTrial)
-    move: HalfMove | None = None  # that the last plan began which changed it
+    move: HalfMove | None = None  # migration started by the last plan that changed the job
 
     def observe_noise(self, noise_scale: float) -> None:
         """Record phi, samples, a plausible value."""
@@ -238,7 +238,7 @@ class Measurements:
     ) -> None:
         options, family = self._options, self._families.of(event.family)
         if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
-            return  # the view shows where it is going to be, not where this was measured
+            return  # the view shows the future place, not that of the measurement
         gpu_type = self._placement.gpu_type(event.job) if options.gpu_types else ""
         colocation: Colocation | None = None
         if options.interference:

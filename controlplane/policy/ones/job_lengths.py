@@ -22,20 +22,20 @@ from controlplane.policy.ones.length_models import (
 from controlplane.policy.options import LengthModelName
 from schemas.ids import JobId
 
-STEP: Final = 1.25  # times the work of the last prediction that is kept, before the next one
-KEPT: Final = 60  # predictions of one job
-KEPT_ERRORS: Final = 2000  # of the latest predictions that were held against what came
-LEAST_LEFT: Final = 0.02  # of the total: errors of less are of no use to anybody
+STEP: Final = 1.25  # factor of work done between kept predictions
+KEPT: Final = 60  # kept predictions of one job
+KEPT_ERRORS: Final = 2000  # kept outcomes
+LEAST_LEFT: Final = 0.02  # share of the total; shorter remainders do not count
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Prediction compared with the actual length."""
 
-    error: float  # of what was left, as a share of it
-    ratio: float  # predicted over true
-    in_wide: bool  # interval of 90%
-    in_narrow: bool  # of 80%
+    error: float  # absolute, as a share of the remaining work
+    ratio: float  # predicted over actual
+    in_wide: bool  # inside the 90% interval
+    in_narrow: bool  # inside the 80% interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Calibration:
     """Accuracy of the predictions of remaining work."""
 
     predictions: int
-    median_error: float  # absolute, as a share of what was left
-    wide: float  # share of them inside the 90% interval
-    narrow: float  # and inside the 80% interval
+    median_error: float  # absolute, as a share of the remaining work
+    wide: float  # share inside the 90% interval
+    narrow: float  # share inside the 80% interval
 
 
 @dataclass(slots=True)
 class _Predictions:
-    next_at: float = 0.0  # samples done, from which on the next one is kept
-    made: list[tuple[float, WorkLeft]] = field(default_factory=list)  # after so many samples
+    next_at: float = 0.0  # samples done at which the next prediction is kept
+    made: list[tuple[float, WorkLeft]] = field(default_factory=list)  # with the samples done
 
 
 class LengthCalibration:
@@ -107,7 +107,7 @@ MODELS: Final[dict[LengthModelName, Callable[[], LengthModel]]] = {
     "mixture": LengthMixture,
 }
 
-SPARE: Final = 100  # jobs that may be remembered for nothing
+SPARE: Final = 100  # ended jobs whose state may be kept
 
 
 class _Said(NamedTuple):
@@ -126,8 +126,8 @@ class JobLengths:
         self._families: dict[str, FamilyLengths] = {}
         self._own = OwnEvidence()
         self._calibration = LengthCalibration()
-        self._said: dict[JobId, _Said] = {}  # what each job was told last
-        self._edition = 0  # of what is known of lengths: jobs that ended
+        self._said: dict[JobId, _Said] = {}  # last prediction of each job
+        self._edition = 0  # ended jobs, which change predictions
 
     def observe(self, event: PolicyEvent) -> None:
         """Learn from an epoch, telemetry or the end of a job; ignore other events."""

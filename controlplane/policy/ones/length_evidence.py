@@ -26,9 +26,9 @@ from controlplane.prediction.lengths import Evidence, pooled_spread
 from schemas.ids import JobId
 from schemas.jobs import StopRule
 
-PRIOR_SPREAD: Final = 0.3  # of logarithms of totals within a family, before there are any
-PRIOR_TRUST: Final = 2.0  # relatives that this counts for; a judgement, as the next one
-COMMON_TRUST: Final = 4.0  # relatives that what all families say counts for in one of them
+PRIOR_SPREAD: Final = 0.3  # prior spread of log totals within a family
+PRIOR_TRUST: Final = 2.0  # weight of this prior in relatives; a judgement
+COMMON_TRUST: Final = 4.0  # weight of the common spread in relatives; a judgement
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class FamilyLengths:
 
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
     given_up: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    at_work: dict[JobId, int] = field(default_factory=dict)  # what active jobs have done
-    reached: int = 0  # by the job that came furthest
-    epoch_samples: int = 0  # ||D||, as reported last
+    at_work: dict[JobId, int] = field(default_factory=dict)  # samples done by active jobs
+    reached: int = 0  # samples done by the job furthest ahead
+    epoch_samples: int = 0  # ||D||, last report
 
     def outlived(self, job: JobId) -> list[int]:
         """Return the progress of relatives that were given up or are still running.
@@ -82,15 +82,15 @@ class SpreadOfLengths:
         return self._of[name]
 
 
-FORGETTING: Final = 0.98  # weight of everything before, when something new comes
-TRUST: Final = 2.0  # observations that what is known in a wider circle counts for; a judgement
+FORGETTING: Final = 0.98  # factor of the old weights at each new error
+TRUST: Final = 2.0  # weight of the wider scope in observations; a judgement
 
 
 @dataclass(slots=True)
 class _Sums:
     count: float = 0.0
-    first: float = 0.0  # of errors
-    second: float = 0.0  # of their squares
+    first: float = 0.0  # sum of errors
+    second: float = 0.0  # sum of squared errors
 
     def add(self, error: float) -> None:
         self.count = FORGETTING * self.count + 1.0
@@ -102,7 +102,7 @@ class _Sums:
 class LearntErrors:
     """Bias and spread of errors; a scope with few errors is drawn towards the next wider scope."""
 
-    prior_spread: float  # before anything came
+    prior_spread: float  # before the first error
     trust: float = TRUST
     _sums: dict[str, _Sums] = field(default_factory=dict)
 
@@ -140,10 +140,10 @@ def circles_of(family: str) -> tuple[str, ...]:
     return ("", f"{user}/", family) if slash else ("", family)
 
 
-LEAST_EPOCHS: Final = 4  # reports before a curve is believed: one more than it has coefficients
-FURTHEST: Final = 20.0  # times the epochs so far, that a curve is followed
-FLAT_WITHIN: Final = 1.0  # of the scatter of reports, that a plateau may still rise
-NO_DECAY: Final = 1.0  # of weights: early reports tell as much of the shape as late ones
+LEAST_EPOCHS: Final = 4  # reports needed for a curve: one more than its coefficients
+FURTHEST: Final = 20.0  # a curve is extrapolated to this multiple of its epochs
+FLAT_WITHIN: Final = 1.0  # a plateau may rise by this share of the reports' scatter
+NO_DECAY: Final = 1.0  # early reports show the shape as well as late ones
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class MetricLog:
     values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     best: float = -math.inf
     since_best: int = 0  # epochs without an increase
-    _fitted: tuple[int, float | None] = (0, None)  # epochs, and the end that they foretold
+    _fitted: tuple[int, float | None] = (0, None)  # epochs, and the predicted end
 
     @property
     def epoch(self) -> int:
@@ -223,22 +223,22 @@ def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> 
     return max(float(ahead[int(flat.argmax())]) + wait, epoch + 1.0)
 
 
-STATED_PRIOR: Final = 0.5  # spread of what came over what was said, before anything came
-CURVE_PRIOR: Final = 0.5  # the same of a curve, per e-fold that it looks ahead
-HELD_PRIOR: Final = 0.1  # and of a target that is met already, and has to be held
-KEPT_ENDS: Final = 40  # predictions of one job's curve
-EARLY: Final = 0.98  # of what was stated, below which a job ended before its rule
-EARLY_SHARE: Final = 0.05  # of jobs that left early, above which no rule is certain
-LEAST_AHEAD: Final = 0.02  # e-folds: nearer ends are told as if they were so far ahead
+STATED_PRIOR: Final = 0.5  # prior spread of log(actual / stated)
+CURVE_PRIOR: Final = 0.5  # prior spread of a curve's errors, per e-fold ahead
+HELD_PRIOR: Final = 0.1  # the same for a target that is met and must be held
+KEPT_ENDS: Final = 40  # kept predictions of one job's curve
+EARLY: Final = 0.98  # a job below this share of its statement left early
+EARLY_SHARE: Final = 0.05  # no rule is certain above this share of early leavers
+LEAST_AHEAD: Final = 0.02  # e-folds; lower bound of the distance to an end
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
     """Prediction of a job's total by its metric."""
 
-    done: float  # samples, then
+    done: float  # samples at the time of the prediction
     total: float  # samples
-    held: bool  # its target was met already
+    held: bool  # the target was met at that time
 
 
 @dataclass(slots=True)
@@ -247,10 +247,10 @@ class _Own:
 
     family: str = ""
     metric: MetricLog = field(default_factory=MetricLog)
-    stated: float | None = None  # samples, by a rule or a bound, as known last
-    ends: list[_End] = field(default_factory=list)  # that its metric foretold
-    rule: StopRule | None = None  # as known last
-    asked_at: int = -1  # epochs, when the curve was last asked
+    stated: float | None = None  # samples, by the last known rule or bound
+    ends: list[_End] = field(default_factory=list)  # predictions by its metric
+    rule: StopRule | None = None  # last known
+    asked_at: int = -1  # epochs at the last prediction
 
 
 class OwnEvidence:
@@ -261,14 +261,14 @@ class OwnEvidence:
         self._stated = LearntErrors(STATED_PRIOR)
         self._ends = {False: LearntErrors(CURVE_PRIOR), True: LearntErrors(HELD_PRIOR)}
         self._left_early = LearntErrors(0.0)  # 1: a job succeeded before its rule
-        self._early: dict[str, bool] = {}  # by family, what follows from that; until a job ends
+        self._early: dict[str, bool] = {}  # cache by family, cleared when a job ends
 
     @property
     def known(self) -> int:
         """Number of jobs with recorded evidence."""
         return len(self._jobs)
 
-    # --- what happens
+    # --- events
 
     def epoch(self, event: EpochSeen) -> None:
         """Record a finished epoch, with its metric if the job's stop rule has one."""
@@ -296,7 +296,7 @@ class OwnEvidence:
         """Drop the evidence on jobs that are not active."""
         self._jobs = {job: own for job, own in self._jobs.items() if job in active}
 
-    # --- answers
+    # --- estimates
 
     def certain(self, job: JobView, done: float) -> float | None:
         """Return the samples that a rule leaves; None if no length is certain.
@@ -319,7 +319,7 @@ class OwnEvidence:
         if self.leaves_early(job.family):
             return 0.0, most
         epochs = (own.metric if own else MetricLog()).least_left(rule)
-        at = max(job.samples_done, done - job.epoch_samples)  # the last epoch's end, as it counts
+        at = max(job.samples_done, done - job.epoch_samples)  # at least the end of the last epoch
         least = max(0.0, at + epochs * job.epoch_samples - done)
         return min(least, most), most
 
@@ -380,16 +380,16 @@ def _bound(job: JobView) -> float | None:
     return float(job.samples_done + max(0, rule.epochs - job.epoch) * job.epoch_samples)
 
 
-SHARES: Final = (0.05, 0.1, 0.9, 0.95)  # of the quantiles that bound the 90% and 80% intervals
-WIDE, NARROW = 0.9, 0.8  # of probability, inside them
+SHARES: Final = (0.05, 0.1, 0.9, 0.95)  # probabilities of the ends of the 90% and 80% intervals
+WIDE, NARROW = 0.9, 0.8  # probabilities of the intervals
 
 
 class WorkLeft(NamedTuple):
     """Prediction of the remaining work, in samples."""
 
     mean: float
-    quantiles: tuple[float, ...] = ()  # with a probability of each of `SHARES` it is less
-    informed: bool = True  # by relatives or by itself; else it is only as old as it is
+    quantiles: tuple[float, ...] = ()  # at `SHARES`; empty: not computed
+    informed: bool = True  # False: only the job's age is known
 
     def within(self, left: float) -> tuple[bool, bool]:
         """Return whether `left` is in the 90% interval, and whether it is in the 80% interval."""

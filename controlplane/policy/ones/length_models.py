@@ -42,8 +42,8 @@ from controlplane.prediction.progress_distribution import (
 )
 from schemas.ids import JobId
 
-LEAST_STRANGERS: Final = 3  # jobs of other families that finished, before they count
-LEAST_STRANGE: Final = 0.3  # spread of the logarithm of their epochs, at least
+LEAST_STRANGERS: Final = 3  # finished jobs of other families, before they are used
+LEAST_STRANGE: Final = 0.3  # lower bound of the spread of their log epochs
 
 
 class LengthModel(Protocol):
@@ -107,8 +107,8 @@ class LengthMixture:
     def __init__(self) -> None:
         self._before = ResidualLife()
         self._spread = SpreadOfLengths()
-        self._epochs: dict[JobId, int] = {}  # finished ones of active jobs
-        self._strangers: deque[int] = deque(maxlen=KEPT_RELATIVES)  # epochs of jobs that finished
+        self._epochs: dict[JobId, int] = {}  # finished epochs of active jobs
+        self._strangers: deque[int] = deque(maxlen=KEPT_RELATIVES)  # epochs of finished jobs
         self._families: dict[str, FamilyLengths] = {}
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
@@ -164,11 +164,11 @@ def _as_old_as_it_gets(reached: float, done: float) -> tuple[float, ...]:
     return tuple(reached / (1.0 - share) - done for share in SHARES)
 
 
-KEPT_LOGS: Final = 20  # of finished jobs of one family
-KEPT_EPOCHS: Final = 100  # of one job
-KEPT_COMMON: Final = 40  # logs of any family, for those of which no job has finished
-LEAST_PROGRESS: Final = 1e-6  # divisor of a bound
-LEAST_LEFT: Final = 1e-3  # of what was done, that is to come at least
+KEPT_LOGS: Final = 20  # logs of one family
+KEPT_EPOCHS: Final = 100  # entries of one log
+KEPT_COMMON: Final = 40  # logs of all families, for new families
+LEAST_PROGRESS: Final = 1e-6  # lower bound of a divisor
+LEAST_LEFT: Final = 1e-3  # lower bound of the remaining share of the work done
 
 
 @dataclass(slots=True)

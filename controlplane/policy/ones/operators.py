@@ -24,7 +24,7 @@ class Candidate:
 
     levels: IntArray  # shape (J,)
     owner: IntArray  # shape (S,), the row of the job on each slot; negative: of none
-    value: FloatArray  # shape (J,), what each job adds to the fitness
+    value: FloatArray  # shape (J,), contribution of each job to the fitness
     fitness: float
     moves: int  # jobs that change
 
@@ -84,10 +84,10 @@ def laid_out(
     return other if other.fitness > plain.fitness else plain
 
 
-NOISE = 0.3  # sigma of the log factors that a draw by probability uses; a judgement
+NOISE = 0.3  # sigma of the log factors of a random draw; a judgement
 PAIR = 2
-TRIOS = 0.25  # share of trades among three; a judgement
-NODE_JITTER = 0.2  # sigma of what nodes are liked less by, when a place is drawn; a judgement
+TRIOS = 0.25  # share of trades of three jobs; a judgement
+NODE_JITTER = 0.2  # sigma of the random costs of nodes; a judgement
 
 
 def refreshed(problem: Problem, levels: IntArray) -> IntArray:
@@ -169,7 +169,7 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
     order = np.concatenate([[row], order[order != row]])
     levels = repaired(problem, levels, order)
     if problem.places_matter and rng.random() < 0.5:  # noqa: PLR2004 - a coin
-        return levels  # a slot of a slow GPU, or beside a bad neighbour, may be better left idle
+        return levels  # a slow GPU or a bad neighbour may cost more than an idle slot
     return filled(problem, levels)
 
 
@@ -207,10 +207,10 @@ def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
     return np.asarray(rng.normal(0.0, NODE_JITTER, len(problem.slots_on)))
 
 
-LOSERS: Final = 4  # jobs that are tried in each round
-PARTNERS: Final = 4  # of each of them
-ROUNDS: Final = 4  # each of which makes the best trade that it has found
-LEAST_GAIN: Final = 1e-9  # relative: less is rounding
+LOSERS: Final = 4  # jobs tried in each round
+PARTNERS: Final = 4  # partners of each
+ROUNDS: Final = 4  # each round makes its best trade
+LEAST_GAIN: Final = 1e-9  # relative; less is rounding
 
 
 def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:

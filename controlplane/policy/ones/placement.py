@@ -15,8 +15,8 @@ import numpy as np
 from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.prediction import FloatArray, IntArray
 
-FAR_OFF: Final = 1e6  # weight of what a node is like, against how well a job fits there
-TIGHT: Final = 1e3  # weight of fitting, against slots that one has there already
+FAR_OFF: Final = 1e6  # weight of a node's cost, compared with the fit
+TIGHT: Final = 1e3  # weight of the fit, compared with slots that the job has there
 EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
 
 
@@ -25,9 +25,9 @@ class PlacementHints:
     """Options of a layout."""
 
     movers: tuple[int, ...] = ()  # rows that take other slots at the same size
-    traders: tuple[int, ...] = ()  # rows whose slots are dealt anew among them, in this order
-    jitter: FloatArray | None = None  # shape (N,), what nodes are liked less by
-    evacuate: bool = False  # whether small jobs may be moved to empty a node
+    traders: tuple[int, ...] = ()  # rows that share out their slots anew, in this order
+    jitter: FloatArray | None = None  # shape (N,), additional costs of nodes
+    evacuate: bool = False  # small jobs may be moved to empty a node
 
 
 NO_HINTS: Final = PlacementHints()
@@ -97,7 +97,7 @@ class _Layout:
         self._early = np.bincount(problem.node_of[early], minlength=many)
         self._moved: set[int] = set()
 
-    # --- what becomes of a job
+    # --- jobs
 
     def shrink(self, row: int, size: int) -> None:
         """Keep `size` slots: those that the job moves to, otherwise on as few nodes as possible."""
@@ -108,7 +108,7 @@ class _Layout:
             return
         nodes = self._problem.node_of[have]
         if size:
-            # Where it has most, and where it leaves whole nodes to others.
+            # Keep slots where the job has most, which leaves whole nodes to other jobs.
             many = np.bincount(nodes, minlength=len(self._rooms))[nodes]
             have = have[np.lexsort((have, nodes, -many))]
         self._give(have[size:])
@@ -237,7 +237,7 @@ class _Layout:
             found.append((row, count))
         return found
 
-    # --- where to
+    # --- choice of nodes
 
     def _chosen(
         self, row: int, rooms: IntArray, own: IntArray, size: int

@@ -51,7 +51,7 @@ class Ones(SearchPolicy[Problem]):
         self._search = EvolutionarySearch(self.options)
         self._core_demand = CoreDemand()
         self._forecasts = StartForecasts() if self.options.forecast_starts else None
-        self._news: dict[JobId, None] = {}  # jobs that told something since batches were chosen
+        self._news: dict[JobId, None] = {}  # jobs that reported since batches were last chosen
         super().__init__(self.estimates, self._search)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
@@ -64,7 +64,7 @@ class Ones(SearchPolicy[Problem]):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the fittest candidate, with a reason for every job that changes or waits."""
         problem = self._problem_of(view, now)
-        self._news.clear()  # a whole plan chooses all batches
+        self._news.clear()  # a full plan chooses all batches
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}

@@ -37,7 +37,7 @@ class InterferenceModel:
 
     log_slowdowns: FloatArray  # shape (C, C), at least 0
     family: IntArray  # shape (J,), numbers of the jobs' families
-    fixed: FloatArray  # shape (N, C), jobs on each node that nobody may move
+    fixed: FloatArray  # shape (N, C), jobs on each node that may not be moved
 
     def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
         """Return the share of its speed that each job keeps, shape (J,).
@@ -81,16 +81,16 @@ class InterferenceModel:
 class Way(IntEnum):
     """Way in which a job yields its slots; cheaper ways first."""
 
-    DETOUR = 0  # to free slots, or with those that it keeps: one more change
-    PAUSE = 1  # it is started again
+    DETOUR = 0  # it goes to free slots, or keeps some of its own: one more change
+    PAUSE = 1  # it stops and restarts
 
 
 @dataclass(frozen=True, slots=True)
 class Trades:
     """Groups of rows of jobs that take each other's slots."""
 
-    groups: tuple[tuple[int, ...], ...] = ()  # those who wait for each other
-    aside: Mapping[int, Way] = field(default_factory=dict)  # who of them steps aside, and how
+    groups: tuple[tuple[int, ...], ...] = ()  # jobs that wait for each other
+    aside: Mapping[int, Way] = field(default_factory=dict)  # jobs that yield, and how
 
     def partners(self, row: int) -> tuple[int, ...]:
         """Return the rows with which a job trades places."""
@@ -116,7 +116,7 @@ def trades_between(before: IntArray, after: IntArray, spare: int, step_aside: St
     both = (old >= 0) & (new >= 0)
     if not both.any():
         return NO_TRADES
-    takes = set(new.tolist()) & set(before.tolist())  # that run, and get other slots
+    takes = set(new.tolist()) & set(before.tolist())  # running jobs that get other slots
     needs: dict[int, set[int]] = {}
     for taker, owner in set(zip(new[both].tolist(), old[both].tolist(), strict=True)):
         if taker in takes and owner in takes:
@@ -162,17 +162,17 @@ class Dues:
     """Fairness of each job against the limit `max_stretch`, and the size that is due to it."""
 
     limit: float  # max_stretch
-    expected: FloatArray  # shape (J,), stretch if each has its fair share from now on
-    at_best: FloatArray  # shape (J,), stretch on the largest size that each may have now
-    level: IntArray  # shape (J,), lowest level that each is due; 0: none
-    missing: FloatArray  # shape (J, 1 + L), worth of what is due and not there at each level
+    expected: FloatArray  # shape (J,), stretch with only the fair share from now on
+    at_best: FloatArray  # shape (J,), stretch on the largest size allowed now
+    level: IntArray  # shape (J,), lowest level that is due; 0: none
+    missing: FloatArray  # shape (J, 1 + L), penalty for what a level lacks
 
     def is_kept(self, row: int) -> bool:
         """True if the job can still stay within the limit."""
         return bool(self.at_best[row] <= self.limit)
 
 
-FREE, CLOSED = -1, -2  # slots of nobody, and of somebody who may not be moved
+FREE, CLOSED = -1, -2  # slots without a job, and slots of jobs that may not be moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +180,18 @@ class JobRow:
     """One job that may be started or changed."""
 
     job: JobView
-    now: tuple[int, ...]  # its slots, by place in `Problem.slots`
-    level: int  # of its present size: 0 waits, k has offers.sizes[k - 1]
+    now: tuple[int, ...]  # its slots, as places in `Problem.slots`
+    level: int  # of its present size; 0: it waits, k: table.sizes[k - 1]
     table: SizeTable
     limit: int  # R
     remaining_s: float  # T1, on one slot
     change_factor: FloatArray  # c(n) for each size
     move_factor: float  # c of the present size on other slots
-    restart_factor: (
-        float  # what is left of its value when it is stopped and started again; 1 if it waits
-    )
+    restart_factor: float  # share of its value left after a stop and a restart; 1 if it waits
     model: SpeedModel
     gated: bool
-    growth_loss: float | None = None  # its progress over that before it grew, if it loses by that
-    moves_to: tuple[int, ...] = ()  # places that it goes on with, if it is half-way to them
+    growth_loss: float | None = None  # progress over that before it grew, if it lost
+    moves_to: tuple[int, ...] = ()  # places that it will keep, if it is half-migrated
 
     @property
     def present(self) -> tuple[float, float]:
@@ -220,28 +218,28 @@ class Problem:
 
     version: int
     job_rows: tuple[JobRow, ...]
-    kept: dict[JobId, dict[SlotId, int]]  # jobs that nobody may move now
+    kept: dict[JobId, dict[SlotId, int]]  # jobs that may not be moved now
     cluster: ClusterIndex
     owner: IntArray  # shape (S,), the row of the job on each slot now, `FREE` or `CLOSED`
-    early: BoolArray  # shape (S,), slots that are free already
+    early: BoolArray  # shape (S,), slots that are free now
     sizes: IntArray  # shape (J, 1 + L), slots at each level; 0 beyond what a job may have
-    spans: IntArray  # shape (J, 1 + L), nodes that the worth at each level is meant for
+    spans: IntArray  # shape (J, 1 + L), nodes that the value at each level assumes
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
-    present: IntArray  # shape (J,), levels now
+    present: IntArray  # shape (J,), present levels
     weight: FloatArray  # shape (J,)
-    move_factor: FloatArray  # shape (J,), what a move to other slots leaves of a job's speed-up
-    free_to_move: BoolArray  # shape (J,), running jobs that may go elsewhere
-    backing_off: dict[JobId, Seconds]  # waits before its next try, until then
-    gates: tuple[Seconds, ...]  # when jobs may be moved again, if no epoch ends before
-    too_large: dict[JobId, int]  # wants at least so many slots, which the cluster has not
+    move_factor: FloatArray  # shape (J,), share of a job's speed-up left after a move
+    free_to_move: BoolArray  # shape (J,), running jobs that may be moved
+    backing_off: dict[JobId, Seconds]  # jobs that may not be retried before a time
+    gates: tuple[Seconds, ...]  # when gated jobs may be moved if no epoch ends before
+    too_large: dict[JobId, int]  # least slots of jobs that exceed the cluster
     capacity: int  # slots in play
     speedup_exponent: float
-    evacuates: bool = True  # whether small jobs are moved to make room on whole nodes
-    swaps: bool = True  # whether running jobs may trade places
-    slow: FloatArray | None = None  # shape (J, types), times that a step takes on each
+    evacuates: bool = True  # small jobs may be moved to make room on whole nodes
+    swaps: bool = True  # running jobs may trade places
+    slow: FloatArray | None = None  # shape (J, types), factor of a step's time
     interference: InterferenceModel | None = None
-    dues: Dues | None = None  # by `max_stretch`; None: nobody is due anything
-    stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # remembered
+    dues: Dues | None = None  # by `max_stretch`; None: no limit
+    stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # cache
 
     @property
     def slots(self) -> tuple[SlotId, ...]:

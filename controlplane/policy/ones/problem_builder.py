@@ -36,8 +36,8 @@ from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex, C
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten: a bound on memory
-ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes (README, "Numbers")
+KEPT_TABLES: Final = 20_000  # bound on memory; the cache is then cleared
+ANY_SIZE: Final = 4  # slots; up to this size a job need not fill its nodes (README, "Numbers")
 _Key = tuple[object, ...]
 
 
@@ -81,7 +81,7 @@ class JobRowBuilder:
         ):
             return known.row
         family = estimates.family(job.family)
-        family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
+        family.speed_model(job.batch_size)  # may fit the model again and change its edition
         standing = estimates.standing(job, supply.now)
         if (
             known is not None
@@ -254,7 +254,7 @@ class JobRowBuilder:
         if warm:
             largest = max(size, self._estimates.family(job.family).largest, job.least)
             most = min(most, max(first, int(self._options.growth * largest)))
-        else:  # Start: one slot until a few steps were taken
+        else:  # Start: one slot until the warm-up steps are done
             most = min(most, max(size, least, first))
         widest = self._cluster.widest
         choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))

@@ -16,25 +16,25 @@ from controlplane.prediction.slowdowns import stretch_alone
 from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 
-NO_TIME_S: Final = 1e-12  # divisor where a step takes no time
-ROUNDING: Final = 1e-9  # of a logarithm: a limit that is a power of two is on the grid
+NO_TIME_S: Final = 1e-12  # lower bound of a divisor
+ROUNDING: Final = 1e-9  # of a logarithm; a limit that is a power of two is on the grid
 
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
     """Sizes that a job may have now; arrays have shape (L,)."""
 
-    sizes: IntArray  # slots, growing
-    nodes: IntArray  # that they span at best; at the present size, that they do span
-    batches: IntArray  # global, that would be given now: the best within all limits
-    speeds: FloatArray  # of these; samples per second, relative if the model's seconds are none
+    sizes: IntArray  # slots, ascending
+    nodes: IntArray  # least nodes that a size spans; the actual number at the present size
+    batches: IntArray  # global, the best within all limits
+    speeds: FloatArray  # samples/s at these batches; relative unless `known`
     goodputs: FloatArray  # speeds times statistical efficiency
-    gains: FloatArray  # x(n): goodput of the best batch to be had in time, over that on one slot
-    known: bool  # whether speeds are in samples per second
+    gains: FloatArray  # x(n): goodput of the best batch without R, over that on one slot
+    known: bool  # speeds are in samples/s
     one_speed: float  # goodput of the best batch on one slot
     noise_scale: float
-    corrections: FloatArray  # of promises beyond what was measured, a factor in speeds; else nan
-    stretch: FloatArray  # times that steps take longer because its own workers share cores
+    corrections: FloatArray  # factor of speeds beyond the measured sizes; nan: measured
+    stretch: FloatArray  # factor of step times because its own workers share cores
 
 
 def size_table(
@@ -105,7 +105,7 @@ class _Rater:
     noise: float  # phi, samples
     slots: IntArray  # shape (1 + L,)
     nodes: IntArray  # shape (1 + L,)
-    longer: FloatArray  # shape (1 + L,), times that a step takes longer than the model says
+    longer: FloatArray  # shape (1 + L,), factor of the model's step times
 
     def rate(self, grid: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return speed, goodput, and goodput with 0 above the local limit, like `grid`.

@@ -20,13 +20,13 @@ from controlplane.policy.options import OnesOptions
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-# Without any price of a change (this, and `change_margin`) jobs take 16% longer on average
-# (docs/evolution.md, "Each term"); the three numbers are those of the prototype, never tuned alone.
+# Without these and `change_margin`, i.e. with free changes, jobs take 16% longer on average
+# (docs/evolution.md, "Each term"). The three numbers are the prototype's and were not tuned alone.
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 10.0, 900.0
-LEAST_SHARE: Final = 0.05  # of its value, that a change leaves of a job at worst: it stays above 0
-UNKNOWN_S: Final = 60.0  # remaining time when nobody can tell any job's: all weigh the same
-LEAST_GAIN: Final = 1e-9  # divisor where a size has no goodput
+LEAST_SHARE: Final = 0.05  # lower bound of the share that a change leaves: values stay above 0
+UNKNOWN_S: Final = 60.0  # remaining time if no job's is known: all weigh the same
+LEAST_GAIN: Final = 1e-9  # lower bound of a divisor
 
 
 def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> float:
@@ -126,9 +126,9 @@ def weights(
 class SlotSupply:
     """Slots to distribute."""
 
-    capacity: int  # slots in play: free, soon free, or of a job that may be moved
-    idle: int  # of them that nobody has, or that are soon free
-    contended: bool  # whether a job waits that would fit
+    capacity: int  # slots in play: free, soon free, or of movable jobs
+    idle: int  # of these, free or soon free
+    contended: bool  # a job waits that would fit
     now: Seconds
 
 
@@ -136,12 +136,12 @@ class SlotSupply:
 class InPlay:
     """Jobs and slots of one view, grouped by what may be done with them."""
 
-    jobs: dict[JobId, JobView]  # that may be started or changed, and fit into the cluster
-    kept: dict[JobId, dict[SlotId, int]]  # that nobody may move now, with their local batches
-    backing_off: dict[JobId, Seconds]  # waits before its next try, until then
-    too_large: dict[JobId, int]  # wants at least so many slots, which the cluster has not
-    free_now: tuple[int, ...]  # places of slots that are free
-    free_soon: tuple[int, ...]  # whose processes are leaving
+    jobs: dict[JobId, JobView]  # jobs that may be started or changed, and fit into the cluster
+    kept: dict[JobId, dict[SlotId, int]]  # jobs that may not be moved now, with their local batches
+    backing_off: dict[JobId, Seconds]  # jobs that may not be retried before a time
+    too_large: dict[JobId, int]  # least slots of jobs that exceed the cluster
+    free_now: tuple[int, ...]  # places of free slots
+    free_soon: tuple[int, ...]  # places of slots whose processes are leaving
     supply: SlotSupply
 
 
@@ -153,7 +153,7 @@ def in_play(view: ClusterView, now: Seconds) -> InPlay:
     up = {slot.slot for slot in view.slots if slot.up}
     for name, job in view.jobs.items():
         stuck = not job.movable or job.retry_at > now or not job.running_on.keys() <= up
-        if job.running_on and stuck:  # slots of a node that is away can be handed to nobody
+        if job.running_on and stuck:  # slots of a node that is down cannot be reassigned
             kept[name] = dict(job.running_on)
         elif job.movable and not job.running_on and job.ready_at > now:
             backing_off[name] = job.ready_at
@@ -187,7 +187,7 @@ class ValueTable:
     """Values by job and level; level 0 is waiting."""
 
     sizes: IntArray  # shape (J, 1 + L), slots; 0 beyond what a job may have
-    spans: IntArray  # shape (J, 1 + L), nodes that the value is meant for
+    spans: IntArray  # shape (J, 1 + L), nodes that the value assumes
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
     weight: FloatArray  # shape (J,)
 

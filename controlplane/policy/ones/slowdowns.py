@@ -29,8 +29,8 @@ from controlplane.prediction.slowdowns import stretch
 from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
 from schemas.ids import JobId, NodeId, SlotId
 
-LEAST_SCALING: Final = 0.7  # that is believed of who was never on two slots: else nobody tries
-ALIKE: Final = 0.05  # logarithm: slow-downs below this are taken for noise
+LEAST_SCALING: Final = 0.7  # least prior exponent: below, no job would try two slots
+ALIKE: Final = 0.05  # logarithm; smaller slow-downs are within the noise
 
 
 class LearntSlowdowns:
@@ -42,10 +42,10 @@ class LearntSlowdowns:
 
     def __init__(self, families: FamilyHistories) -> None:
         self._families = families
-        self._agreed_on = -1  # editions of families, in all
+        self._agreed_on = -1  # sum of the families' editions
         self._log_slowdowns: FloatArray | None = None
         self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
-        self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
+        self._believed: dict[str, float] = {}  # log step times by GPU type that the models assume
 
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
         """Return the factor of a step's time on each GPU type over the fastest, shape (J, types).
@@ -107,7 +107,7 @@ class LearntSlowdowns:
             for (own, _, its), cost in family.parts.colocations.items():
                 colocation.setdefault((own, "", its), []).append(cost)
         means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
-        if _differ(means, self._believed):  # what is the fastest type may be another one now
+        if _differ(means, self._believed):  # another type may be the fastest now
             self._believed = means
             for family in families:
                 family.model = None
@@ -141,9 +141,9 @@ def _with_prior(prior: float, seen: Sequence[float | None]) -> float:
     return (prior + sum(measured)) / (1 + len(measured))
 
 
-KEPT: Final = 0.8  # weight of what was known, at each report
-CLEARLY_LESS: Final = 0.35  # of a core: who uses no more waits for something else; a judgement
-SATURATED: Final = 0.85  # of a host's cores in use: nobody can tell what workers would use
+KEPT: Final = 0.8  # weight of the old value at each report
+CLEARLY_LESS: Final = 0.35  # cores; such a worker waits for something else; a judgement
+SATURATED: Final = 0.85  # share of a host's cores; above it the demand of workers is unknown
 
 
 class CoreDemand:
@@ -154,9 +154,9 @@ class CoreDemand:
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[JobId, float] = {}  # cores of a worker
+        self._jobs: dict[JobId, float] = {}  # cores used by one worker
         self._families: dict[str, float] = {}
-        self._slots: tuple[SlotView, ...] = ()  # of the last view, and what was shown of them
+        self._slots: tuple[SlotView, ...] = ()  # of the last view
         self._shown: tuple[float, tuple[SlotView, ...]] = (1.0, ())
 
     def observe(self, event: PolicyEvent) -> None:
@@ -219,9 +219,9 @@ class PlacementIndex:
         self._nodes: dict[SlotId, NodeId] = {}
         self._kinds: dict[SlotId, str] = {}
         self.types: tuple[str, ...] = ()  # of GPUs, in the cluster
-        self._jobs_on: dict[NodeId, list[JobId]] | None = None  # who is on each node
-        self._stretch: dict[NodeId, float] = {}  # of steps on each node whose cores are shared
-        self.cores = math.inf  # of the node that has most, if its CPU slots share them
+        self._jobs_on: dict[NodeId, list[JobId]] | None = None  # by node; None: not computed
+        self._stretch: dict[NodeId, float] = {}  # factor of step times on nodes with shared cores
+        self.cores = math.inf  # most cores of a node, if slots share them
 
     def update(self, view: ClusterView) -> None:
         """Replace the view."""

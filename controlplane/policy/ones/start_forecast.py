@@ -27,14 +27,14 @@ from controlplane.policy.ones.size_values import LEAST_GAIN, UNKNOWN_S
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds
 
-MOST: Final = 256  # waiting jobs that are forecast, the first in line: a bound on time
-MOST_ENDS: Final = 1024  # of running jobs that are looked at, the next ones: the same
-KEPT: Final = 300  # forecasts that came to something
-ALIKE: Final = 40  # of them, by which a new one is corrected
-EVERY_S: Final = 5.0  # between forecasts of the same jobs
-SMALL_S: Final = 5.0  # added to waits before ratios are formed: seconds more or less say little
+MOST: Final = 256  # forecast jobs, the first in line; bounds the time
+MOST_ENDS: Final = 1024  # ends of running jobs, the next ones; bounds the time
+KEPT: Final = 300  # kept outcomes
+ALIKE: Final = 40  # outcomes that correct a new forecast
+EVERY_S: Final = 5.0  # interval between forecasts of the same jobs
+SMALL_S: Final = 5.0  # added to waits, so that ratios of short waits stay moderate
 QUANTILES: Final = (0.1, 0.5, 0.9)
-# Before anything is known: off by up to four times either way, evenly. A judgement.
+# Prior errors: evenly spread up to a factor of four either way; a judgement.
 PRIOR: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6))
 
 
@@ -43,9 +43,9 @@ class _Told:
     """Pending forecast."""
 
     at: Seconds
-    wait_s: float  # by rolling forward
+    wait_s: float  # rolled forward
     length_s: float  # of the job, on one slot
-    median_s: float  # wait that was told
+    median_s: float  # published wait
 
     @property
     def traits(self) -> tuple[float, float]:
@@ -63,9 +63,9 @@ class StartForecasts:
     def __init__(self) -> None:
         self._told: dict[JobId, _Told] = {}
         self._known: deque[tuple[tuple[float, float], float]] = deque(maxlen=KEPT)
-        self._ends: dict[JobId, Seconds] = {}  # as expected, of jobs that ran
+        self._ends: dict[JobId, Seconds] = {}  # expected ends of running jobs
         self._latest: dict[JobId, StartForecast] = {}
-        self._asked: frozenset[JobId] = frozenset()  # jobs that were looked at for it
+        self._asked: frozenset[JobId] = frozenset()  # waiting jobs at the last forecast
         self._made_at = Seconds(-math.inf)
 
     def update(self, view: ClusterView, now: Seconds) -> None:

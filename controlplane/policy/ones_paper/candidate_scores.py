@@ -13,9 +13,9 @@ from controlplane.policy.options import OnesPaperOptions
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from controlplane.prediction.progress_distribution import mean_progress
 
-NEAREST: Final = 1e-3  # to 0 and 1 that a drawn progress comes
-STALL_WEIGHT: Final = 2.5  # how much more than its own length a stall costs; as in `ones`
-SHORTEST_S, LONGEST_S = 60.0, 900.0  # remaining times between which stalls are compared
+NEAREST: Final = 1e-3  # least distance of a drawn progress from 0 and 1
+STALL_WEIGHT: Final = 2.5  # cost of a stall in multiples of its length; as in `ones`
+SHORTEST_S, LONGEST_S = 60.0, 900.0  # bounds of the remaining time that a stall is compared with
 
 
 def counts_of(genes: Genes, jobs: int) -> IntArray:
@@ -58,7 +58,7 @@ def ranks(genes: Genes) -> IntArray:
     return found
 
 
-# --- how much is left
+# --- remaining work
 
 
 def mean_draw(problem: Problem) -> FloatArray:
@@ -213,7 +213,7 @@ def selected(
 def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> IntArray:
     """Run Algorithm 1 K times: draw, take the winner out, and draw again."""
     problem, rho = scorer.problem, scorer.options.rho
-    if rho == "candidate":  # each candidate has draws of its own in each round
+    if rho == "candidate":  # draw for each candidate in each round
         left = np.ones(len(matrix), dtype=np.bool_)
         chosen: list[int] = []
         for _ in range(many):

@@ -28,8 +28,8 @@ from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
-NEVER: Final = np.inf  # the gain of a job that cannot grow
-LONGEST: Final = 1e15  # samples that are compared
+NEVER: Final = np.inf  # gain of a job that cannot grow
+LONGEST: Final = 1e15  # samples; upper bound in comparisons
 
 
 def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
@@ -87,8 +87,8 @@ def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
     found = genes
     candidates = np.arange(len(genes))
     new = _that_fit(problem, genes.shape[1])
-    served = np.append(problem.served_s, NEVER)  # IDLE is the last one: idle slots go first
-    keeps = np.zeros(len(served), dtype=np.int64)  # slots that nobody may take
+    served = np.append(problem.served_s, NEVER)  # the last entry is IDLE: idle slots go first
+    keeps = np.zeros(len(served), dtype=np.int64)  # slots that may not be taken
     keeps[new] = problem.least[new]
     for row in new:
         need = int(problem.least[row])
@@ -96,7 +96,7 @@ def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
         if not lacks.any():
             continue
         givers = np.where(ranks(found) < keeps[found], -NEVER, served[found])
-        givers = np.where(found == row, NEVER, givers)  # its own stay its own
+        givers = np.where(found == row, NEVER, givers)  # a job keeps its own slots
         first = np.argsort(-givers, axis=1, kind="stable")[:, :need]
         found = found.copy() if found is genes else found
         found[candidates[lacks, None], first[lacks]] = row
@@ -133,7 +133,7 @@ def filled(
     if not room.any() or not len(problem.jobs):
         return genes
     counts, given = counts_of(genes, len(problem.jobs)), np.zeros(len(genes), dtype=np.int64)
-    grown = np.full(genes.shape, IDLE, dtype=np.int16)  # who gets the first, second, ... idle slot
+    grown = np.full(genes.shape, IDLE, dtype=np.int16)  # job on the n-th idle slot
     phi, finite = _phi(problem), np.nan_to_num(left, posinf=LONGEST)
     open_ = np.arange(len(genes))[room > 0]
     while len(open_):
@@ -236,12 +236,12 @@ def _first_places(genes: Genes) -> Genes:
     first = np.full((many, top + 1), width, dtype=np.int16)
     rows = np.arange(many)[:, None]
     places = np.arange(width - 1, -1, -1)
-    first[rows, genes[:, ::-1]] = places  # of several the last one written, the first slot, stays
+    first[rows, genes[:, ::-1]] = places  # the last write wins: the first slot
     first[:, IDLE] = width
     return np.asarray(first[rows, genes])
 
 
-BETTER: Final = 1e-9  # relative: less is no progress
+BETTER: Final = 1e-9  # relative; a smaller gain is no progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class EvolutionarySearch(Evolution):
         super().__init__(options.patience)
         self._options = options
         self._now: _State | None = None
-        self._children: list[Genes] = []  # of the generation that is not complete
+        self._children: list[Genes] = []  # of the incomplete generation
 
     @property
     def best(self) -> Genes | None:
@@ -373,7 +373,7 @@ def carried_over(genes: Genes, before: Problem, after: Problem) -> Genes:
     Slots of ended jobs become idle. A slot that was not in play gets its present job.
     """
     rows = {job.job: row for row, job in enumerate(after.jobs)}
-    renamed = np.full(len(before.jobs) + 1, IDLE, dtype=np.int16)  # the last one: idle
+    renamed = np.full(len(before.jobs) + 1, IDLE, dtype=np.int16)  # the last entry is IDLE
     for row, job in enumerate(before.jobs):
         renamed[row] = rows.get(job.job, IDLE)
     columns: dict[SlotId, int] = {slot: place for place, slot in enumerate(before.slots)}

@@ -34,7 +34,7 @@ from controlplane.prediction.throughput import Sample, SpeedModel
 from controlplane.prediction.throughput import fit as fit_speeds
 from schemas.ids import JobId, Seconds
 
-NEWEST: Final = 0.3  # weight of the newest of many measurements of one slot
+NEWEST: Final = 0.3  # weight of the newest measurement of one slot
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Speeds:
     """Measured speeds of one family: jobs with the same script and model."""
 
     edition: int = 0  # of the model
-    slot_rate: float = 0.0  # mean samples per second of one slot; 0: never measured
+    slot_rate: float = 0.0  # mean of one slot, samples/s; 0: not measured
     _step_times: StepTimes[Size] = field(default_factory=StepTimes)
     _model: SpeedModel | None = None
 
@@ -75,9 +75,9 @@ class Speeds:
         return self._model
 
 
-KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
-KEPT_EPOCHS: Final = 1000  # of one job's log: a bound on memory
-MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never reported how long one is
+KEPT_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
+KEPT_EPOCHS: Final = 1000  # entries of one log; bounds memory
+MANY_SAMPLES: Final = 100  # assumed epoch in first batches, if not reported
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class FamilyHistory:
 
     speeds: Speeds = field(default_factory=Speeds)
     totals: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))  # samples
-    epoch_samples: int = 0  # ||D||, as reported last
+    epoch_samples: int = 0  # ||D||, last report
 
 
 class Estimates:
@@ -117,11 +117,11 @@ class Estimates:
         self._histories: dict[JobId, PaperJobHistory] = {}
         self.arrivals = ArrivalRate()
         self._sample = Reservoir(options.sample)
-        self._finished: list[Points] = []  # logs that are not in the sample yet
+        self._finished: list[Points] = []  # logs not offered to the sample yet
         self.progress: ProgressModel = prior(options.prior_epochs)
-        self.changed_at = Seconds(0.0)  # when a plan was last put in force
+        self.changed_at = Seconds(0.0)  # when the last plan was put in force
 
-    # --- what happens
+    # --- events and views
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn from `event`: an epoch, telemetry, the end of a job, or a plan put in force."""
@@ -166,7 +166,7 @@ class Estimates:
         self.family(event.family).totals.append(event.samples_done)
         if history is None or not history.log:
             return
-        log = dict(history.log)  # an epoch that was done twice counts once
+        log = dict(history.log)  # a repeated epoch counts once
         epochs = np.array(sorted(log), dtype=np.float64)
         rows = np.array([log[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
         self._finished.append(points_of(rows, epochs))
@@ -174,7 +174,7 @@ class Estimates:
     def update(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
         """Record new jobs, and update R of running jobs that finished an epoch."""
         jobs = list(jobs)
-        if len(self._histories) > 2 * len(jobs) + 100:  # late events of jobs that are over
+        if len(self._histories) > 2 * len(jobs) + 100:  # created by late events of ended jobs
             active = {job.job for job in jobs}
             self._histories = {n: history for n, history in self._histories.items() if n in active}
         for job in jobs:
@@ -219,7 +219,7 @@ class Estimates:
         self._finished = []
         self.progress = fit(self._sample.points, self.progress) or self.progress
 
-    # --- answers
+    # --- estimates
 
     def history(self, name: JobId) -> PaperJobHistory:
         """Return the history of a job; create an empty one if there is none."""

@@ -22,7 +22,7 @@ from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId
 
-Genes = npt.NDArray[np.int16]  # row of the job on each slot; IDLE: nobody's
+Genes = npt.NDArray[np.int16]  # row of the job on each slot, or IDLE
 IDLE: Final = -1
 
 
@@ -31,26 +31,26 @@ class Problem:
     """Constants of the search of one view: J jobs, G slots, sizes up to C."""
 
     version: int
-    jobs: tuple[JobView, ...]  # that may be changed or started, in order of arrival
-    slots: tuple[SlotId, ...]  # that may be given out, node by node
+    jobs: tuple[JobView, ...]  # jobs that may be changed or started, in order of arrival
+    slots: tuple[SlotId, ...]  # slots in play, node by node
     nodes: IntArray  # shape (G,), number of each slot's node
-    present: Genes  # shape (G,), who has them now
-    size: IntArray  # shape (J,), slots now
+    present: Genes  # shape (G,), present job on each slot
+    size: IntArray  # shape (J,), present slots
     least: IntArray  # shape (J,), slots
-    most: IntArray  # shape (J,), slots within R: floor(R c / B); below `least` if none will do
-    batches: IntArray  # shape (J, C + 1), global batch on so many slots
-    rates: FloatArray  # X, shape (J, C + 1, 2), samples/s on as few nodes as possible, on more
+    most: IntArray  # shape (J,), slots within R: floor(R c / B); below `least`: no size fits
+    batches: IntArray  # shape (J, C + 1), global batch by slots
+    rates: FloatArray  # X, shape (J, C + 1, 2), samples/s on the fewest nodes, on more
     done: FloatArray  # Y_processed, shape (J,), samples; at least an epoch where Y is a forecast
-    exact: FloatArray  # Y where it is known otherwise, shape (J,), samples; nan: eq. 7
-    alpha: FloatArray  # of the progress, shape (J,)
+    exact: FloatArray  # Y if known, shape (J,), samples; nan: use eq. 7
+    alpha: FloatArray  # of the distribution of progress, shape (J,)
     beta: FloatArray
     served_s: FloatArray  # T_processed, shape (J,)
-    start_s: FloatArray  # what starting it (again) takes, shape (J,)
+    start_s: FloatArray  # duration of a start, shape (J,)
     new: BoolArray  # shape (J,), never had a slot
     limits: IntArray  # R, shape (J,)
-    gated: tuple[JobId, ...]  # run, and have not finished an epoch since they were changed
-    opens_at: tuple[Seconds, ...]  # when gated jobs may be changed, if no epoch ends before
-    held: bool  # nothing changes before everybody has finished an epoch
+    gated: tuple[JobId, ...]  # running jobs without an epoch since their last change
+    opens_at: tuple[Seconds, ...]  # when gated jobs may be changed if no epoch ends before
+    held: bool  # no change before all running jobs have finished an epoch
 
     @property
     def rows(self) -> IntArray:
@@ -62,16 +62,16 @@ class Problem:
 class Bounds:
     """Limits of a job, and the reading of its speed."""
 
-    limit: int  # min(R, what its user allows), samples per step
+    limit: int  # min(R, user's limit), samples per step
     local_limit: int
-    local: int  # batch of one slot that it began with
-    first: int  # global batch that it began with
+    local: int  # first batch of one slot
+    first: int  # first global batch
     most: int  # slots
     widest: int  # slots of the largest node
     noise_scale: float  # phi, samples
     speed: Literal["mean", "model", "goodput"]
     batch: Literal["kept", "goodput"]
-    slot_rate: float  # measured mean of one slot, samples per second; 0: never measured
+    slot_rate: float  # measured mean of one slot, samples/s; 0: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class SizeTable:
     """Batches and rates by number of slots, 0 to C."""
 
     batches: IntArray  # global, shape (C + 1,), samples per step; 0 at 0
-    rates: FloatArray  # X, shape (C + 1, 2), samples/s: on as few nodes as possible, on more
+    rates: FloatArray  # X, shape (C + 1, 2), samples/s on the fewest nodes, on more
 
 
 def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
@@ -95,7 +95,7 @@ def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
     fits = (choices >= slots[:, None]) & (choices <= slots[:, None] * bounds.local_limit)
     shown = np.broadcast_to(nodes[:, None], choices.shape)
     value = np.where(fits, _rates(model, bounds, shown, slots[:, None], choices), -1.0)
-    best = value.shape[1] - 1 - value[:, ::-1].argmax(axis=1)  # the larger one of equals
+    best = value.shape[1] - 1 - value[:, ::-1].argmax(axis=1)  # the larger of equal batches
     rows = np.arange(len(slots))
     batches = choices[rows, best]
     far = np.where(slots > 1, np.maximum(nodes + 1, 2), 1)
@@ -116,7 +116,7 @@ def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
 def _choices(slots: IntArray, bounds: Bounds) -> IntArray:
     """Return the batches to try, shape (C, B), ascending."""
     fullest = np.minimum(bounds.limit, slots * bounds.local_limit)[:, None]
-    if bounds.batch == "kept":  # every slot as at the beginning, as far as R allows
+    if bounds.batch == "kept":  # the first local batch on every slot, within R
         return np.minimum(fullest, (slots * bounds.local)[:, None])
     doublings = max(0, (bounds.limit // bounds.first).bit_length() - 1)
     grid = bounds.first * np.exp2(np.arange(doublings + 1)).astype(np.int64)
@@ -138,8 +138,8 @@ def _rates(
     )
 
 
-UNKNOWN_S: Final = 60.0  # that a job of unknown speed is taken to last, if all are unknown
-KEPT_TABLES: Final = 10_000  # of alike jobs, before all are forgotten
+UNKNOWN_S: Final = 60.0  # assumed length of a job if no job's speed is known
+KEPT_TABLES: Final = 10_000  # bound on memory; the cache is then cleared
 
 
 class ProblemBuilder:
@@ -237,7 +237,7 @@ class ProblemBuilder:
         """Return the job's bounds: R, and as many slots as R fills at the first local batch."""
         estimates, options = self._estimates, self._options
         limit = min(estimates.history(job.job).limit, job.batch_limit)
-        if job.last_batch:  # not more at once: paper section 3.3.2 and figure 13
+        if job.last_batch:  # limited change at once: paper section 3.3.2 and figure 13
             limit = min(limit, int(options.jump * job.last_batch))
         limit = max(limit, min(job.least, job.batch_limit))
         local = max(1, min(job.batch_size // job.least, job.local_limit))

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 ScaleDown = Literal["literal", "contended", "composed", "authors", "off"]
-AUTHORS_CAP: Final = 4  # times the first batch, in the code that the paper's authors published
+AUTHORS_CAP: Final = 4  # multiple of the first batch, in the code published by the paper's authors
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBounds:
     """Bounds of R, in samples per step."""
 
-    first: int  # the batch that the job began with
-    least: int  # R is never below this
-    most: int  # what its user allows
+    first: int  # first batch of the job
+    least: int  # lower bound of R
+    most: int  # limit by the user
 
     def clip(self, limit: float) -> int:
         """Round `limit` up and clamp it to the bounds."""

@@ -23,10 +23,10 @@ class ClusterIndex:
     slots: tuple[SlotId, ...]
     node_of: IntArray  # shape (S,)
     type_of: IntArray  # shape (S,)
-    slots_on: tuple[IntArray, ...]  # of each node
-    types: tuple[str, ...]  # of GPUs
+    slots_on: tuple[IntArray, ...]  # slots of each node
+    types: tuple[str, ...]  # GPU types
     widest: int  # slots of the largest node
-    cores: FloatArray = field(default_factory=lambda: np.zeros(0))  # see `cores_of`, (N,)
+    cores: FloatArray = field(default_factory=lambda: np.zeros(0))  # shape (N,), see `cores_of`
 
     @cached_property
     def shares_cores(self) -> bool:

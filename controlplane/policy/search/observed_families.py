@@ -16,19 +16,21 @@ from controlplane.prediction.step_times import FULL_WEIGHT, MeanStepTime, Size, 
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
 PAIR: Final = 2  # slots
-TINY_S: Final = 1e-12  # keeps a logarithm finite
-LONGEST_S: Final = 1e7  # of a step that anybody waits for
-KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
-NOISE_SMOOTHING: Final = 0.3  # weight of the newest of several noise scales
-LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples: whatever lies beyond was not measured
-FINE_EPOCHS: Final = 16  # the first ones, each a stage of its own
-NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # looked at in this order: a quarter of a doubling off
-KEPT_SIZES: Final = 400  # that are remembered, the latest of them: a bound on the time of a fit
-Colocation = tuple[bool, str, bool]  # own group on several nodes; the other's family, and its
-Place = tuple[int, int, int, str, Colocation | None]  # size, GPU type, beside whom
+TINY_S: Final = 1e-12  # lower bound, keeps a logarithm finite
+LONGEST_S: Final = 1e7  # longer steps are implausible
+KEPT_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples; plausible range
+FINE_EPOCHS: Final = 16  # each of the first epochs is a stage of its own
+NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # offsets by preference, to a quarter of a doubling
+KEPT_SIZES: Final = 400  # latest sizes of each family; bounds the time of a fit
+# Own group on several nodes, family of the other job, its group on several nodes.
+Colocation = tuple[bool, str, bool]
+# Nodes, slots, local batch, GPU type, worst neighbour.
+Place = tuple[int, int, int, str, Colocation | None]
 
 NO_PARTS: Final = Parts({}, {}, {})
-BESIDE: Final = 0.3  # weight of a measurement beside neighbours, against one alone; a judgement
+BESIDE: Final = 0.3  # weight of a measurement with neighbours; alone: 1; a judgement
 
 
 @dataclass(slots=True)
@@ -37,8 +39,8 @@ class Priors:
 
     gpu_types: dict[str, float] = field(default_factory=dict)
     colocations: dict[Colocation, float] = field(default_factory=dict)
-    types: tuple[str, ...] = ()  # of GPUs, in the cluster
-    scaling: Scaling = PRIOR_SCALING  # of who was never on several slots
+    types: tuple[str, ...] = ()  # GPU types of the cluster
+    scaling: Scaling = PRIOR_SCALING  # for families never measured on several slots
 
 
 @dataclass(slots=True)
@@ -73,14 +75,14 @@ class FamilyHistory:
     priors: Priors = field(default_factory=Priors)
     parts: Parts = NO_PARTS
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    reached: int = 0  # samples, by the job that came furthest
-    largest: int = 1  # slots that any of them ran on
-    edition: int = 0  # of the model
+    reached: int = 0  # samples of the job furthest ahead
+    largest: int = 1  # largest size that a job ran on, slots
+    edition: int = 0  # counts fits of the model
     model: SpeedModel | None = None
-    before: SpeedModel | None = None  # where the next fit begins
+    before: SpeedModel | None = None  # start of the next fit
     passes: SeenPasses = field(default_factory=SeenPasses)
     noise: dict[int, SmoothedNoise] = field(default_factory=dict)  # by stage of training
-    noise_count: int = 0  # measurements of it
+    noise_count: int = 0  # measurements of noise scales
 
     @property
     def means(self) -> dict[Place, MeanStepTime]:
@@ -173,7 +175,7 @@ class FamilyHistory:
         """Return the logarithm of a step's time on each GPU type, or the families' mean."""
         common, own = self.priors.gpu_types, self.parts.gpu_types
         both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
-        level = sum(both) / len(both) if both else 0.0  # only differences were measured
+        level = sum(both) / len(both) if both else 0.0  # only differences between types are known
         return [own.get(gpu_type, common.get(gpu_type, 0.0) + level) for gpu_type in types]
 
     def _alone(self) -> list[Sample]:

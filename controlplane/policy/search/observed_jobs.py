@@ -15,7 +15,7 @@ from controlplane.policy.search.batch_limits import LimitBounds, ScaleDown, afte
 from controlplane.prediction.step_times import StepModel, StepSample, fit_steps
 from schemas.ids import JobId, Seconds
 
-KEPT_ARRIVALS: Final = 200  # lambda of the latest submissions, not of last week's
+KEPT_ARRIVALS: Final = 200  # latest submissions, which determine lambda
 
 
 @dataclass(slots=True)
@@ -23,11 +23,11 @@ class JobHistory:
     """History of an active job."""
 
     bounds: LimitBounds = LimitBounds(1, 1, 1)
-    limit: int = 0  # R, samples per step; 0: never seen in a view
-    steps: int = 0  # that telemetry reported
+    limit: int = 0  # R, samples per step; 0: not in a view yet
+    steps: int = 0  # by telemetry
     samples: int = 0  # Y_processed, by telemetry
-    epoch_due: bool = False  # an epoch ended since R was last looked at
-    counted_at: Seconds = Seconds(0.0)  # when the last epoch, or piece of a long one, was counted
+    epoch_due: bool = False  # an epoch ended since R was last updated
+    counted_at: Seconds = Seconds(0.0)  # last time that an epoch or a report interval was counted
 
     def count_epoch(
         self,
@@ -71,9 +71,9 @@ class ArrivalRate:
         return (len(self._submitted) - 1) / (last - first) if last > first else 0.0
 
 
-SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
-KEPT_SIZES: Final = 100  # the latest of each family: a bound on memory and the time of a fit
-LONGEST_S: Final = 1e7  # of a step that anybody waits for
+SMOOTHING: Final = 0.3  # weight of the newest sample at one size
+KEPT_SIZES: Final = 100  # latest sizes of each family; bounds memory and the time of a fit
+LONGEST_S: Final = 1e7  # longer steps are implausible
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Family:
     """Measurements of one family: jobs with the same script and model."""
 
     steps: dict[tuple[int, int], float] = field(default_factory=dict)  # (slots, batch) -> seconds
-    fitted: dict[tuple[int, int], float] = field(default_factory=dict)  # as the models know them
+    fitted: dict[tuple[int, int], float] = field(default_factory=dict)  # what models are fitted to
     models: dict[int, StepModel] = field(default_factory=dict)  # by batch
 
 
@@ -112,7 +112,7 @@ class RingSpeeds:
         family = self._family(event.family, event.job)
         size = (event.slots, event.global_batch)
         known = family.steps.pop(size, step_s)
-        now = family.steps[size] = known + SMOOTHING * (step_s - known)  # the newest is the last
+        now = family.steps[size] = known + SMOOTHING * (step_s - known)  # the newest entry is last
         if len(family.steps) > KEPT_SIZES:
             del family.steps[next(iter(family.steps))]
         before = family.fitted.get(size)

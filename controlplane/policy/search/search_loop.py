@@ -42,7 +42,7 @@ class Evolution(ABC):
     def __init__(self, patience: int) -> None:
         self._patience = patience
         self._idle_generations = 0
-        self.generations = 0  # since it began
+        self.generations = 0  # in total
 
     @property
     def converged(self) -> bool:
@@ -84,8 +84,8 @@ class SearchPolicy(ABC, Generic[P]):
         self._learner = learner
         self._evolution = evolution
         self._problem: P | None = None
-        self._stale = True  # something happened since the problem was built
-        self._until = Seconds(0.0)  # when what is out of the question becomes possible
+        self._stale = True  # an event was learned since the problem was built
+        self._until = Seconds(0.0)  # the problem is valid until then
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, lengths and limits from `event`."""
