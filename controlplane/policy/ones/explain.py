@@ -75,7 +75,7 @@ def _with_dues(problem: Problem, best: Candidate, row: int, reason: Reason) -> R
     elif int(best.levels[row]) >= int(dues.level[row]):
         text = f"its due by max_stretch {dues.limit:g} ({expected})"
     else:
-        text = f"others are further behind, max_stretch is {dues.limit:g} ({expected})"
+        text = f"other jobs are further behind, max_stretch is {dues.limit:g} ({expected})"
     return Reason(reason.code, f"{reason.text}; {text}", reason.numbers)
 
 
@@ -87,8 +87,8 @@ def _alone(
     numbers = _numbers(problem, best, row, owners)
     was, now = len(job_row.now), len(placed)
     if not now:
-        heirs = _heirs(owners, problem, row) or "others"
-        return Reason("pause", f"paused: its {_slots(was)} serve {heirs} better", numbers)
+        heirs = _heirs(owners, problem, row) or "other jobs"
+        return Reason("pause", f"paused: {heirs} can use its {_slots(was)} better", numbers)
     if not was:
         return _start(job_row, numbers, now)
     ratio = numbers["speed_then"] / max(numbers["speed_now"], 1e-9)
@@ -104,7 +104,7 @@ def _alone(
             return Reason("move", f"has moved: leaves its former slots, goes on with {to}", numbers)
         if job_row.growth_loss is not None:
             said = f"{job_row.growth_loss:.2f} x the progress of before"
-            text = f"takes its growth back, which made {said}; goes on with {to}"
+            text = f"undoes its growth, which made {said}; goes on with {to}"
         elif heirs:
             text = f"gives {_slots(was - now)} to {heirs}, goes on with {to} ({speedup})"
         else:
@@ -164,10 +164,10 @@ def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
     numbers = _numbers(problem, best, row) | {"needs": float(need)}
     text = f"waits for {_slots(need)}"
     if problem.capacity < need:
-        return Reason("waits", f"{text}, {problem.capacity} could be had", numbers)
+        return Reason("waits", f"{text}, only {problem.capacity} available", numbers)
     if np.isfinite(least):
         numbers["least_value_of_a_slot"] = least
-    reason = Reason("waits", f"{text}: others are worth more on them", numbers)
+    reason = Reason("waits", f"{text}: other jobs gain more from them", numbers)
     return _with_dues(problem, best, row, reason)
 
 
@@ -231,7 +231,7 @@ def _beside(problem: Problem, owner: IntArray) -> FloatArray:
 def _room(owners: SlotOwners, best: Candidate, row: int) -> str:
     """Return where the slots of a growing job come from."""
     donors = {owners.before.get(slot, row) for slot in best.slots(row)} - {row}
-    return f"from {_names(owners.names(donors))}" if donors else "nobody else needs them more"
+    return f"from {_names(owners.names(donors))}" if donors else "no other job needs them more"
 
 
 def _heirs(owners: SlotOwners, problem: Problem, row: int) -> str:

@@ -132,7 +132,7 @@ def _words(
         if problem.most[row] < problem.least[row]:
             text = f"its batch limit of {problem.limits[row]} allows no slot"
             return text, numbers
-        return "the best schedule that was found gives all slots to others", numbers
+        return "the best schedule that was found gives all slots to other jobs", numbers
     rate = float(problem.rates[row, many, 0])
     if rate > 0:
         numbers["utilization_s"] = left / rate * many  # T c of eq. 8

@@ -199,7 +199,7 @@ def test_a_job_that_is_stopped_is_told_for_whom() -> None:
 
     assert why(problem, {A: (), B: (T0,), C: (S0,)}) == Reason(
         "pause",
-        f"paused: its 1 slot serve {C} better",
+        f"paused: {C} can use its 1 slot better",
         why(problem, {A: (), B: (T0,), C: (S0,)}).numbers,
     )
     assert text(problem, {A: (), B: (T0,), C: (S0,)}, C) == "goes on, on 1 slot"
@@ -214,6 +214,6 @@ def test_a_job_that_waits_is_told_what_the_least_slot_in_use_is_worth() -> None:
 
     assert (reason.code, reason.text) == (
         "waits",
-        "waits for 1 slot: others are worth more on them",
+        "waits for 1 slot: other jobs gain more from them",
     )
     assert reason.numbers["least_value_of_a_slot"] == least > 0.0

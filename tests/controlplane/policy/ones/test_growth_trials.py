@@ -205,7 +205,7 @@ def test_a_growth_that_loses_is_taken_back_before_its_gate_opens() -> None:
     plan = answer(a_job(S0, S1), events=events)
 
     assert plan.local_batch == {A: {S0: 64}}
-    assert plan.reasons[A].text.startswith("takes its growth back, which made 0.50 x the progress")
+    assert plan.reasons[A].text.startswith("undoes its growth, which made 0.50 x the progress")
 
 
 def test_a_growth_that_pays_is_left_alone_until_its_gate_opens() -> None:
