@@ -247,7 +247,7 @@ def test_a_paced_job_trains_its_example_and_records_its_samples(quickstart: Any,
 
 
 def test_events_are_told_in_words(quickstart: Any) -> None:
-    why = "grows to 2 slots: nobody else needs them more"
+    why = "grows to 2 slots: no other job needs them more"
     events = [
         happened(1.0, "job.submitted", name="a", user="ann"),
         happened(2.0, "job.starting", reason="starts on 1 slot, to warm up: n1/0", slots="n1/0"),

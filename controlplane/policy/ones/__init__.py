@@ -1,1 +1,1 @@
-"""ONES: an online evolutionary search over schedules, with a batch size for every job."""
+"""ONES: an online evolutionary search over schedules that chooses every job's batch size."""

@@ -1,4 +1,4 @@
-"""The population: seeded, refreshed with each new view, evolved generation by generation."""
+"""Population of the search: seeded, refreshed with each new view, evolved by generations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import SearchStats
-from controlplane.policy.ones.greedy import baselines, exchanged, filled, sparing
+from controlplane.policy.ones.greedy import baselines, core_limited, exchanged, filled
 from controlplane.policy.ones.operators import (
     Candidate,
     crossed,
@@ -27,51 +27,45 @@ from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction import IntArray
 from schemas.ids import JobId
 
-KINDS = 4  # of children: crossed, mutated, resized, moved; trades of places are one more
-BETTER = 1e-9  # relative: less is no progress
-RELEVANT_CHANGE = 0.02  # relative change of a value that makes it worth while to search again
+KINDS = 4  # kinds of children: crossed, mutated, resized, moved; traded is a fifth
+MIN_IMPROVEMENT = 1e-9  # relative; a smaller gain is no progress
+RELEVANT_CHANGE = 0.02  # relative change of a value that starts a new search
 
 
 _Former = tuple[Problem | None, Candidate]
-_Genes = dict[JobId, int]  # what a candidate said of each job, kept while levels are numbered anew
+_Genes = dict[JobId, int]  # slots of each job, independent of the numbering of levels
 
 
 class EvolutionarySearch(Evolution):
-    """Holds K candidates; the best of them is never worse than greedy or than doing nothing."""
+    """Population of K candidates; the best is never worse than greedy or than no change.
+
+    `update` must be called with a problem before the first step.
+    """
 
     def __init__(self, options: OnesOptions) -> None:
-        """Begin without a problem: `update` brings the first.
-
-        Args:
-            options: size of the population, kind of search, mutation rate and patience.
-        """
         super().__init__(options.patience)
         self._options = options
         self._problem: Problem | None = None
-        self._searched: Problem | None = None  # the last one that was worth a search
+        self._searched: Problem | None = None  # last problem that was searched
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
-        self._former: list[_Former] = []  # of earlier problems, not yet renewed
-        self._others: list[IntArray] | None = []  # what baselines answer; None: not yet asked
-        self._children: list[Candidate | None] = []  # of the generation that is not complete
-        self._born = 0
-        self._seen: dict[bytes, Candidate | None] = {}  # of the present problem
+        self._former: list[_Former] = []  # candidates of earlier problems, not refreshed yet
+        self._baselines: list[IntArray] | None = []  # levels by baselines; None: not computed yet
+        self._children: list[Candidate | None] = []  # of the incomplete generation
+        self._bred_count = 0
+        self._seen: dict[bytes, Candidate | None] = {}  # layouts for the present problem
 
     @property
     def best(self) -> Candidate | None:
-        """The fittest; among equals the one that changes least."""
+        """Fittest candidate; of equal ones the one with the fewest changes."""
         return self.population[0] if self.population else None
 
     def update(self, problem: Problem) -> None:
-        """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved.
-
-        Args:
-            problem: made of a new view, or of what was learnt since.
-        """
+        """Replace the problem: seed with present and greedy schedules, refresh former ones."""
         former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
         how = self._options.search
-        if how == "auto":  # elsewhere evolution could not be shown to win (docs/evolution.md)
+        if how == "auto":  # no gain elsewhere (docs/evolution.md)
             how = "evolution" if problem.slow is not None else "greedy"
         calm = how == "greedy" or (
             self.converged and self._searched is not None and _alike(self._searched, problem)
@@ -84,18 +78,18 @@ class EvolutionarySearch(Evolution):
         seeds += [exchanged(problem, levels) for levels in seeds]
         seeds.append(refreshed(problem, problem.present))
         if problem.cores < problem.capacity and problem.job_rows:
-            seeds.append(sparing(problem))
+            seeds.append(core_limited(problem))
         found = [self.incumbent, *(self._child(problem, levels) for levels in seeds)]
         self._former = former[1:] if how == "evolution" else []
-        self._others = None if how == "evolution" else []
-        self._children, self._born = [], 0
-        found += [self._renewed(problem, one) for one in former[:1]]
+        self._baselines = None if how == "evolution" else []
+        self._children, self._bred_count = [], 0
+        found += [self._refresh_former(problem, one) for one in former[:1]]
         self._select(found)
         if self.population:
             self._select([*self.population, with_places_exchanged(problem, self.population[0])])
 
     def stats(self) -> SearchStats:
-        """How the population stands."""
+        """Return statistics of the population."""
         fitness = [candidate.fitness for candidate in self.population]
         return SearchStats(
             generations=self.generations,
@@ -116,31 +110,27 @@ class EvolutionarySearch(Evolution):
         return 2.0 * differ / (len(levels) * (len(levels) - 1))
 
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: renew a former candidate, or have one child.
-
-        Args:
-            rng: draws parents and mutations; a step that only renews draws nothing.
-        """
+        """Run one step of a generation: lay out one baseline or former candidate, or one child."""
         problem = self._problem
         if problem is None or not problem.job_rows or not self.population:
-            self._give_up()
-        elif self._others is None:
-            self._others = baselines(problem)
-        elif self._others:
-            self._children.append(self._child(problem, self._others.pop()))
+            self._stop()
+        elif self._baselines is None:
+            self._baselines = baselines(problem)
+        elif self._baselines:
+            self._children.append(self._child(problem, self._baselines.pop()))
         elif self._former:
-            self._children.append(self._renewed(problem, self._former.pop()))
-        elif self._born < self._options.population:
-            self._children.append(self._bred(problem, rng))
-            self._born += 1
+            self._children.append(self._refresh_former(problem, self._former.pop()))
+        elif self._bred_count < self._options.population:
+            self._children.append(self._make_child(problem, rng))
+            self._bred_count += 1
         else:
-            self._succeed()
+            self._finish_generation()
 
-    def _bred(self, problem: Problem, rng: Generator) -> Candidate | None:
+    def _make_child(self, problem: Problem, rng: Generator) -> Candidate | None:
         climbs = self._options.search == "climb"
         many = 1 if climbs else len(self.population)
         one = self.population[int(rng.integers(many))]
-        match self._born % (KINDS + problem.seeks_trades):
+        match self._bred_count % (KINDS + problem.seeks_trades):
             case 0 if not climbs:
                 other = self.population[int(rng.integers(many))]
                 levels = crossed(problem, one.levels, other.levels, rng)
@@ -166,7 +156,7 @@ class EvolutionarySearch(Evolution):
         parent: Candidate | None = None,
         hints: PlacementHints = NO_HINTS,
     ) -> Candidate | None:
-        """Laid out from `parent`, or the schedule in force; the same one once for each problem."""
+        """Lay out levels from `parent` or the present schedule; cached if without hints."""
         parent = parent or self.incumbent
         if parent is None:
             return None
@@ -177,19 +167,24 @@ class EvolutionarySearch(Evolution):
             self._seen[key] = laid_out(problem, parent, levels)
         return self._seen[key]
 
-    def _succeed(self) -> None:
-        """The generation is complete: the fittest of parents and children go on."""
+    def _finish_generation(self) -> None:
+        """Complete the generation: the fittest of parents and children survive."""
         before = self.population[0].fitness
         self._select([*self.population, *self._children])
-        self._children, self._born = [], 0
-        self._end_generation(better=self.population[0].fitness > before * (1.0 + BETTER) + BETTER)
+        self._children, self._bred_count = [], 0
+        self._end_generation(
+            better=self.population[0].fitness > before * (1.0 + MIN_IMPROVEMENT) + MIN_IMPROVEMENT
+        )
 
-    def _renewed(self, problem: Problem, former: _Former) -> Candidate | None:
+    def _refresh_former(self, problem: Problem, former: _Former) -> Candidate | None:
         levels = _levels(problem, _genes(*former))
         return self._child(problem, refreshed(problem, levels))
 
     def _select(self, found: list[Candidate | None]) -> None:
-        """The K fittest different ones (by mean values: the paper draws, which flips decisions)."""
+        """Keep the K fittest distinct candidates.
+
+        Paper: by a draw, which flips decisions. Here: by mean values.
+        """
         unique: dict[bytes, Candidate] = {}
         for candidate in found:
             if candidate is not None:
@@ -199,7 +194,7 @@ class EvolutionarySearch(Evolution):
 
 
 def _alike(one: Problem, other: Problem) -> bool:
-    """Whether two problems differ by so little that there is nothing new to find."""
+    """True if two problems differ too little for a new search to find anything."""
     if one.capacity != other.capacity or one.sizes.shape != other.sizes.shape:
         return False
     if not _same_places(one, other):
@@ -212,7 +207,7 @@ def _alike(one: Problem, other: Problem) -> bool:
 
 
 def _same_places(one: Problem, other: Problem) -> bool:
-    """Whether GPU types and neighbours cost about the same."""
+    """True if GPU types and neighbours cost about the same."""
     costs = [(one.slow, other.slow)]
     if one.interference is not None and other.interference is not None:
         costs.append((one.interference.log_slowdowns, other.interference.log_slowdowns))
@@ -234,10 +229,10 @@ def _genes(problem: Problem | None, candidate: Candidate) -> _Genes:
 
 
 def _levels(problem: Problem, genes: _Genes) -> IntArray:
-    """A former candidate in the numbers of `problem`: the nearest size that a job may have."""
+    """Return a former candidate as levels of `problem`: the nearest allowed sizes."""
     names = (job_row.job.job for job_row in problem.job_rows)
     slots = np.array([genes.get(name, -1) for name in names], dtype=np.int64)
-    sizes = problem.sizes[:, 1:]  # ascending; 0 where a job has no more of them
+    sizes = problem.sizes[:, 1:]  # ascending, padded with 0
     at = np.count_nonzero((sizes > 0) & (sizes <= slots[:, None]), axis=1)
     found = np.where(slots > 0, np.maximum(1, at), 0)
     return np.where(slots < 0, problem.present, found)

@@ -1,4 +1,4 @@
-"""Sizes for all jobs at once, without chance: greedy filling, pair exchange, repair."""
+"""Deterministic choice of sizes: greedy filling, pair exchange, repair, baseline policies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ import numpy as np
 from controlplane.policy.ones.problem import Problem
 from controlplane.prediction import FloatArray, IntArray
 
-LEAST_GAIN: Final = 1e-12  # of a trade: less is rounding
+LEAST_GAIN: Final = 1e-12  # of a trade; less is rounding
 
 
 def used(problem: Problem, levels: IntArray) -> int:
-    """Slots that a candidate needs.
-
-    Args:
-        problem: the view as the search sees it.
-    """
+    """Return the number of slots that a candidate needs."""
     return int(problem.sizes[problem.rows, levels].sum())
 
 
@@ -28,15 +24,11 @@ def filled(
     noise: FloatArray | None = None,
     capacity: int | None = None,
 ) -> IntArray:
-    """Grow jobs from `levels` on while slots are left, the most worth per slot first.
+    """Grow jobs from `levels` while slots are left, by the largest value per slot.
 
     Args:
-        levels: shape (J,), where each job begins.
-        noise: shape (J,), factors on what each is worth; for a draw by probability.
+        noise: shape (J,), factors on the values, for a random draw.
         capacity: slots that may be used; None: all.
-
-    Returns:
-        Shape (J,), levels; no job is lower than it began.
     """
     levels = levels.copy()
     left = (problem.capacity if capacity is None else capacity) - used(problem, levels)
@@ -68,7 +60,7 @@ def filled(
 
 
 def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[float, int] | None:
-    """The steepest way up that still fits."""
+    """Return the steepest growth that fits."""
     best: tuple[float, int] | None = None
     here, base = int(sizes[level]), float(value[level])
     for other in range(1, len(sizes)):
@@ -81,11 +73,10 @@ def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[fl
 
 
 def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
-    """`levels` within what is allowed and what there is; later jobs of `order` give way.
+    """Return `levels` within the allowed levels and the capacity; later jobs of `order` give way.
 
     Args:
-        levels: shape (J,).
-        order: shape (J,), a permutation: who is served first.
+        order: shape (J,), a permutation.
     """
     low, rows = problem.lowest, problem.rows
     levels = np.where(problem.allowed[rows, levels], levels, problem.present)
@@ -98,28 +89,17 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
     return np.asarray(np.where(fits, levels, low), dtype=np.int64)
 
 
-def sparing(problem: Problem) -> IntArray:
-    """Everybody on the least slots, and more only as far as there are cores for them.
-
-    Args:
-        problem: the view as the search sees it, with nodes whose slots share cores.
-
-    Returns:
-        Shape (J,), levels.
-    """
+def core_limited(problem: Problem) -> IntArray:
+    """Return levels with the least size for each job, and more only while cores are left."""
     least = np.maximum(problem.lowest, np.where(problem.allowed[:, 1], 1, problem.lowest))
     order = np.argsort([row.job.submitted_at for row in problem.job_rows], kind="stable")
     return filled(problem, repaired(problem, least, order), capacity=problem.cores)
 
 
 def baselines(problem: Problem) -> list[IntArray]:
-    """What others would answer: users' sizes in order of arrival, of length, of service so far.
+    """Return the levels that FIFO, SRTF and least attained service would choose.
 
-    Args:
-        problem: the view as the search sees it.
-
-    Returns:
-        Three arrays of levels, shape (J,) each: FIFO, SRTF, least attained service.
+    Each serves the users' wanted sizes in its order.
     """
     wanted = problem.lowest.copy()
     for row, job_row in enumerate(problem.job_rows):
@@ -138,14 +118,7 @@ def baselines(problem: Problem) -> list[IntArray]:
 
 
 def exchanged(problem: Problem, levels: IntArray) -> IntArray:
-    """Pair local search: one job gives slots up, another takes them, while that is worth it.
-
-    Args:
-        levels: shape (J,), within what there is.
-
-    Returns:
-        Shape (J,), levels worth at least as much, on no more slots than there are.
-    """
+    """Pair local search: one job gives slots up and another takes them, while the value grows."""
     if len(levels) < 2:  # noqa: PLR2004 - a pair
         return levels
     trades = _Trades(problem, levels.copy())
@@ -156,7 +129,7 @@ def exchanged(problem: Problem, levels: IntArray) -> IntArray:
 
 
 class _Trades:
-    """What every job would gain by up to k further slots, and lose by giving k up."""
+    """Best gain of every job from up to k more slots, and its least loss from k fewer."""
 
     def __init__(self, problem: Problem, levels: IntArray) -> None:
         self._problem = problem
@@ -167,7 +140,7 @@ class _Trades:
         self._down, self._from = self._ways(problem.rows, up=False)
 
     def _ways(self, rows: IntArray, *, up: bool) -> tuple[FloatArray, IntArray]:
-        """For each step and row: the best change of worth, and the level that it leads to."""
+        """Return for each step and row the best change of value, and the level that it leads to."""
         sizes, value = self._problem.sizes[rows], self._problem.worth[rows]
         here, at = np.arange(len(rows)), self.levels[rows]
         more = sizes - sizes[here, at][:, None]
@@ -179,7 +152,7 @@ class _Trades:
         return np.take_along_axis(ways, to[:, :, None], axis=2)[:, :, 0], to
 
     def improve(self) -> bool:
-        """Make the best trade; False if none is worth it."""
+        """Make the best trade; return False if none increases the value."""
         best, chosen = LEAST_GAIN, None
         for step in range(len(self._steps)):
             up, down = self._up[step], self._down[step]
@@ -203,7 +176,7 @@ class _Trades:
 
 
 def _second(values: FloatArray, first: int) -> int:
-    """The greatest but one."""
+    """Return the index of the second greatest value."""
     rest = values.copy()
     rest[first] = -np.inf
     return int(rest.argmax())

@@ -1,6 +1,6 @@
-"""Whether the last growth of a job pays, and its last batch and place, by telemetry.
+"""Trials of growth: whether the last growth, batch or place of a job pays, by telemetry.
 
-Batches that lost on their slots are not tried again at once.
+Batches that lost are not tried again for a while.
 """
 
 from __future__ import annotations
@@ -16,92 +16,86 @@ from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.step_times import SMOOTHING
 from schemas.ids import JobId, Seconds
 
-LOOKS: Final = 2  # measurements of the new group before it is judged
-BESIDE_LOOKS: Final = 3  # the same, of a group as large as before, and of that one
-LOSS: Final = 0.1  # share of the progress before, below which a growth loses; less is noise
+GROWTH_SAMPLES: Final = 2  # measurements of the new group before it is judged
+SAME_SIZE_SAMPLES: Final = 3  # of both groups, if they have the same size
+LOSS_THRESHOLD: Final = 0.1  # relative; a growth that loses less progress is within the noise
 
 
 @dataclass(slots=True)
 class GroupPace:
-    """How long the steps of one group take, with the cores that it has to itself."""
+    """Step time of one group, as if no other job used its cores."""
 
     version: int
     slots: int
     batch: int  # global, samples per step
     nodes: int = 1
     step_s: float = 0.0
-    looks: int = 0  # measurements
+    count: int = 0  # measurements
 
     def add(self, step_s: float) -> None:
-        """One more measurement.
-
-        Args:
-            step_s: seconds of a step.
-        """
-        self.looks += 1
-        share = max(SMOOTHING, 1.0 / self.looks)
+        """Record the seconds of a step."""
+        self.count += 1
+        share = max(SMOOTHING, 1.0 / self.count)
         self.step_s += share * (step_s - self.step_s)
 
 
 @dataclass(slots=True)
 class GrowthTrial:
-    """The group of a job, and what it is held against; None: nothing comes into question."""
+    """Present group of a job and the groups to compare it with; None: nothing to compare."""
 
     now: GroupPace | None = None
-    before: GroupPace | None = None  # the last one with fewer slots
-    beside: GroupPace | None = None  # the one just before, as large, with a smaller batch or closer
+    before: GroupPace | None = None  # last group with fewer slots
+    previous: GroupPace | None = None  # previous group, same size, smaller batch or fewer nodes
 
     def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
-        """One more measurement; another group, or another batch of it, begins another trial.
+        """Record a step time; another group, or another batch, starts a new trial.
 
         Args:
-            batch: global, samples per step.
-            step_s: seconds of a step, at the speed that shared cores would have for it alone.
+            step_s: seconds of a step, as if no other job used its cores.
         """
         now = self.now
         if now is None or (now.version, now.batch) != (version, batch):
             self.before = self._smaller_than(slots)
             new = GroupPace(version, slots, batch, nodes)
-            self.beside = now if now is not None and _as_large(now, new) else None
+            self.previous = now if now is not None and _is_comparable(now, new) else None
             now = self.now = new
         now.add(step_s)
 
     def _smaller_than(self, slots: int) -> GroupPace | None:
-        """The last group that was smaller; another batch at the same size changes nothing."""
-        found = (one for one in (self.now, self.before) if one is not None and one.looks > 0)
+        """Return the last group with fewer slots."""
+        found = (one for one in (self.now, self.before) if one is not None and one.count > 0)
         return next((one for one in found if one.slots < slots), None)
 
     @property
     def compares(self) -> bool:
-        """Whether there are two groups to be compared."""
-        return self.now is not None and (self.before is not None or self.beside is not None)
+        """True if there are two groups to compare."""
+        return self.now is not None and (self.before is not None or self.previous is not None)
 
     def ratio(self, progress: Callable[[int], float]) -> float | None:
-        """Progress of now over that before; None while nothing can be said, or it did not grow.
+        """Return the progress over that before the growth; None if unknown, or without growth.
 
         Args:
-            progress: what one step with such a batch is worth.
+            progress: value of one step with a given batch.
         """
-        return _ratio(self.now, self.before, progress, LOOKS)
+        return _ratio(self.now, self.before, progress, GROWTH_SAMPLES)
 
     def loss(self, progress: Callable[[int], float]) -> float | None:
-        """The same, if the growth loses; None if it does not, or nothing can be said yet."""
+        """Return the ratio if the growth lost progress; None otherwise."""
         return _lost(self.ratio(progress))
 
-    def beside_loss(self, progress: Callable[[int], float]) -> float | None:
-        """Progress of now over that of the group just before, as large as this one, if it loses.
+    def same_size_loss(self, progress: Callable[[int], float]) -> float | None:
+        """Return the ratio to the previous group of this size if it lost progress, otherwise None.
 
-        Returns:
-            None if it does not lose, or nothing can be said yet: a batch and a place make less of a
-            difference than a size, and are looked at once more.
+        A batch and a place make less difference than a size, so that one more measurement is
+        needed.
         """
-        if self.beside is None or self.beside.looks < BESIDE_LOOKS:
-            return None  # half of all changes would be judged by one report, which is noise
-        return _lost(_ratio(self.now, self.beside, progress, BESIDE_LOOKS))
+        if self.previous is None or self.previous.count < SAME_SIZE_SAMPLES:
+            return None  # with fewer, noise would decide about half of all changes
+        return _lost(_ratio(self.now, self.previous, progress, SAME_SIZE_SAMPLES))
 
 
-def _as_large(before: GroupPace, now: GroupPace) -> bool:
-    """Whether a group of as many slots followed, with a larger batch or farther apart, not both."""
+def _is_comparable(before: GroupPace, now: GroupPace) -> bool:
+    """True if `now` has as many slots, and either a larger batch or more nodes, but not both."""
     if before.slots != now.slots:
         return False
     larger, farther = now.batch > before.batch, now.nodes > before.nodes
@@ -109,37 +103,32 @@ def _as_large(before: GroupPace, now: GroupPace) -> bool:
 
 
 def _ratio(
-    now: GroupPace | None, before: GroupPace | None, progress: Callable[[int], float], looks: int
+    now: GroupPace | None, before: GroupPace | None, progress: Callable[[int], float], count: int
 ) -> float | None:
-    if now is None or before is None or now.looks < looks:
+    if now is None or before is None or now.count < count:
         return None
     then = progress(before.batch) / before.step_s
     return progress(now.batch) / now.step_s / then
 
 
 def _lost(ratio: float | None) -> float | None:
-    return ratio if ratio is not None and ratio < 1.0 - LOSS else None
+    return ratio if ratio is not None and ratio < 1.0 - LOSS_THRESHOLD else None
 
 
 class Loss(NamedTuple):
-    """A change that made less of a job than it was."""
+    """Change that lost progress."""
 
-    ratio: float  # progress of now over that before
-    slots: int  # before: as many as now where it was the batch, or the place
-    batch: int | None = None  # global, before, where a larger one lost; None: it was not the batch
+    ratio: float  # progress now over progress before
+    slots: int  # before the change; the present number for a batch or a place
+    batch: int | None = None  # global batch before, if a larger one lost; otherwise None
 
 
 def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | None:
-    """What the last change of a job made of its progress, and what it had before; if it lost.
+    """Return the loss by the last change of a job's slots, batch or nodes; None if it lost nothing.
 
-    Args:
-        job: as the view shows it; a trial of another group than it has says nothing.
-
-    Returns:
-        None if it did not grow, in slots, batch or nodes, too little was measured, or it does not
-        lose.
+    None also if too little was measured, or if the trial is of another group than the job has now.
     """
-    now, before, beside = trial.now, trial.before, trial.beside
+    now, before, previous = trial.now, trial.before, trial.previous
     present = (len(job.running_on), sum(job.running_on.values()))
     if now is None or (now.slots, now.batch) != present:
         return None
@@ -151,25 +140,25 @@ def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | No
     loss = trial.loss(progress)
     if loss is not None and before is not None:
         return Loss(loss, before.slots)
-    loss = trial.beside_loss(progress)
-    if loss is None or beside is None:
+    loss = trial.same_size_loss(progress)
+    if loss is None or previous is None:
         return None
-    return Loss(loss, beside.slots, beside.batch if now.batch > beside.batch else None)
+    return Loss(loss, previous.slots, previous.batch if now.batch > previous.batch else None)
 
 
-GROWN: Final = 2.0  # times the noise scale of then, from which on a larger batch may pay after all
-KEPT_S: Final = 600.0  # at most: what was measured may have been somebody else's doing
+NOISE_GROWTH: Final = 2.0  # a larger batch may pay once phi has grown by this factor
+CAP_DURATION_S: Final = 600.0  # a loss may have had another cause, so caps expire
 
 
 class _Cap(NamedTuple):
-    batch: int  # global, that the larger one lost against
-    slots: int  # on which
-    noise_scale: float  # phi, samples, then
+    batch: int  # global batch that was better
+    slots: int  # slots at that time
+    noise_scale: float  # phi at that time, samples
     until: Seconds
 
 
 class BatchCaps:
-    """What batches of jobs stay within, because a larger one made less progress on the same slots.
+    """Caps on the batches of jobs for which a larger batch made less progress on the same slots.
 
     The model of speeds is linear in the batch; a device that is full, or swaps, is not.
     """
@@ -178,45 +167,28 @@ class BatchCaps:
         self._caps: dict[JobId, _Cap] = {}
 
     def observe(self, job: JobView, trial: GrowthTrial, noise_scale: float, now: Seconds) -> None:
-        """Telemetry came.
-
-        Args:
-            trial: of the job, with that telemetry.
-            now: seconds on the controller's clock.
-        """
+        """Add a cap if the trial, with the latest telemetry, shows that a batch lost progress."""
         loss = last_loss(trial, job, noise_scale)
         if loss is not None and loss.batch is not None:
-            until = Seconds(now + KEPT_S)
+            until = Seconds(now + CAP_DURATION_S)
             self._caps[job.job] = _Cap(loss.batch, len(job.running_on), noise_scale, until)
 
     def __contains__(self, job: JobId) -> bool:
-        """Whether a batch of this job lost of late."""
+        """True if the job has a cap."""
         return job in self._caps
 
     def expire(self, now: Seconds) -> None:
-        """Forget what lost long ago.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Remove old caps."""
         if self._caps:
             self._caps = {job: cap for job, cap in self._caps.items() if now < cap.until}
 
     def forget(self, job: JobId) -> None:
-        """A job is over.
-
-        Args:
-            job: that may never have had a cap.
-        """
+        """Remove the cap of a job, if any."""
         self._caps.pop(job, None)
 
     def capped(self, job: JobView, limit: int, noise_scale: float) -> int:
-        """R, but no more than what a larger batch lost against.
-
-        Args:
-            limit: R, samples per step.
-        """
+        """Return R, clamped to the job's cap."""
         cap = self._caps.get(job.job)
         if cap is None or len(job.running_on) != cap.slots:
             return limit
-        return limit if noise_scale >= GROWN * cap.noise_scale else min(limit, cap.batch)
+        return limit if noise_scale >= NOISE_GROWTH * cap.noise_scale else min(limit, cap.batch)

@@ -1,8 +1,6 @@
-"""What the search remembers of one job: how its batch may grow, its noise scale, its slots.
+"""History of single jobs and what it teaches: batch limits, noise scales, measured passes.
 
-What telemetry and epochs measure: how long passes take, where, and how noisy gradients are.
-
-Jobs between the two halves of a migration: on the old and the new slots at once.
+A `Migration` takes two changes; between them the job has the old and the new slots.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from controlplane.policy.search.batch_limits import LimitBounds
 from controlplane.policy.search.observed_families import (
     Colocation,
     FamilyHistories,
-    SmoothedNoise,
-    believable,
+    is_plausible_noise,
 )
 from controlplane.policy.search.observed_jobs import JobHistory
 from controlplane.prediction.slowdowns import stretch
@@ -29,58 +26,50 @@ from schemas.ids import Seconds, SlotId
 
 
 @dataclass(frozen=True, slots=True)
-class HalfMove:
-    """A job that gets new slots and gives up others grows to all of them first.
+class Migration:
+    """Migration of a running job, which first grows to the old and the new slots together.
 
-    That is no growth: nobody asked for the size in between, and what the job makes of it says
-    nothing about how fast it will be.
+    That is no growth: the size in between was not chosen, and the speed at it predicts nothing.
     """
 
-    through: frozenset[SlotId]  # all of them
-    to: frozenset[SlotId]  # those that it shall have
+    all_slots: frozenset[SlotId]  # old and new slots
+    new_slots: frozenset[SlotId]
 
 
-def half_move(have: Iterable[SlotId], to: Iterable[SlotId]) -> HalfMove | None:
-    """What lies between two places; None if the job only grows, shrinks, starts or stops."""
+def migration_between(have: Iterable[SlotId], to: Iterable[SlotId]) -> Migration | None:
+    """Return the migration between two sets of slots.
+
+    None if the job only grows, shrinks, starts or stops.
+    """
     before, after = frozenset(have), frozenset(to)
     if before <= after or after <= before:
         return None
-    return HalfMove(before | after, after)
+    return Migration(before | after, after)
 
 
 @dataclass(slots=True)
 class OnesJobHistory(JobHistory):
-    """What is remembered of one job."""
+    """History of one job."""
 
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
-    group_step: int = 0  # of the job, when that group had trained none with that batch
-    slots: int = 0  # that it was seen on last
-    gave_back: int = 0  # slots that it had when it gave some up for nobody
-    gave_back_at: Seconds = Seconds(-1e9)
-    epoch: int = 0  # finished
-    noise: SmoothedNoise = field(default_factory=SmoothedNoise)
-    last_noise: float | None = None  # as measured last; None: never
-    view: JobView | None = None  # as it was looked at last
-    due_at: float = 0.0  # when its report interval ends
-    edition: int = 0  # of all this, as far as plans follow from it
+    group_step: int = 0  # step of the job at which this group started with this batch
+    slots: int = 0  # in the last view
+    slots_before_return: int = 0  # slots before it last gave some up although no job waited
+    returned_at: Seconds = Seconds(-1e9)
+    epoch: int = 0  # last finished epoch
+    last_noise: float | None = None  # last measurement; None: none
+    view: JobView | None = None  # as in the last view
+    counted_at: Seconds = Seconds(0.0)  # when an epoch or a report interval last ended
+    due_at: float = 0.0  # when `follow` is due although the view of the job is unchanged
+    edition: int = 0  # counts changes that matter to plans
     trial: GrowthTrial = field(default_factory=GrowthTrial)
-    move: HalfMove | None = None  # that the last plan began which changed it
-
-    def observe_noise(self, noise_scale: float) -> None:
-        """One more measurement.
-
-        Args:
-            noise_scale: phi, samples; one that is `believable`.
-        """
-        self.noise.add(noise_scale)
-        self.last_noise = noise_scale
+    move: Migration | None = None  # migration started by the last plan that changed the job
 
     def observe_steps(self, event: StepsSeen) -> bool:
-        """Count the steps of a group with one batch, and the samples of the job.
+        """Count the steps of a group; return True if the speed belongs to this group alone.
 
-        Returns:
-            Whether its speed is one of just that group: it says so, or an earlier report of the
-            same group was there, and samples were trained since.
+        It does if the event says so, or if an earlier report of the group exists and samples were
+        trained since.
         """
         group = (event.group, event.global_batch)
         again, trained = self.group == group, event.samples_done - self.samples
@@ -90,53 +79,42 @@ class OnesJobHistory(JobHistory):
         return event.group_steps > 0 or (again and trained > 0)
 
     def grow_limit(self, steps: int) -> None:
-        """R is twice the batch that telemetry tells of, if so many steps were trained with it.
-
-        Args:
-            steps: that a batch has to be trained before it may double.
-        """
+        """Set R to twice the reported batch if `steps` steps were trained with it."""
         batch = self.group[1]
         if self.steps - self.group_step >= steps:
             self.limit = self.bounds.clip(max(self.limit, 2 * batch))
 
     def follow(
         self, job: JobView, options: OnesOptions, now: Seconds, *, contended: bool, warm: bool
-    ) -> bool:
-        """Take note of a new view: bounds, R, and slots that were given back for nobody.
+    ) -> None:
+        """Update bounds, R and returned slots from a view.
 
         Args:
-            now: seconds on the controller's clock.
-            contended: whether a job waits that would fit.
-            warm: whether the job has done its first steps.
-
-        Returns:
-            Whether an epoch, or a report interval of a long one, is to be counted.
+            contended: a job waits that would fit.
+            warm: the job has done its first steps.
         """
         self.view = job
         self.bounds = limit_bounds(job)
         self.limit = max(self.limit, job.batch_size)
-        if options.grows_by_steps:
-            self.follow_batch(job)
+        self.follow_batch(job)
         if not job.running_on:
             self.slots = 0
-            return False
+            return
         slots = len(job.running_on)
-        moved = self.move is not None and self.move.to == job.running_on.keys()
+        moved = self.move is not None and self.move.new_slots == job.running_on.keys()
         if slots < self.slots and not contended and not moved:
-            self.gave_back, self.gave_back_at = self.slots, now
+            self.slots_before_return, self.returned_at = self.slots, now
         self.slots = slots
         self.due_at = max(self.counted_at, job.moved_at) + options.report_interval_s
         if now > self.due_at and warm:
-            self.epoch_due, self.counted_at = True, now
+            self.counted_at = now
             self.due_at = now + options.report_interval_s
-        due, self.epoch_due = self.epoch_due, False
-        return due and not options.grows_by_steps
 
     def follow_batch(self, job: JobView) -> None:
-        """R is at most twice the batch of now, and that batch at least.
+        """Clamp R between the present batch and twice that batch.
 
-        So whatever is planned and planned again, no batch is more than doubled before some steps
-        were trained with it.
+        However often plans are made, no batch more than doubles before some steps were trained with
+        it.
         """
         present = sum(job.running_on.values())
         if present:
@@ -149,54 +127,34 @@ def noise_estimate(
     relatives: Callable[[int], float | None] | None,
     options: OnesOptions,
 ) -> float:
-    """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.
+    """Return phi, samples: the job's latest, else its relatives' at this stage, else a prior.
 
-    Workers smooth what they measure. With `smooth_noise` it is smoothed once more here, and drawn
-    towards what was thought before while few were measured.
+    Workers smooth what they measure. The result is rounded to an eighth of a doubling.
 
     Args:
-        relatives: says phi of its family after so many epochs; None: it has none.
-
-    Returns:
-        Samples, to an eighth of a doubling.
+        relatives: phi of the family after a number of epochs; None if there is no family.
     """
-    if not options.smooth_noise:
-        own = history.last_noise if history is not None else None
-        own = own if believable(own) else job.noise_scale
-        if believable(own):
-            return _rounded(own)
-    before = (relatives(job.epoch) if relatives else None) or options.noise_scale_prior * (
-        job.batch_size
-    )
-    if not options.smooth_noise:
-        return _rounded(before)
-    measured = history.noise.count if history else 0
-    value = history.noise.value if history and measured else job.noise_scale
-    if not believable(value):
-        return _rounded(before)
-    measured = max(measured, job.noise_epochs)
-    trust = measured / (measured + options.noise_trust) if measured else 1.0
-    return _rounded(before * (value / before) ** trust)
+    own = history.last_noise if history is not None else None
+    own = own if is_plausible_noise(own) else job.noise_scale
+    if is_plausible_noise(own):
+        return _rounded(own)
+    shared = relatives(job.epoch) if relatives else None
+    return _rounded(shared or options.noise_scale_prior * job.batch_size)
 
 
 def limit_bounds(job: JobView) -> LimitBounds:
-    """What R of a job stays within."""
+    """Return the bounds of a job's R."""
     return LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)
 
 
 @lru_cache(maxsize=4096)
 def _rounded(value: float) -> float:
-    """To an eighth of a doubling: finer steps change no batch, but all would be worked out anew."""
+    """Round to an eighth of a doubling: finer steps change no batch, but invalidate all tables."""
     return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))
 
 
 class Measurements:
-    """Teaches families what their jobs measured, and jobs how noisy their gradients are.
-
-    Args:
-        placement: where jobs are, and beside whom.
-        options: whether GPU types, neighbours and passes count.
-    """
+    """Passes to families what their jobs measured, and to jobs their noise scales."""
 
     def __init__(
         self, families: FamilyHistories, placement: PlacementIndex, options: OnesOptions
@@ -206,9 +164,9 @@ class Measurements:
         self._options = options
 
     def epoch(self, event: EpochSeen, history: OnesJobHistory) -> None:
-        """An epoch: it measures a size if the group was the same all through it, and alone.
+        """Record an epoch; its speed counts if the group was the same and alone on its nodes.
 
-        Neighbours may have come and gone in it; telemetry tells of the moment.
+        Neighbours may have changed during the epoch; telemetry covers a moment only.
         """
         self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
         sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
@@ -217,11 +175,11 @@ class Measurements:
             self._timed(event)
 
     def steps(self, event: StepsSeen, history: OnesJobHistory, *, counts: bool) -> None:
-        """Telemetry, by the worker's clock: reports that were held up arrive all at once.
+        """Record telemetry, by the worker's clock: delayed reports arrive all at once.
 
         Args:
-            counts: whether its speed is one of just its group: the first of a group may have been
-                sent before all its members were there, if it does not say of what it is.
+            counts: the speed belongs to this group alone; the first report of a group may cover
+                time before all its members were there.
         """
         self._observe_noise(history, event.family, history.epoch, event.noise_scale)
         speed = event.samples_per_s
@@ -232,27 +190,20 @@ class Measurements:
         self._timed(event)
 
     def _timed(self, event: EpochSeen | StepsSeen) -> None:
-        """A pass was measured; where nobody says how steps divide, a step counts as one."""
+        """Record the time of a pass; without a report on passes a step counts as one pass."""
         family = self._families.of(event.family)
         if self._options.passes and event.passes and event.pass_s is not None:
             family.observe_passes(event.slots, event.local_batch, event.passes)
-            share = _sync_share(event) if self._options.sync_times else None
-            self._measured(event, event.local_batch, event.pass_s, share)
+            self._measured(event, event.local_batch, event.pass_s)
             return
         local = max(1, round(event.global_batch / max(1, event.slots)))
         if family.passes.limits.one_is_enough(event.slots, local):
             self._measured(event, local, event.global_batch / event.samples_per_s)
 
-    def _measured(
-        self,
-        event: EpochSeen | StepsSeen,
-        local: int,
-        step_s: float,
-        sync_share: float | None = None,
-    ) -> None:
+    def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
         options, family = self._options, self._families.of(event.family)
         if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
-            return  # the view shows where it is going to be, not where this was measured
+            return  # the view shows the future place, not that of the measurement
         gpu_type = self._placement.gpu_type(event.job) if options.gpu_types else ""
         colocation: Colocation | None = None
         if options.interference:
@@ -267,11 +218,10 @@ class Measurements:
             step_s,
             gpu_type=gpu_type,
             colocation=colocation,
-            sync_share=sync_share,
         )
 
     def _alone_s(self, event: StepsSeen, step_s: float) -> float:
-        """Seconds of a step if nobody else used the cores of its nodes."""
+        """Return the seconds of a step if no other job used the cores of its nodes."""
         cores = self._placement.cores
         alone = stretch(-(-event.slots // max(1, event.nodes)), cores)
         return step_s / self._placement.stretch(event.job) * alone
@@ -279,14 +229,7 @@ class Measurements:
     def _observe_noise(
         self, history: OnesJobHistory, family: str, epoch: int, noise_scale: float | None
     ) -> None:
-        if not believable(noise_scale):
+        if not is_plausible_noise(noise_scale):
             return
-        history.observe_noise(noise_scale)
+        history.last_noise = noise_scale
         self._families.of(family).observe_noise(epoch, noise_scale)
-
-
-def _sync_share(event: EpochSeen | StepsSeen) -> float | None:
-    """Share of a pass in which its worker waited for the reduction; None: nobody says."""
-    if event.pass_s is None or event.sync_s is None:
-        return None
-    return event.sync_s / event.pass_s if 0.0 <= event.sync_s <= event.pass_s > 0.0 else None

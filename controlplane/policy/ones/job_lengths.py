@@ -1,6 +1,11 @@
-"""How much every job has left, as the chosen model says, and how well it did so far.
+"""Remaining work of every job: the models of option `length_model`, and their calibration.
 
-Whether predicted lengths came true: predictions are kept until their jobs have finished.
+`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1), by family.
+Departure from the paper: the paper's regression covers all jobs of a cluster. Here each family has
+its own as soon as one of its jobs has finished, and the common regression is used only before:
+lengths of families differ by orders of magnitude, which five features do not explain.
+
+Predictions are kept until their jobs have finished, and are then compared with the actual lengths.
 """
 
 from __future__ import annotations
@@ -9,87 +14,341 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from scipy.special import betaincinv
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
-from controlplane.policy.ones.length_evidence import FamilyLengths, OwnEvidence, WorkLeft, exactly
-from controlplane.policy.ones.length_models import (
-    BetaProgress,
-    LengthMixture,
-    LengthModel,
-    ResidualLife,
+from controlplane.policy.ones.length_evidence import (
+    SHARES,
+    FamilyLengths,
+    JobEvidence,
+    SpreadOfLengths,
+    WorkLeft,
+    exactly,
 )
 from controlplane.policy.options import LengthModelName
+from controlplane.policy.search.observed_families import MAX_RELATIVES
+from controlplane.prediction import FloatArray
+from controlplane.prediction.lengths import (
+    LengthDistribution,
+    of_relatives,
+    one_length,
+    remaining_samples,
+)
+from controlplane.prediction.progress_distribution import (
+    FEATURES,
+    Points,
+    ProgressModel,
+    features,
+    fit,
+    points_of,
+)
 from schemas.ids import JobId
 
-STEP: Final = 1.25  # times the work of the last prediction that is kept, before the next one
-KEPT: Final = 60  # predictions of one job
-KEPT_ERRORS: Final = 2000  # of the latest predictions that were held against what came
-LEAST_LEFT: Final = 0.02  # of the total: errors of less are of no use to anybody
+MIN_OTHER_JOBS: Final = 3  # finished jobs of other families, before they are used
+MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of their log epochs
+
+
+class LengthModel(Protocol):
+    """Predictor of the remaining work."""
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Record a finished epoch."""
+        ...
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Record the end of a job; `family` already contains its length."""
+        ...
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop the state of jobs that are not active."""
+        ...
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """Return the work that a job without a certain end has left; None if nothing is known.
+
+        Args:
+            bounds: compute quantiles too, which may take ten times as long.
+        """
+        ...
+
+
+class ResidualLife:
+    """Mean residual life of finished relatives."""
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Do nothing: epochs are not used."""
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Do nothing: the family has the length."""
+
+    def forget(self, active: set[JobId]) -> None:
+        """Do nothing: there is no state of single jobs."""
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """Return the mean and quantiles over relatives that trained for longer than this job."""
+        if not family.finished and not max(done, family.reached):
+            return None
+        mean = remaining_samples(done, None, family.finished, family.reached)
+        informed = bool(family.finished)
+        if not bounds:
+            return WorkLeft(mean, informed=informed)
+        longer = [total - done for total in family.finished if total > done]
+        if not longer:
+            as_old = _quantiles_beyond(max(done, family.reached), done)
+            return WorkLeft(mean, as_old, informed=informed)
+        return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed=informed)
+
+
+class LengthMixture:
+    """Mixture of the relatives' lengths, weighted by the evidence on the job's own end."""
+
+    def __init__(self) -> None:
+        self._before = ResidualLife()
+        self._spread = SpreadOfLengths()
+        self._epochs: dict[JobId, int] = {}  # finished epochs of active jobs
+        self._other_epochs: deque[int] = deque(maxlen=MAX_RELATIVES)  # epochs of finished jobs
+        self._families: dict[str, FamilyLengths] = {}
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Count epochs, which predict jobs of families without a finished job."""
+        self._epochs[event.job] = max(self._epochs.get(event.job, 0), event.epoch)
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Update the spread of lengths."""
+        self._families[event.family] = family
+        epochs = self._epochs.pop(event.job, 0)
+        if event.succeeded:
+            self._spread.update(self._families.values())
+            if epochs:
+                self._other_epochs.append(epochs)
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop the epoch counts of jobs that are not active."""
+        self._epochs = {job: many for job, many in self._epochs.items() if job in active}
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """Return the mean residual life of the mixture, clamped to the certain bounds."""
+        likely = self._relatives(job, family) or self._from_other_families(job)
+        for evidence in own.evidence(job, done):
+            likely = likely.given(evidence) if likely is not None else one_length(evidence)
+        if likely is None:
+            left = self._before.left(job, family, done, own, bounds=bounds)
+        else:
+            quantiles = likely.quantiles_left(done, SHARES) if bounds else []
+            left = WorkLeft(likely.mean_left(done), tuple(quantiles))
+        if left is None:
+            return None
+        least, most = own.bounds(job, done)
+        return left.at_least(least).at_most(most)
+
+    def _relatives(self, job: JobView, family: FamilyLengths) -> LengthDistribution | None:
+        if not family.finished:
+            return None
+        spread = self._spread.of(job.family, family)
+        return of_relatives(family.finished, family.censored(job.job), spread)
+
+    def _from_other_families(self, job: JobView) -> LengthDistribution | None:
+        """Assume as many epochs as jobs of other families took; None if too few have finished."""
+        if not job.epoch_samples or len(self._other_epochs) < MIN_OTHER_JOBS:
+            return None
+        totals = [float(epochs * job.epoch_samples) for epochs in self._other_epochs]
+        return of_relatives(totals, [], max(MIN_OTHER_SPREAD, float(np.std(np.log(totals)))))
+
+
+def _quantiles_beyond(reached: float, done: float) -> tuple[float, ...]:
+    """Return quantiles if no relative trained for longer: half of such jobs last twice as long."""
+    return tuple(reached / (1.0 - share) - done for share in SHARES)
+
+
+MAX_LOGS: Final = 20  # logs of one family
+MAX_LOG_EPOCHS: Final = 100  # entries of one log
+MAX_COMMON_LOGS: Final = 40  # logs of all families, for new families
+MIN_PROGRESS: Final = 1e-6  # lower bound of a divisor
+MIN_LEFT: Final = 1e-3  # lower bound of the remaining share of the work done
+
+
+@dataclass(slots=True)
+class _Log:
+    first_loss: float | None = None
+    rows: dict[int, FloatArray] = field(default_factory=dict)  # features after each epoch
+
+    def points(self) -> Points:
+        epochs = np.array(sorted(self.rows), dtype=np.float64)
+        rows = np.array([self.rows[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
+        return points_of(rows, epochs)
+
+
+@dataclass(slots=True)
+class _Regression:
+    logs: deque[Points]
+    due: bool = False
+    model: ProgressModel | None = None
+
+    def add(self, points: Points) -> None:
+        if len(points):
+            self.logs.append(points)
+            self.due = True
+
+    def fitted(self) -> ProgressModel | None:
+        if self.due:
+            self.due = False
+            every = Points(
+                np.concatenate([log.features for log in self.logs]),
+                np.concatenate([log.epochs for log in self.logs]),
+                np.concatenate([log.progress for log in self.logs]),
+            )
+            self.model = fit(every, self.model) or self.model
+        return self.model
+
+
+class BetaProgress:
+    """Progress after a number of epochs, distributed as Be(epochs, A x + b)."""
+
+    def __init__(self) -> None:
+        self._logs: dict[JobId, _Log] = {}
+        self._families: dict[str, _Regression] = {}
+        self._common = _Regression(deque(maxlen=MAX_COMMON_LOGS))
+        self._before = ResidualLife()
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Add an entry to the job's log."""
+        log = self._logs.setdefault(event.job, _Log())
+        if log.first_loss is None:
+            log.first_loss = event.train_loss
+        if len(log.rows) < MAX_LOG_EPOCHS and event.epoch > 0:
+            log.rows[event.epoch] = self._features(
+                family, log, event.samples_done, event.train_loss, event.stop_metric
+            )
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Add the log to the regressions if the job succeeded."""
+        log = self._logs.pop(event.job, None)
+        if log is None or not event.succeeded:
+            return
+        own = self._families.setdefault(event.family, _Regression(deque(maxlen=MAX_LOGS)))
+        points = log.points()
+        own.add(points)
+        self._common.add(points)
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop the logs of jobs that are not active."""
+        self._logs = {job: log for job, log in self._logs.items() if job in active}
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """Return what the mean progress leaves; the residual life if there is no regression yet."""
+        log = self._logs.get(job.job, _Log())
+        model = self._model(job.family)
+        epoch_samples = job.epoch_samples or family.epoch_samples
+        if model is None or not epoch_samples:
+            return self._before.left(job, family, done, own, bounds=bounds)
+        last = max(log.rows, default=0)
+        row = log.rows[last] if last else self._features(family, log, 0.0, None, None)
+        epochs = np.array([float(max(last, 1))])
+        alpha, beta = model.shapes(row[None, :], epochs)
+        came = float(epochs[0]) * epoch_samples
+        least = MIN_LEFT * max(done, 1.0)
+        mean = max(came * float((alpha + beta)[0] / alpha[0]) - done, least)
+        if not bounds:
+            return WorkLeft(mean)
+        progress = np.maximum(betaincinv(alpha, beta, 1.0 - np.array(SHARES)), MIN_PROGRESS)
+        return WorkLeft(mean, tuple(np.maximum(came / progress - done, least).tolist()))
+
+    def _model(self, family: str) -> ProgressModel | None:
+        own = self._families.get(family)
+        return (own.fitted() if own is not None else None) or self._common.fitted()
+
+    def _features(
+        self,
+        family: FamilyLengths,
+        log: _Log,
+        done: float,
+        loss: float | None,
+        metric: float | None,
+    ) -> FloatArray:
+        return features(float(family.epoch_samples), log.first_loss, done, loss, metric)
+
+
+# --- calibration
+
+KEEP_RATIO: Final = 1.25  # factor of work done between kept predictions
+MAX_KEPT: Final = 60  # kept predictions of one job
+MAX_OUTCOMES: Final = 2000  # kept outcomes
+MIN_REMAINDER: Final = 0.02  # share of the total; shorter remainders do not count
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One prediction held against what came."""
+    """Prediction compared with the actual length."""
 
-    error: float  # of what was left, as a share of it
-    ratio: float  # predicted over true
-    in_wide: bool  # interval of 90%
-    in_narrow: bool  # of 80%
+    error: float  # absolute, as a share of the remaining work
+    ratio: float  # predicted over actual
+    in_wide: bool  # inside the 90% interval
+    in_narrow: bool  # inside the 80% interval
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How well predictions of the work left matched what came."""
+    """Accuracy of the predictions of remaining work."""
 
     predictions: int
-    median_error: float  # absolute, as a share of what was left
-    wide: float  # share of them inside the 90% interval
-    narrow: float  # and inside the 80% interval
+    median_error: float  # absolute, as a share of the remaining work
+    wide: float  # share inside the 90% interval
+    narrow: float  # share inside the 80% interval
 
 
 @dataclass(slots=True)
 class _Predictions:
-    next_at: float = 0.0  # samples done, from which on the next one is kept
-    made: list[tuple[float, WorkLeft]] = field(default_factory=list)  # after so many samples
+    next_at: float = 0.0  # samples done at which the next prediction is kept
+    made: list[tuple[float, WorkLeft]] = field(default_factory=list)  # with the samples done
 
 
 class LengthCalibration:
-    """Of all jobs that finished lately."""
+    """Predictions of active jobs, and outcomes of the latest finished ones."""
 
     def __init__(self) -> None:
         self._predictions: dict[JobId, _Predictions] = {}
-        self.outcomes: deque[Outcome] = deque(maxlen=KEPT_ERRORS)
+        self.outcomes: deque[Outcome] = deque(maxlen=MAX_OUTCOMES)
 
     def due(self, job: JobId, done: float) -> bool:
-        """Whether a prediction would be kept now."""
+        """True if a prediction would be kept now."""
         known = self._predictions.get(job)
-        return known is None or (done >= known.next_at and len(known.made) < KEPT)
+        return known is None or (done >= known.next_at and len(known.made) < MAX_KEPT)
 
     def add(self, job: JobId, done: float, left: WorkLeft) -> None:
         """Keep a prediction."""
         known = self._predictions.setdefault(job, _Predictions())
         known.made.append((done, left))
-        known.next_at = max(done, 1.0) * STEP
+        known.next_at = max(done, 1.0) * KEEP_RATIO
 
     def ended(self, job: JobId, total: float, *, succeeded: bool) -> None:
-        """Hold a job's predictions against what came; one that was given up tells nothing."""
+        """Compare a job's predictions with its total, if it succeeded."""
         known = self._predictions.pop(job, None)
         if known is None or not succeeded:
             return
-        for done, said in known.made:
+        for done, predicted in known.made:
             left = total - done
-            if left > LEAST_LEFT * total:
-                wide, narrow = said.within(left)
-                error = abs(said.mean - left) / left
-                self.outcomes.append(Outcome(error, said.mean / left, wide, narrow))
+            if left > MIN_REMAINDER * total:
+                wide, narrow = predicted.within(left)
+                error = abs(predicted.mean - left) / left
+                self.outcomes.append(Outcome(error, predicted.mean / left, wide, narrow))
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop predictions of jobs that nobody will hear of again."""
+        """Drop the predictions of jobs that are not active."""
         self._predictions = {job: own for job, own in self._predictions.items() if job in active}
 
     def summary(self) -> Calibration | None:
-        """Of the latest predictions; None before the first job has finished."""
+        """Return the accuracy of the latest predictions; None before the first job has finished."""
         seen = self.outcomes
         if not seen:
             return None
@@ -107,11 +366,11 @@ MODELS: Final[dict[LengthModelName, Callable[[], LengthModel]]] = {
     "mixture": LengthMixture,
 }
 
-SPARE: Final = 100  # jobs that may be remembered for nothing
+MAX_INACTIVE: Final = 100  # ended jobs whose state may be kept
 
 
-class _Said(NamedTuple):
-    """An answer, which holds while the job and all that it comes from stand as they did."""
+class _Cached(NamedTuple):
+    """Cached prediction, valid while the job and its inputs stay the same."""
 
     view: JobView
     key: tuple[float, int, int]
@@ -119,27 +378,18 @@ class _Said(NamedTuple):
 
 
 class JobLengths:
-    """Takes policy events in; answers how much a job has left."""
+    """Remaining work of jobs, updated by policy events."""
 
     def __init__(self, model: LengthModelName) -> None:
-        """Begin with nothing learnt.
-
-        Args:
-            model: how lengths are predicted where no rule says them.
-        """
         self._model = MODELS[model]()
         self._families: dict[str, FamilyLengths] = {}
-        self._own = OwnEvidence()
+        self._own = JobEvidence()
         self._calibration = LengthCalibration()
-        self._said: dict[JobId, _Said] = {}  # what each job was told last
-        self._edition = 0  # of what is known of lengths: jobs that ended
+        self._cache: dict[JobId, _Cached] = {}  # last prediction of each job
+        self._edition = 0  # ended jobs, which change predictions
 
     def observe(self, event: PolicyEvent) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: an epoch, telemetry or the end of a job; others teach nothing of lengths.
-        """
+        """Learn from an epoch, telemetry or the end of a job; ignore other events."""
         match event:
             case EpochSeen():
                 family = self.family(event.family)
@@ -153,36 +403,36 @@ class JobLengths:
                 family.ended(event.job, total, succeeded=event.succeeded)
                 self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
                 self._model.ended(event, family)
-                self._said.pop(event.job, None)
+                self._cache.pop(event.job, None)
                 self._edition += 1
                 self._calibration.ended(event.job, total, succeeded=event.succeeded)
             case _:
                 return
 
     def forget(self, active: Collection[JobId]) -> None:
-        """Drop what is known of jobs that nobody will hear of again, if there are many of them."""
-        if self._own.known <= 2 * len(active) + SPARE:
+        """Drop the state of jobs that are not active, if there are many of them."""
+        if self._own.known <= 2 * len(active) + MAX_INACTIVE:
             return
         there = set(active)
         self._own.forget(there)
         self._model.forget(there)
         self._calibration.forget(there)
-        self._said = {job: said for job, said in self._said.items() if job in there}
+        self._cache = {job: cached for job, cached in self._cache.items() if job in there}
         for family in self._families.values():
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
 
     def family(self, name: str) -> FamilyLengths:
-        """Lengths of a family, from nothing on."""
+        """Return the lengths of a family; create empty ones if there are none."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyLengths()
         return found
 
     def left(self, job: JobView, *, bounds: bool = True) -> WorkLeft | None:
-        """What a job has left; None if nothing at all is known.
+        """Return the work that a job has left; None if nothing is known.
 
         Args:
-            bounds: whether quantiles are wanted too.
+            bounds: compute quantiles too.
         """
         family = self.family(job.family)
         if job.epoch_samples:
@@ -192,33 +442,33 @@ class JobLengths:
         if certain is not None:
             return exactly(certain)
         key = (done, self._edition, 0 if family.finished else family.reached)
-        said = self._said.get(job.job)
-        if said is not None and said.view is job and said.key == key and not bounds:
-            return said.left
+        cached = self._cache.get(job.job)
+        if cached is not None and cached.view is job and cached.key == key and not bounds:
+            return cached.left
         due = self._calibration.due(job.job, done)
         found = self._model.left(job, family, done, self._own, bounds=bounds or due)
-        self._said[job.job] = _Said(job, key, found)
+        self._cache[job.job] = _Cached(job, key, found)
         if found is not None and due:
             self._calibration.add(job.job, done, found)
         return found
 
     def remaining(self, job: JobView) -> float | None:
-        """The mean of that, samples."""
+        """Return the mean of the remaining work, samples; None if nothing is known."""
         found = self.left(job, bounds=False)
         return None if found is None else found.mean
 
     def is_settled(self, job: JobView) -> bool:
-        """Whether what is left follows from its own progress alone, until some job ends."""
+        """True if the remaining work depends on the job's progress alone until some job ends."""
         if job.stop_samples is not None and not self._own.leaves_early(job.family):
             return True
         return isinstance(self._model, ResidualLife) and bool(self.family(job.family).finished)
 
     def informed(self, job: JobId) -> bool:
-        """Whether what was last said of a job is more than that it is as old as it is."""
-        said = self._said.get(job)
-        return said is not None and said.left is not None and said.left.informed
+        """True if the last prediction rests on more than the job's age."""
+        cached = self._cache.get(job)
+        return cached is not None and cached.left is not None and cached.left.informed
 
     @property
     def calibration(self) -> Calibration | None:
-        """Of the model, by jobs that finished; None before the first."""
+        """Accuracy of the model on finished jobs; None before the first."""
         return self._calibration.summary()

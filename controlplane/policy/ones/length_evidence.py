@@ -1,20 +1,12 @@
-"""What tells of one job's own end: its metric, and what its user said; each as far as it was right.
+"""Evidence on the length of jobs: relatives' lengths, the job's metric, and its user's statements.
 
-Both are held against what came, so that a script which always leaves early, or a metric that
-always takes longer than its curve says, is known for it in its family.
+Evidence is compared with actual lengths. A family whose scripts always leave early, or whose
+metrics take longer than their curves predict, gets corrected predictions.
 
-What the jobs of one family tell of how long its jobs are.
-
-How wrong a kind of prediction was so far: in a family, by its user, and at all.
-
-When a stop rule on a metric will be met, as the job's own reports tell it.
-
-A target is met where the curve through the reports comes up to it, and held for some epochs from
-there on; a plateau is met some epochs after the curve rises no further than its reports scatter.
-What is certain whatever the curve does, such as the epochs for which a target has yet to be held,
-bounds it from below.
-
-What is said of one job: how much it has left, and within which bounds.
+A target of a stop rule is met where the curve through the reports reaches it, and must then be held
+for some epochs. A plateau is met some epochs after the curve rises less than its reports scatter.
+Epochs that are certain whatever the curve does, such as those for which a target must still be
+held, bound the length from below.
 """
 
 from __future__ import annotations
@@ -28,47 +20,42 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from controlplane.policy.api import EpochSeen, JobView
-from controlplane.policy.search.observed_families import KEPT_RELATIVES
+from controlplane.policy.search.observed_families import MAX_RELATIVES
 from controlplane.prediction.convergence_curves import KEPT_REPORTS, ConvergenceCurves, job_curve
 from controlplane.prediction.lengths import Evidence, pooled_spread
 from schemas.ids import JobId
 from schemas.jobs import StopRule
 
-PRIOR_SPREAD: Final = 0.3  # of logarithms of totals within a family, before there are any
-PRIOR_TRUST: Final = 2.0  # relatives that this counts for; a judgement, as the next one
-COMMON_TRUST: Final = 4.0  # relatives that what all families say counts for in one of them
+PRIOR_SPREAD: Final = 0.3  # prior spread of log totals within a family
+PRIOR_TRUST: Final = 2.0  # weight of this prior in relatives; a judgement
+COMMON_TRUST: Final = 4.0  # weight of the common spread in relatives; a judgement
 
 
 @dataclass(slots=True)
 class FamilyLengths:
-    """Totals and progress, samples."""
+    """Totals and progress of a family's jobs, in samples."""
 
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    given_up: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    at_work: dict[JobId, int] = field(default_factory=dict)  # what active jobs have done
-    reached: int = 0  # by the job that came furthest
-    epoch_samples: int = 0  # ||D||, as reported last
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    given_up: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    at_work: dict[JobId, int] = field(default_factory=dict)  # samples done by active jobs
+    reached: int = 0  # samples done by the job furthest ahead
+    epoch_samples: int = 0  # ||D||, last report
 
-    def outlived(self, job: JobId) -> list[int]:
-        """What relatives had done that did not finish there: given up, or still at work.
+    def censored(self, job: JobId) -> list[int]:
+        """Return the progress of relatives that were given up or are still running.
 
-        Args:
-            job: itself is none of its relatives.
+        `job` itself is left out.
         """
         running = [done for other, done in self.at_work.items() if other != job and done > 0]
         return [*self.given_up, *running]
 
     def progressed(self, job: JobId, done: int) -> None:
-        """An active job has done so much."""
+        """Record the progress of an active job."""
         self.at_work[job] = max(self.at_work.get(job, 0), done)
         self.reached = max(self.reached, done)
 
     def ended(self, job: JobId, done: int, *, succeeded: bool) -> None:
-        """A job is over.
-
-        Args:
-            succeeded: else it was given up, and might have gone on.
-        """
+        """Record the total of a job; a job that did not succeed has a censored length."""
         self.at_work.pop(job, None)
         if done:
             (self.finished if succeeded else self.given_up).append(done)
@@ -76,66 +63,65 @@ class FamilyLengths:
 
 
 class SpreadOfLengths:
-    """How much lengths differ within a family, which few relatives cannot tell alone."""
+    """Spread of lengths within families; with few jobs it is drawn towards the common spread."""
 
     def __init__(self) -> None:
         self._common = PRIOR_SPREAD
         self._of: dict[str, float] = {}
 
     def update(self, families: Iterable[FamilyLengths]) -> None:
-        """A job has finished."""
+        """Compute the common spread again after a job has finished."""
         totals = [family.finished for family in families]
         self._common = pooled_spread(totals, PRIOR_SPREAD, PRIOR_TRUST)
         self._of.clear()
 
     def of(self, name: str, family: FamilyLengths) -> float:
-        """Standard deviation of the logarithm of totals."""
+        """Return the standard deviation of the logarithm of a family's totals."""
         if name not in self._of:
             self._of[name] = pooled_spread([family.finished], self._common, COMMON_TRUST)
         return self._of[name]
 
 
-FORGETTING: Final = 0.98  # weight of everything before, when something new comes
-TRUST: Final = 2.0  # observations that what is known in a wider circle counts for; a judgement
+DECAY: Final = 0.98  # factor of the old weights at each new error
+SCOPE_WEIGHT: Final = 2.0  # weight of the wider scope in observations; a judgement
 
 
 @dataclass(slots=True)
 class _Sums:
     count: float = 0.0
-    first: float = 0.0  # of errors
-    second: float = 0.0  # of their squares
+    first: float = 0.0  # sum of errors
+    second: float = 0.0  # sum of squared errors
 
     def add(self, error: float) -> None:
-        self.count = FORGETTING * self.count + 1.0
-        self.first = FORGETTING * self.first + error
-        self.second = FORGETTING * self.second + error * error
+        self.count = DECAY * self.count + 1.0
+        self.first = DECAY * self.first + error
+        self.second = DECAY * self.second + error * error
 
 
 @dataclass(slots=True)
-class LearntErrors:
-    """Bias and spread of errors, each circle drawn towards the next wider one while it is new."""
+class ErrorStatistics:
+    """Bias and spread of errors; a scope with few errors is drawn towards the next wider scope."""
 
-    prior_spread: float  # before anything came
-    trust: float = TRUST
+    prior_spread: float  # before the first error
+    trust: float = SCOPE_WEIGHT
     _sums: dict[str, _Sums] = field(default_factory=dict)
 
-    def add(self, circles: Sequence[str], error: float) -> None:
-        """A prediction met what came.
+    def add(self, scopes: Sequence[str], error: float) -> None:
+        """Record an error in each of its scopes, such as all jobs, a user's jobs, a family's jobs.
 
         Args:
-            circles: that it belongs to, such as all, its user's, its family's.
-            error: usually a logarithm, of what came over what was predicted.
+            error: usually the logarithm of actual over predicted.
         """
         if not math.isfinite(error):
             return
-        for circle in circles:
-            self._sums.setdefault(circle, _Sums()).add(error)
+        for scope in scopes:
+            self._sums.setdefault(scope, _Sums()).add(error)
 
-    def of(self, circles: Sequence[str]) -> tuple[float, float]:
-        """Bias and spread that the next error is expected to have."""
+    def of(self, scopes: Sequence[str]) -> tuple[float, float]:
+        """Return the expected bias and spread of the next error."""
         bias, square = 0.0, self.prior_spread**2
-        for circle in circles:
-            seen = self._sums.get(circle)
+        for scope in scopes:
+            seen = self._sums.get(scope)
             if seen is None:
                 continue
             weight = self.trust + seen.count
@@ -145,43 +131,40 @@ class LearntErrors:
         return bias, math.sqrt(square)
 
 
-def circles_of(family: str) -> tuple[str, ...]:
-    """All jobs, those of one user, those of one family; the widest first.
+def scopes_of(family: str) -> tuple[str, ...]:
+    """Return the scopes of a family, widest first: all jobs, its user's jobs, its own jobs.
 
-    Args:
-        family: its name begins with its user's, up to a slash.
+    The name of a family starts with the user's name, up to a slash.
     """
     user, slash, _ = family.partition("/")
     return ("", f"{user}/", family) if slash else ("", family)
 
 
-LEAST_EPOCHS: Final = 4  # reports before a curve is believed: one more than it has coefficients
-FURTHEST: Final = 20.0  # times the epochs so far, that a curve is followed
-FLAT_WITHIN: Final = 1.0  # of the scatter of reports, that a plateau may still rise
-NO_DECAY: Final = 1.0  # of weights: early reports tell as much of the shape as late ones
+MIN_EPOCHS: Final = 4  # reports needed for a curve: one more than its coefficients
+MAX_EXTRAPOLATION: Final = 20.0  # a curve is extrapolated to this multiple of its epochs
+FLAT_WITHIN: Final = 1.0  # a plateau may rise by this share of the reports' scatter
+NO_DECAY: Final = 1.0  # early reports show the shape as well as late ones
 
 
 @dataclass(slots=True)
 class MetricLog:
-    """What a job reported of the metric of its stop rule."""
+    """Reports of a job's stop metric."""
 
     epochs: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     best: float = -math.inf
     since_best: int = 0  # epochs without an increase
-    _fitted: tuple[int, float | None] = (0, None)  # epochs, and the end that they foretold
+    _fitted: tuple[int, float | None] = (0, None)  # epochs, and the predicted end
 
     @property
     def epoch(self) -> int:
-        """The last one that was reported."""
+        """Last reported epoch."""
         return self.epochs[-1] if self.epochs else 0
 
     def add(self, epoch: int, value: float) -> None:
-        """One more epoch; one that is known already changes nothing.
+        """Record the metric of a finished epoch (1-based); ignore epochs that are already recorded.
 
-        Args:
-            epoch: finished, 1-based.
-            value: of the metric; nan is no increase.
+        A metric of nan is no increase.
         """
         if epoch <= self.epoch:
             return
@@ -193,7 +176,7 @@ class MetricLog:
             self.since_best += 1
 
     def streak(self, target: float) -> int:
-        """Epochs in a row, up to the last one, in which a target was met."""
+        """Return the number of last epochs in a row that met a target."""
         found = 0
         for value in reversed(self.values):
             if not value >= target:
@@ -202,13 +185,13 @@ class MetricLog:
         return found
 
     def least_left(self, rule: StopRule) -> int:
-        """Epochs that are certain to come, at least 0."""
+        """Return the number of epochs that the rule still requires in any case."""
         if rule.at_least is not None:
             return max(0, rule.consecutive - self.streak(rule.at_least))
         return max(0, (rule.plateau or 0) - self.since_best) if self.epochs else rule.plateau or 0
 
     def end(self, rule: StopRule) -> float | None:
-        """The epoch after which the rule will be met, as the curve says; None: it does not."""
+        """Return the epoch at which the curve meets the rule; None if it does not."""
         if self._fitted[0] != self.epoch:
             self._fitted = (self.epoch, self._end(rule))
         return self._fitted[1]
@@ -217,21 +200,21 @@ class MetricLog:
         epoch, target = self.epoch, rule.at_least
         if target is not None and (streak := self.streak(target)):
             return float(epoch + max(1, rule.consecutive - streak))
-        if len(self.epochs) < LEAST_EPOCHS:
+        if len(self.epochs) < MIN_EPOCHS:
             return None
         falling = [-value if math.isfinite(value) else None for value in self.values]
         curve = job_curve([float(at) for at in self.epochs], falling, decay=NO_DECAY)
         if target is not None:
             crosses = float(curve.reaches(np.array([-target]))[0])
-            if not crosses <= FURTHEST * epoch:
+            if not crosses <= MAX_EXTRAPOLATION * epoch:
                 return None
             return max(math.ceil(crosses), epoch + 1) + rule.consecutive - 1.0
         return _plateau_end(curve, epoch, rule.plateau or 1, epoch - self.since_best)
 
 
 def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> float | None:
-    """The first epoch from which on the curve rises less than reports scatter, and the wait."""
-    ahead = np.arange(best, math.ceil(FURTHEST * epoch) + 1, dtype=np.float64)
+    """Return the first epoch from which the curve rises less than reports scatter, plus `wait`."""
+    ahead = np.arange(best, math.ceil(MAX_EXTRAPOLATION * epoch) + 1, dtype=np.float64)
     now, later = curve.at(ahead[None, :])[0], curve.at(ahead[None, :] + wait)[0]
     with np.errstate(invalid="ignore"):
         flat = now - later < FLAT_WITHIN * float(curve.error[0])
@@ -240,101 +223,93 @@ def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> 
     return max(float(ahead[int(flat.argmax())]) + wait, epoch + 1.0)
 
 
-STATED_PRIOR: Final = 0.5  # spread of what came over what was said, before anything came
-CURVE_PRIOR: Final = 0.5  # the same of a curve, per e-fold that it looks ahead
-HELD_PRIOR: Final = 0.1  # and of a target that is met already, and has to be held
-KEPT_ENDS: Final = 40  # predictions of one job's curve
-EARLY: Final = 0.98  # of what was stated, below which a job ended before its rule
-EARLY_SHARE: Final = 0.05  # of jobs that left early, above which no rule is certain
-LEAST_AHEAD: Final = 0.02  # e-folds: nearer ends are told as if they were so far ahead
+STATED_PRIOR: Final = 0.5  # prior spread of log(actual / stated)
+CURVE_PRIOR: Final = 0.5  # prior spread of a curve's errors, per e-fold ahead
+HELD_PRIOR: Final = 0.1  # the same for a target that is met and must be held
+MAX_PREDICTIONS: Final = 40  # kept predictions of one job's curve
+EARLY_RATIO: Final = 0.98  # a job below this share of its statement left early
+EARLY_SHARE: Final = 0.05  # no rule is certain above this share of early leavers
+MIN_AHEAD: Final = 0.02  # e-folds; lower bound of the distance to an end
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What a metric foretold."""
+    """Prediction of a job's total by its metric."""
 
-    done: float  # samples, then
+    done: float  # samples at the time of the prediction
     total: float  # samples
-    held: bool  # its target was met already
+    held: bool  # the target was met at that time
 
 
 @dataclass(slots=True)
-class _Own:
-    """Of one active job."""
+class _JobRecord:
+    """Evidence on one active job."""
 
     family: str = ""
     metric: MetricLog = field(default_factory=MetricLog)
-    stated: float | None = None  # samples, by a rule or a bound, as known last
-    ends: list[_End] = field(default_factory=list)  # that its metric foretold
-    rule: StopRule | None = None  # as known last
-    asked_at: int = -1  # epochs, when the curve was last asked
+    stated: float | None = None  # samples, by the last known rule or bound
+    ends: list[_End] = field(default_factory=list)  # predictions by its metric
+    rule: StopRule | None = None  # last known
+    predicted_at: int = -1  # epochs at the last prediction
 
 
-class OwnEvidence:
-    """Of all active jobs."""
+class JobEvidence:
+    """Evidence from the metrics and users of active jobs."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobId, _Own] = {}
-        self._stated = LearntErrors(STATED_PRIOR)
-        self._ends = {False: LearntErrors(CURVE_PRIOR), True: LearntErrors(HELD_PRIOR)}
-        self._left_early = LearntErrors(0.0)  # 1: a job succeeded before its rule
-        self._early: dict[str, bool] = {}  # by family, what follows from that; until a job ends
+        self._jobs: dict[JobId, _JobRecord] = {}
+        self._stated = ErrorStatistics(STATED_PRIOR)
+        self._ends = {False: ErrorStatistics(CURVE_PRIOR), True: ErrorStatistics(HELD_PRIOR)}
+        self._left_early = ErrorStatistics(0.0)  # 1: a job succeeded before its rule
+        self._early: dict[str, bool] = {}  # cache by family, cleared when a job ends
 
     @property
     def known(self) -> int:
-        """Jobs of which something is remembered."""
+        """Number of jobs with recorded evidence."""
         return len(self._jobs)
 
-    # --- what happens
+    # --- events
 
     def epoch(self, event: EpochSeen) -> None:
-        """A job finished an epoch.
-
-        Args:
-            event: with its metric, if its stop rule is on one.
-        """
-        own = self._jobs.setdefault(event.job, _Own())
+        """Record a finished epoch, with its metric if the job's stop rule has one."""
+        own = self._jobs.setdefault(event.job, _JobRecord())
         own.family = event.family
         if event.stop_metric is not None:
             own.metric.add(event.epoch, event.stop_metric)
 
     def ended(self, job: JobId, family: str, total: float, *, succeeded: bool) -> None:
-        """Hold what was said of a job against what came.
-
-        Args:
-            succeeded: else it was given up, and nothing came.
-        """
+        """Compare the evidence with the total, if the job succeeded."""
         own = self._jobs.pop(job, None)
         if own is None or not succeeded or total <= 0.0:
             return
-        circles = circles_of(family)
-        before_stated = own.stated is not None and total < EARLY * own.stated
+        scopes = scopes_of(family)
+        before_stated = own.stated is not None and total < EARLY_RATIO * own.stated
         before_rule = own.rule is not None and own.metric.least_left(own.rule) > 0
         self._early.clear()
-        self._left_early.add(circles, float(before_rule if own.rule else before_stated))
+        self._left_early.add(scopes, float(before_rule if own.rule else before_stated))
         if own.stated is not None and own.stated > 0.0:
-            self._stated.add(circles, math.log(total / own.stated))
+            self._stated.add(scopes, math.log(total / own.stated))
         for end in own.ends:
-            self._ends[end.held].add(circles, math.log(total / end.total) / _ahead(end))
+            self._ends[end.held].add(scopes, math.log(total / end.total) / _ahead(end))
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop what is known of jobs that nobody will hear of again."""
+        """Drop the evidence on jobs that are not active."""
         self._jobs = {job: own for job, own in self._jobs.items() if job in active}
 
-    # --- answers
+    # --- estimates
 
     def certain(self, job: JobView, done: float) -> float | None:
-        """What a rule leaves, samples; None: nothing is certain.
+        """Return the samples that a rule leaves; None if no length is certain.
 
-        A rule is when a job ends, unless a relative's script left before its own.
+        A rule is certain unless scripts of relatives have left before their rules were met.
         """
         if job.stop_samples is None:
             return None
-        self._jobs.setdefault(job.job, _Own(job.family)).stated = float(job.stop_samples)
+        self._jobs.setdefault(job.job, _JobRecord(job.family)).stated = float(job.stop_samples)
         return None if self.leaves_early(job.family) else max(0.0, job.stop_samples - done)
 
     def bounds(self, job: JobView, done: float) -> tuple[float, float]:
-        """The least and the most that is to come, samples."""
+        """Return the least and the most remaining work, samples."""
         most = math.inf if (bound := _bound(job)) is None else max(0.0, bound - done)
         rule, own = job.stop, self._jobs.get(job.job)
         if rule is None or rule.metric is None or not job.epoch_samples:
@@ -344,36 +319,36 @@ class OwnEvidence:
         if self.leaves_early(job.family):
             return 0.0, most
         epochs = (own.metric if own else MetricLog()).least_left(rule)
-        at = max(job.samples_done, done - job.epoch_samples)  # the last epoch's end, as it counts
+        at = max(job.samples_done, done - job.epoch_samples)  # at least the end of the last epoch
         least = max(0.0, at + epochs * job.epoch_samples - done)
         return min(least, most), most
 
     def leaves_early(self, family: str) -> bool:
-        """Whether scripts like these are known to leave before their rules are met."""
+        """True if scripts of this family are known to leave before their rules are met."""
         found = self._early.get(family)
         if found is None:
-            share, _ = self._left_early.of(circles_of(family))
+            share, _ = self._left_early.of(scopes_of(family))
             found = self._early[family] = share > EARLY_SHARE
         return found
 
     def evidence(self, job: JobView, done: float) -> list[Evidence]:
-        """All that tells of this job's own end."""
-        own = self._jobs.setdefault(job.job, _Own(job.family))
-        circles = circles_of(job.family)
+        """Return the evidence from the user's statement and from the metric."""
+        own = self._jobs.setdefault(job.job, _JobRecord(job.family))
+        scopes = scopes_of(job.family)
         found = []
         if (bound := _bound(job)) is not None and bound > 0.0:
             own.stated = bound
-            bias, spread = self._stated.of(circles)
+            bias, spread = self._stated.of(scopes)
             found.append(Evidence(math.log(bound) + bias, spread))
         end = self._end(job, own)
         if end is not None:
-            bias, spread = self._ends[end.held].of(circles)
+            bias, spread = self._ends[end.held].of(scopes)
             ahead = _ahead(end)
             found.append(Evidence(math.log(end.total) + bias * ahead, spread * ahead))
         return found
 
-    def _end(self, job: JobView, own: _Own) -> _End | None:
-        """Samples in all, as its metric says at the end of the last epoch."""
+    def _end(self, job: JobView, own: _JobRecord) -> _End | None:
+        """Return the total that the metric predicts at the end of the last epoch, if any."""
         rule, metric = job.stop, own.metric
         if rule is None or rule.metric is None or not job.epoch_samples or not job.samples_done:
             return None
@@ -383,20 +358,20 @@ class OwnEvidence:
         total = job.samples_done + (epoch - metric.epoch) * job.epoch_samples
         held = rule.at_least is not None and metric.streak(rule.at_least) > 0
         end = _End(float(job.samples_done), total, held)
-        if metric.epoch != own.asked_at:
-            own.asked_at = metric.epoch
-            if len(own.ends) < KEPT_ENDS:
+        if metric.epoch != own.predicted_at:
+            own.predicted_at = metric.epoch
+            if len(own.ends) < MAX_PREDICTIONS:
                 own.ends.append(end)
         return end
 
 
 def _ahead(end: _End) -> float:
-    """How far a prediction looked, e-folds of what was done then."""
-    return max(math.log(max(end.total / end.done, 1.0)), LEAST_AHEAD)
+    """Return how far the prediction reached, in e-folds of the work done at that time."""
+    return max(math.log(max(end.total / end.done, 1.0)), MIN_AHEAD)
 
 
 def _bound(job: JobView) -> float | None:
-    """The most that a job trains, as its user said: a rule's samples, or epochs beside a metric."""
+    """Return the user's bound, samples: from a rule, or the epochs beside a metric, if any."""
     if job.stop_samples is not None:
         return float(job.stop_samples)
     rule: StopRule | None = job.stop
@@ -405,33 +380,33 @@ def _bound(job: JobView) -> float | None:
     return float(job.samples_done + max(0, rule.epochs - job.epoch) * job.epoch_samples)
 
 
-SHARES: Final = (0.05, 0.1, 0.9, 0.95)  # of the quantiles that bound the 90% and 80% intervals
-WIDE, NARROW = 0.9, 0.8  # of probability, inside them
+SHARES: Final = (0.05, 0.1, 0.9, 0.95)  # probabilities of the ends of the 90% and 80% intervals
+WIDE, NARROW = 0.9, 0.8  # probabilities of the intervals
 
 
 class WorkLeft(NamedTuple):
-    """Samples that are to come."""
+    """Prediction of the remaining work, in samples."""
 
     mean: float
-    quantiles: tuple[float, ...] = ()  # with a probability of each of `SHARES` it is less
-    informed: bool = True  # by relatives or by itself; else it is only as old as it is
+    quantiles: tuple[float, ...] = ()  # at `SHARES`; empty: not computed
+    informed: bool = True  # False: only the job's age is known
 
     def within(self, left: float) -> tuple[bool, bool]:
-        """Whether so much lies in the 90% interval, and in the 80% interval."""
+        """Return whether `left` is in the 90% interval, and whether it is in the 80% interval."""
         low, lower, upper, high = self.quantiles
         return low <= left <= high, lower <= left <= upper
 
     def at_least(self, least: float) -> WorkLeft:
-        """The same, where so much is certain to come."""
+        """Clamp the prediction from below."""
         bounded = tuple(max(least, quantile) for quantile in self.quantiles)
         return self._replace(mean=max(least, self.mean), quantiles=bounded)
 
     def at_most(self, most: float) -> WorkLeft:
-        """The same, where no more can come."""
+        """Clamp the prediction from above."""
         bounded = tuple(min(most, quantile) for quantile in self.quantiles)
         return self._replace(mean=min(most, self.mean), quantiles=bounded)
 
 
 def exactly(left: float) -> WorkLeft:
-    """What a rule says."""
+    """Return a prediction without uncertainty."""
     return WorkLeft(left, (left,) * len(SHARES))

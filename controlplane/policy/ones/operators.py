@@ -1,8 +1,6 @@
-"""Evolution: new candidates from old ones (ONES section 3.2.2).
+"""Operators of the evolution (ONES section 3.2.2), and the exchange of places.
 
-A candidate schedule: a level for every job, whose each slot is, and what that is worth.
-
-Pair exchange of places, without chance: who loses most by its place goes where it fits best.
+A candidate is a schedule: the level of every job, the job on each slot, and the value.
 """
 
 from __future__ import annotations
@@ -22,21 +20,21 @@ from controlplane.prediction import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One schedule, laid out and scored."""
+    """Schedule with its layout and score."""
 
     levels: IntArray  # shape (J,)
     owner: IntArray  # shape (S,), the row of the job on each slot; negative: of none
-    value: FloatArray  # shape (J,), what each job adds to the fitness
+    value: FloatArray  # shape (J,), contribution of each job to the fitness
     fitness: float
     moves: int  # jobs that change
 
     @property
     def key(self) -> bytes:
-        """Two candidates with the same key are the same schedule."""
+        """Equal for candidates with the same schedule."""
         return self.levels.tobytes() + self.owner.tobytes()
 
     def by_row(self) -> list[list[int]]:
-        """Places of every job's slots."""
+        """Return the places of every job's slots."""
         order = np.argsort(self.owner, kind="stable")
         edges = np.searchsorted(self.owner[order], np.arange(len(self.levels) + 1))
         cut = order[edges[0] :].tolist()
@@ -44,45 +42,33 @@ class Candidate:
         return [cut[begin:end] for begin, end in itertools.pairwise(at)]
 
     def slots(self, row: int) -> tuple[int, ...]:
-        """Places of a job's slots."""
+        """Return the places of a job's slots."""
         return tuple(np.flatnonzero(self.owner == row).tolist())
 
 
 def present(problem: Problem) -> Candidate:
-    """The schedule in force.
-
-    Args:
-        problem: the view as the search sees it.
-    """
+    """Return the schedule in force."""
     return score(problem, problem.present, problem.owner)
 
 
 def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
-    """Add up what a schedule is worth where it is laid out.
+    """Return the candidate with the sum of the jobs' values in a layout.
 
-    The worth in the table holds for the fewest nodes of the best type, without neighbours; see
-    `Problem.placed_value`. Who lacks what it is due counts for less (`Problem.dues`).
-
-    Args:
-        problem: the view as the search sees it.
-        owner: the row of the job on each slot, shape (S,).
+    The values of the table hold for the fewest nodes of the best type without neighbours; see
+    `Problem.placed_value`. A job that lacks what it is due counts for less (`Problem.floors`).
     """
     value, moved = problem.placed_value(levels, owner)
-    if problem.dues is not None:
-        value = value - problem.dues.missing[problem.rows, levels]
+    if problem.floors is not None:
+        value = value - problem.floors.penalty[problem.rows, levels]
     return Candidate(levels, owner, value, float(value.sum()), int(moved.sum()))
 
 
 def laid_out(
     problem: Problem, parent: Candidate, levels: IntArray, hints: PlacementHints = NO_HINTS
 ) -> Candidate | None:
-    """The schedule with these levels that differs least from `parent`; None if it cannot be.
+    """Return the schedule with these levels that differs least from `parent`; None if impossible.
 
-    Where jobs end up on more nodes than they need, small ones are moved away if that is worth it.
-
-    Args:
-        problem: the view as the search sees it.
-        hints: who moves at the same size, and where to.
+    If jobs end up on more nodes than they need, small jobs are moved away if that is better.
     """
     owner = lay_out(problem, parent.owner, parent.levels, levels, hints)
     if owner is None or problem.has_barred_move(owner):
@@ -98,24 +84,18 @@ def laid_out(
     return other if other.fitness > plain.fitness else plain
 
 
-NOISE = 0.3  # sigma of the log factors that a draw by probability uses; a judgement
+NOISE = 0.3  # sigma of the log factors of a random draw; a judgement
 PAIR = 2
-TRIOS = 0.25  # share of trades among three; a judgement
-NODE_JITTER = 0.2  # sigma of what nodes are liked less by, when a place is drawn; a judgement
+TRIO_SHARE = 0.25  # share of trades of three jobs; a judgement
+JITTER_SIGMA = 0.2  # sigma of the random costs of nodes; a judgement
 
 
 def refreshed(problem: Problem, levels: IntArray) -> IntArray:
-    """Bring a former candidate to the present: new jobs get slots, idle ones are filled.
+    """Update a former candidate: new jobs get slots, idle slots are filled.
 
-    Jobs that ended are no longer in the table. A job that never ran and waits takes its least
-    slots from the one that has run longest, so that it does not starve (the paper's rule 3);
-    what is still idle goes to whom it is worth most.
-
-    Args:
-        problem: the view as the search sees it.
-
-    Returns:
-        Shape (J,), within what there is.
+    Jobs that ended are no longer in the table. A job that never ran and waits takes its least slots
+    from the job that has run longest, so that it does not starve (rule 3 of the paper). Slots that
+    are still idle go to the jobs with the largest gain.
     """
     order = _longest_waiting_first(problem)
     levels = repaired(problem, levels, order)
@@ -150,24 +130,16 @@ def _longest_waiting_first(problem: Problem) -> IntArray:
 
 
 def _longest_run_first(problem: Problem, levels: IntArray, low: IntArray) -> list[int]:
-    """Jobs that can give something up; the one that has run longest comes last."""
+    """Return the jobs that can give slots up; the job that has run longest comes last."""
     able = [int(row) for row in np.flatnonzero(levels > low)]
     return sorted(able, key=lambda row: problem.job_rows[row].job.ran_s)
 
 
 def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) -> IntArray:
-    """Uniform crossover: each job's level from one parent or the other.
+    """Uniform crossover: take each job's level from one of the parents.
 
-    Paper: GPU by GPU, which tears jobs apart. Here job by job; who gets too little room gives way
-    by chance, and what is left is filled.
-
-    Args:
-        problem: the view as the search sees it.
-        one: levels of a parent, shape (J,).
-        other: levels of another one, shape (J,).
-
-    Returns:
-        Shape (J,), within what there is.
+    Paper: GPU by GPU, which tears jobs apart. Here job by job; if the slots do not suffice, random
+    jobs get less, and what is left is filled.
     """
     heads = rng.random(len(one)) < 0.5  # noqa: PLR2004 - a fair coin
     levels = repaired(problem, np.where(heads, one, other), rng.permutation(len(one)))
@@ -175,15 +147,10 @@ def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) ->
 
 
 def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> IntArray:
-    """Uniform mutation: some jobs lose their slots, which others get by a draw.
+    """Uniform mutation: some jobs lose their slots, and a random draw gives them to others.
 
     Args:
-        problem: the view as the search sees it.
-        parent: levels, shape (J,).
         rate: theta, the share of jobs that lose their slots.
-
-    Returns:
-        Shape (J,), within what there is.
     """
     lost = rng.random(len(parent)) < rate
     if not lost.any() and len(parent):
@@ -193,15 +160,7 @@ def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> 
 
 
 def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
-    """One job takes another size, and others make room for it by chance.
-
-    Args:
-        problem: the view as the search sees it.
-        parent: levels, shape (J,).
-
-    Returns:
-        Shape (J,), within what there is.
-    """
+    """Give one random job another size; random jobs make room for it."""
     levels = parent.copy()
     row = int(rng.integers(len(parent)))
     allowed = np.flatnonzero(np.isfinite(problem.value[row]))
@@ -210,18 +169,15 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
     order = np.concatenate([[row], order[order != row]])
     levels = repaired(problem, levels, order)
     if problem.places_matter and rng.random() < 0.5:  # noqa: PLR2004 - a coin
-        return levels  # a slot of a slow GPU, or beside a bad neighbour, may be better left idle
+        return levels  # a slow GPU or a bad neighbour may cost more than an idle slot
     return filled(problem, levels)
 
 
 def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
-    """Reorder and migration: a job goes elsewhere at the same size; None if nobody may.
+    """Reorder and migration: choose a job to move at the same size; None if no job may move.
 
-    One that is on more nodes than it needs first; where GPU types or neighbours matter, any.
-
-    Args:
-        problem: the view as the search sees it.
-        parent: the schedule in which it moves.
+    Jobs on more nodes than they need come first; if GPU types or neighbours matter, any job may be
+    chosen.
     """
     some = problem.scattered_rows(parent.owner)
     if problem.places_matter and (not len(some) or rng.random() < 0.5):  # noqa: PLR2004 - a coin
@@ -232,16 +188,12 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
 
 
 def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
-    """Some jobs share out the slots that they have together anew; None if nobody may.
+    """Choose two or three jobs that share out their slots anew; None if impossible.
 
-    Two of them, or three; only where GPU types differ.
-
-    Args:
-        problem: the view as the search sees it.
-        parent: the schedule in which they trade.
+    Only where GPU types differ.
     """
     able = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
-    many = PAIR + int(rng.random() < TRIOS)
+    many = PAIR + int(rng.random() < TRIO_SHARE)
     if not problem.seeks_trades or len(able) < many:
         return None
     rows = rng.choice(able, size=many, replace=False)
@@ -249,36 +201,23 @@ def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHint
 
 
 def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
-    """By how much nodes are liked less, at random; None where one is as good as another.
-
-    Args:
-        problem: the view as the search sees it.
-
-    Returns:
-        Shape (N,), added to the logarithms of step times.
-    """
+    """Return random costs of nodes, shape (N,), on log step times; None if places are equal."""
     if not problem.places_matter:
         return None
-    return np.asarray(rng.normal(0.0, NODE_JITTER, len(problem.slots_on)))
+    return np.asarray(rng.normal(0.0, JITTER_SIGMA, len(problem.slots_on)))
 
 
-LOSERS: Final = 4  # jobs that are tried in each round
-PARTNERS: Final = 4  # of each of them
-ROUNDS: Final = 4  # each of which makes the best trade that it has found
-LEAST_GAIN: Final = 1e-9  # relative: less is rounding
+LOSERS: Final = 4  # jobs tried in each round
+PARTNERS: Final = 4  # partners of each
+ROUNDS: Final = 4  # each round makes its best trade
+LEAST_GAIN: Final = 1e-9  # relative; less is rounding
 
 
 def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
-    """Let jobs trade places by pairs while that makes the schedule worth more.
+    """Let pairs of jobs trade places while that improves the schedule; return the best schedule.
 
-    Beside greedy filling, which sees sizes and no places: where GPU types differ, the jobs that
-    lose most by their places are tried with those whose nodes would suit them best.
-
-    Args:
-        problem: the view as the search sees it.
-
-    Returns:
-        One that is worth more, or `best`.
+    Greedy filling sees sizes but no places. Where GPU types differ, the jobs that lose most by
+    their places are tried with the jobs on the nodes that suit them best.
     """
     if not problem.seeks_trades:
         return best
@@ -299,7 +238,7 @@ def _traded(problem: Problem, best: Candidate, pair: tuple[int, int]) -> Candida
 
 
 def _pairs(problem: Problem, best: Candidate) -> list[tuple[int, int]]:
-    """Who is tried with whom; the first one of a pair chooses first."""
+    """Return the pairs to try; the first job of a pair chooses first."""
     able = problem.free_to_move & (best.levels > 0)
     lost = np.where(able, problem.worth[problem.rows, best.levels] - best.value, 0.0)
     losers = [row for row in np.argsort(-lost, kind="stable")[:LOSERS].tolist() if lost[row] > 0]
@@ -307,7 +246,7 @@ def _pairs(problem: Problem, best: Candidate) -> list[tuple[int, int]]:
 
 
 def _partners(problem: Problem, best: Candidate, row: int, able: BoolArray) -> list[int]:
-    """Those elsewhere on nodes that would suit `row` best; among equals, of its size."""
+    """Return jobs on other nodes that suit `row` best; of equal ones those closest in size."""
     at = np.flatnonzero(best.owner >= 0)
     owners = best.owner[at]
     costs = problem.node_costs(row, best.owner)[problem.node_of[at]]

@@ -1,7 +1,7 @@
-"""Levels to slots: unchanged jobs stay, others are laid out close together with few moves.
+"""Layout of levels on slots: unchanged jobs stay, other jobs are packed closely with few moves.
 
 Reorder (ONES section 3.2.2, figure 10) packs a flat list in job order, which shifts every later
-job. Here only jobs that change are laid out, aligned to nodes.
+job. Here only changed jobs are laid out, aligned to nodes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.prediction import FloatArray, IntArray
 
-FAR_OFF: Final = 1e6  # weight of what a node is like, against how well a job fits there
-TIGHT: Final = 1e3  # weight of fitting, against slots that one has there already
-EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
+COST_WEIGHT: Final = 1e6  # weight of a node's cost, compared with the fit
+FIT_WEIGHT: Final = 1e3  # weight of the fit, compared with slots that the job has there
+MAX_EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementHints:
-    """How to lay out."""
+    """Options of a layout."""
 
     movers: tuple[int, ...] = ()  # rows that take other slots at the same size
-    traders: tuple[int, ...] = ()  # rows whose slots are dealt anew among them, in this order
-    jitter: FloatArray | None = None  # shape (N,), what nodes are liked less by
-    evacuate: bool = False  # whether small jobs may be moved to empty a node
+    traders: tuple[int, ...] = ()  # rows that share out their slots anew, in this order
+    jitter: FloatArray | None = None  # shape (N,), additional costs of nodes
+    evacuate: bool = False  # small jobs may be moved to empty a node
 
 
 NO_HINTS: Final = PlacementHints()
@@ -40,15 +40,14 @@ def lay_out(
     levels: IntArray,
     hints: PlacementHints = NO_HINTS,
 ) -> IntArray | None:
-    """Who has which slot at `levels`; None if there are not enough.
+    """Return the row on each slot at `levels`, shape (S,); None if there are too few slots.
+
+    Slots without a movable job are `FREE` or `CLOSED`.
 
     Args:
-        owner: shape (S,), who has which slot at `before`.
+        owner: shape (S,), the row on each slot at `before`.
         before: shape (J,), levels.
-        levels: shape (J,), levels wanted.
-
-    Returns:
-        Shape (S,), rows; `FREE` and `CLOSED` where nobody is, or nobody may be moved.
+        levels: shape (J,), wanted levels.
     """
     changed = np.flatnonzero(levels != before)
     if not len(changed) and not hints.movers and not hints.traders:
@@ -60,16 +59,19 @@ def lay_out(
         layout.shrink(row, int(sizes[row]))
     takers = changed[sizes[changed] > have[changed]].tolist()
     takers += [row for row in hints.movers if levels[row] == before[row] and levels[row]]
-    for row in _in_turn(problem, takers, sizes):
+    for row in _by_priority(problem, takers, sizes):
         if not layout.settle(row, int(sizes[row])):
             return None
-    if hints.traders and not layout.deal_anew(hints.traders, sizes):
+    if hints.traders and not layout.redistribute(hints.traders, sizes):
         return None
     return layout.owner
 
 
-def _in_turn(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
-    """Whole nodes first; then starts, for others can be prepared beside one who leaves."""
+def _by_priority(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
+    """Sort rows: whole nodes first, then starts.
+
+    Running jobs come last because their newcomers can be prepared beside a job that leaves.
+    """
     return sorted(
         takers,
         key=lambda row: (
@@ -82,7 +84,7 @@ def _in_turn(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
 
 
 class _Layout:
-    """Slots change hands here until a candidate is complete."""
+    """Mutable assignment of slots during one layout."""
 
     def __init__(self, problem: Problem, owner: IntArray, hints: PlacementHints) -> None:
         self._problem = problem
@@ -90,64 +92,64 @@ class _Layout:
         self.owner = owner.copy()
         free = np.flatnonzero(owner == FREE)
         many = len(problem.slots_on)
-        self._rooms = np.bincount(problem.node_of[free], minlength=many)
+        self._free_slots = np.bincount(problem.node_of[free], minlength=many)
         early = free[problem.early[free]]
         self._early = np.bincount(problem.node_of[early], minlength=many)
         self._moved: set[int] = set()
 
-    # --- what becomes of a job
+    # --- jobs
 
     def shrink(self, row: int, size: int) -> None:
-        """Keep `size` slots: those that it moves to, else on as few nodes as possible."""
+        """Keep `size` slots: those that the job moves to, otherwise on as few nodes as possible."""
         have = self._slots(row)
         moves_to = self._problem.job_rows[row].moves_to
         if size and size == len(moves_to) and np.isin(moves_to, have).all():
-            self._give(have[~np.isin(have, moves_to)])
+            self._release(have[~np.isin(have, moves_to)])
             return
         nodes = self._problem.node_of[have]
         if size:
-            # Where it has most, and where it leaves whole nodes to others.
-            many = np.bincount(nodes, minlength=len(self._rooms))[nodes]
+            # Keep slots where the job has most, which leaves whole nodes to other jobs.
+            many = np.bincount(nodes, minlength=len(self._free_slots))[nodes]
             have = have[np.lexsort((have, nodes, -many))]
-        self._give(have[size:])
+        self._release(have[size:])
 
     def settle(self, row: int, size: int) -> bool:
-        """Find slots for a job that grows, starts or moves; False if there are not enough."""
+        """Find slots for a job that grows, starts or moves; return False if there are too few."""
         mine = self._slots(row)
-        rooms = self._rooms
-        own = np.bincount(self._problem.node_of[mine], minlength=len(rooms))
+        free_slots = self._free_slots
+        own = np.bincount(self._problem.node_of[mine], minlength=len(free_slots))
         if not len(mine):
             return self._start(row, size, own)
         if row in self._hints.movers:
-            fresh = self._chosen(row, rooms + own, own, size)
+            fresh = self._choose_nodes(row, free_slots + own, own, size)
             if fresh is not None:
-                self._rehouse(row, mine, fresh)
+                self._move_to(row, mine, fresh)
             return fresh is not None
-        further = self._grown(row, own, size - len(mine))
+        further = self._added_slots(row, own, size - len(mine))
         if further is None:
             return False
         spans = int(np.count_nonzero(own + further))
         if spans > self._least_nodes(size) and self._may_move(row, size + len(mine)):
-            fresh = self._chosen(row, rooms + own, own, size)
+            fresh = self._choose_nodes(row, free_slots + own, own, size)
             if fresh is not None and len(fresh) < spans:
-                self._rehouse(row, mine, fresh)
+                self._move_to(row, mine, fresh)
                 return True
-            if self._hints.evacuate and self._evacuated(row, size, own):
+            if self._hints.evacuate and self._evacuate(row, size, own):
                 return True
         for node in np.flatnonzero(further).tolist():
             self._take(row, node, int(further[node]))
         return True
 
-    def deal_anew(self, rows: Sequence[int], sizes: IntArray) -> bool:
-        """Let these jobs choose among the slots that they have together, one after the other.
+    def redistribute(self, rows: Sequence[int], sizes: IntArray) -> bool:
+        """Let these jobs choose among their slots, one after the other.
 
-        Who comes to a node where it is now keeps its slots there.
+        A job that returns to a node keeps its slots there.
         """
         for row in rows:
-            self._give(self._slots(row))
-        nowhere = np.zeros_like(self._rooms)
+            self._release(self._slots(row))
+        nowhere = np.zeros_like(self._free_slots)
         for row in rows:
-            chosen = self._chosen(row, self._rooms, nowhere, int(sizes[row]))
+            chosen = self._choose_nodes(row, self._free_slots, nowhere, int(sizes[row]))
             if chosen is None:
                 return False
             for node, many in chosen:
@@ -157,7 +159,7 @@ class _Layout:
         return True
 
     def _return_to(self, row: int) -> None:
-        """Exchange slots within nodes, so that a job has those again that it has now."""
+        """Exchange slots within nodes so that a job gets its present slots back."""
         node_of, owner = self._problem.node_of, self.owner
         for slot in self._problem.job_rows[row].now:
             other = int(owner[slot])
@@ -169,44 +171,49 @@ class _Layout:
                 owner[slot], owner[strange[0]] = row, other
 
     def _start(self, row: int, size: int, own: IntArray) -> bool:
-        """Free slots if they are as close together: a start has to wait for others."""
-        every = self._chosen(row, self._rooms, own, size)
+        """Find slots for a start; slots that are free now if they are as close together."""
+        every = self._choose_nodes(row, self._free_slots, own, size)
         if every is None:
             return False
         crowded = len(every) > self._least_nodes(size)
-        if crowded and self._hints.evacuate and self._evacuated(row, size, own):
+        if crowded and self._hints.evacuate and self._evacuate(row, size, own):
             return True
-        early = self._chosen(row, self._early, own, size)
+        early = self._choose_nodes(row, self._early, own, size)
         chosen = early if early is not None and len(early) <= len(every) else every
         for node, many in chosen:
             self._take(row, node, many)
         return True
 
-    def _evacuated(self, row: int, size: int, own: IntArray) -> bool:
-        """Move small jobs away so that `row` gets whole nodes, or one node; False if that fails."""
+    def _evacuate(self, row: int, size: int, own: IntArray) -> bool:
+        """Move small jobs away to make room on a node; return False if nothing was changed."""
         problem = self._problem
         widest = problem.widest
         need = min(size, widest)
-        rooms = self._rooms + own
-        order = np.argsort(-rooms, kind="stable")
+        free_slots = self._free_slots + own
+        order = np.argsort(-free_slots, kind="stable")
         for node in order[: 2 * self._least_nodes(size)].tolist():
-            if rooms[node] >= need or rooms[node] == 0:
+            if free_slots[node] >= need or free_slots[node] == 0:
                 continue
             small_jobs = self._small_jobs_on(node, row)
-            if small_jobs is None or sum(many for _, many in small_jobs) + rooms[node] < need:
+            if small_jobs is None or sum(many for _, many in small_jobs) + free_slots[node] < need:
                 continue
-            saved = (self.owner.copy(), self._rooms.copy(), self._early.copy(), set(self._moved))
-            if self._cleared(node, small_jobs):
-                fresh = self._chosen(row, self._rooms + own, own, size)
+            saved = (
+                self.owner.copy(),
+                self._free_slots.copy(),
+                self._early.copy(),
+                set(self._moved),
+            )
+            if self._clear(node, small_jobs):
+                fresh = self._choose_nodes(row, self._free_slots + own, own, size)
                 if fresh is not None and len(fresh) <= self._least_nodes(size):
-                    self._rehouse(row, self._slots(row), fresh)
+                    self._move_to(row, self._slots(row), fresh)
                     return True
-            self.owner, self._rooms, self._early, self._moved = saved
+            self.owner, self._free_slots, self._early, self._moved = saved
         return False
 
-    def _cleared(self, node: int, small_jobs: list[tuple[int, int]]) -> bool:
+    def _clear(self, node: int, small_jobs: list[tuple[int, int]]) -> bool:
         for small_job, many in small_jobs:
-            elsewhere = self._rooms.copy()
+            elsewhere = self._free_slots.copy()
             elsewhere[node] = 0
             fits = np.flatnonzero(elsewhere >= many)
             if not len(fits):
@@ -214,19 +221,19 @@ class _Layout:
             to = int(fits[elsewhere[fits].argmin()])
             mine = self._slots(small_job)
             self._take(small_job, to, many)
-            self._give(mine)
+            self._release(mine)
             self._moved.add(small_job)
         return True
 
     def _small_jobs_on(self, node: int, but: int) -> list[tuple[int, int]] | None:
-        """Small jobs that have all their slots there, and may be moved; None if others are."""
+        """Return the small, movable jobs of a node with their slots; None if it has other jobs."""
         problem = self._problem
         rows, many = np.unique(self.owner[problem.slots_on[node]], return_counts=True)
         found: list[tuple[int, int]] = []
         for row, count in zip(rows.tolist(), many.tolist(), strict=True):
             if row in {FREE, but}:
                 continue
-            if row < 0 or len(found) >= EVACUEES or row in self._moved:
+            if row < 0 or len(found) >= MAX_EVACUEES or row in self._moved:
                 return None
             if not problem.free_to_move[row] or len(self._slots(row)) != count:
                 return None
@@ -235,15 +242,15 @@ class _Layout:
             found.append((row, count))
         return found
 
-    # --- where to
+    # --- choice of nodes
 
-    def _chosen(
-        self, row: int, rooms: IntArray, own: IntArray, size: int
+    def _choose_nodes(
+        self, row: int, free_slots: IntArray, own: IntArray, size: int
     ) -> list[tuple[int, int]] | None:
-        """Nodes, as few as possible, and how many slots on each; None if there are not enough."""
-        if int(rooms.sum()) < size:
+        """Return as few nodes as possible, with the slots on each; None if slots are missing."""
+        if int(free_slots.sum()) < size:
             return None
-        left = rooms.astype(np.float64)
+        left = free_slots.astype(np.float64)
         cost = self._node_costs(row)
         found: list[tuple[int, int]] = []
         while size > 0:
@@ -251,7 +258,7 @@ class _Layout:
             some = bool(fits.any())
             among = np.flatnonzero(fits if some else left > 0)
             room = left[among]
-            key = cost[among] * FAR_OFF + (room if some else -room) * TIGHT - own[among]
+            key = cost[among] * COST_WEIGHT + (room if some else -room) * FIT_WEIGHT - own[among]
             node = int(among[key.argmin()])
             many = int(min(size, left[node]))
             found.append((node, many))
@@ -259,15 +266,15 @@ class _Layout:
             size -= many
         return found
 
-    def _grown(self, row: int, own: IntArray, more: int) -> IntArray | None:
-        """Slots to add on each node, its own nodes first; shape (N,), None if not enough."""
+    def _added_slots(self, row: int, own: IntArray, more: int) -> IntArray | None:
+        """Return slots to add on each node, own nodes first, shape (N,); None if too few."""
         further = np.zeros_like(own)
         for node in np.argsort(-own, kind="stable")[: np.count_nonzero(own)].tolist():
-            many = min(more, int(self._rooms[node]))
+            many = min(more, int(self._free_slots[node]))
             further[node] = many
             more -= many
         if more:
-            rest = self._chosen(row, np.where(own > 0, 0, self._rooms), own, more)
+            rest = self._choose_nodes(row, np.where(own > 0, 0, self._free_slots), own, more)
             if rest is None:
                 return None
             for node, many in rest:
@@ -284,7 +291,7 @@ class _Layout:
         return -(-size // self._problem.widest)
 
     def _may_move(self, row: int, both: int) -> bool:
-        """It trains in the old and the new place at once for a moment."""
+        """True if the job may move; it needs a sample for each of the `both` old and new slots."""
         return both <= self._problem.job_rows[row].job.batch_limit and bool(
             self._problem.free_to_move[row]
         )
@@ -294,20 +301,20 @@ class _Layout:
     def _slots(self, row: int) -> IntArray:
         return np.flatnonzero(self.owner == row)
 
-    def _rehouse(self, row: int, mine: IntArray, fresh: list[tuple[int, int]]) -> None:
-        """Go to these nodes; what one has there is kept."""
+    def _move_to(self, row: int, mine: IntArray, fresh: list[tuple[int, int]]) -> None:
+        """Move to these nodes; keep slots that the job already has there."""
         node_of = self._problem.node_of
         for node, many in fresh:
             here = mine[node_of[mine] == node]
             if len(here) > many:
-                self._give(here[many:])
+                self._release(here[many:])
             else:
                 self._take(row, node, many - len(here))
         gone = ~np.isin(node_of[mine], [node for node, _ in fresh])
-        self._give(mine[gone])
+        self._release(mine[gone])
 
     def _take(self, row: int, node: int, many: int) -> None:
-        """Free slots of a node, those that nobody has to leave first."""
+        """Take free slots of a node, first those that are free now."""
         if not many:
             return
         slots = self._problem.slots_on[node]
@@ -315,13 +322,12 @@ class _Layout:
         early = self._problem.early[slots]
         chosen = np.concatenate([slots[early], slots[~early]])[:many]
         self.owner[chosen] = row
-        self._rooms[node] -= many
+        self._free_slots[node] -= many
         self._early[node] -= int(self._problem.early[chosen].sum())
 
-    def _give(self, slots: IntArray | Iterable[int]) -> None:
-        """Somebody leaves these."""
+    def _release(self, slots: IntArray | Iterable[int]) -> None:
         slots = np.asarray(slots, dtype=np.int64)
         self.owner[slots] = FREE
-        np.add.at(self._rooms, self._problem.node_of[slots], 1)
+        np.add.at(self._free_slots, self._problem.node_of[slots], 1)
         early = slots[self._problem.early[slots]]
         np.add.at(self._early, self._problem.node_of[early], 1)

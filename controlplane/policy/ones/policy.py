@@ -1,4 +1,4 @@
-"""`ones`: the online evolutionary search behind the interface of every policy."""
+"""Policy `ones`: an online evolutionary search."""
 
 from __future__ import annotations
 
@@ -37,39 +37,34 @@ from schemas.ids import JobId, Seconds, SlotId
 
 
 class Ones(SearchPolicy[Problem]):
-    """Gives every job the batch and the slots that serve all jobs best.
+    """Policy that chooses the batch and the slots of every job for the benefit of all jobs.
 
-    Each view becomes a table of what every size of every job is worth; a population of candidate
-    schedules, seeded with the schedule in force and with greedy, is evolved against it. The answer
-    is at hand at once and gets better while there is time.
+    Each view becomes a table with the value of every size of every job. A population of candidate
+    schedules, seeded with the schedule in force and with greedy ones, evolves against this table. A
+    plan is available at once and improves while there is time.
     """
 
     def __init__(self, options: OnesOptions | None = None) -> None:
-        """Begin with nothing learnt and no schedule.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or OnesOptions()
         self.estimates = Estimates(self.options)
         self.builder = ProblemBuilder(self.estimates, self.options)
         self._search = EvolutionarySearch(self.options)
         self._core_demand = CoreDemand()
         self._forecasts = StartForecasts() if self.options.forecast_starts else None
-        self._news: dict[JobId, None] = {}  # jobs that told something since batches were chosen
+        self._reported: dict[JobId, None] = {}  # jobs that reported since batches were last chosen
         super().__init__(self.estimates, self._search)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds, lengths, limits, and what workers use of their hosts."""
+        """Learn speeds, lengths, limits, and the CPU use of workers."""
         super().observe(event, now)
         self._core_demand.observe(event)
         if self.options.rebatch and isinstance(event, EpochSeen | StepsSeen):
-            self._news[event.job] = None
+            self._reported[event.job] = None
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """The fittest candidate, with a reason for every job that changes or waits."""
-        problem = self._problem_of(view, now)
-        self._news.clear()  # a whole plan chooses all batches
+        """Return the fittest candidate, with a reason for every job that changes or waits."""
+        problem = self._current_problem(view, now)
+        self._reported.clear()  # a full plan chooses all batches
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
@@ -80,7 +75,7 @@ class Ones(SearchPolicy[Problem]):
             least, owners = least_value(problem, best), slot_owners(problem, best)
             for row, places in enumerate(best.by_row()):
                 job_row = problem.job_rows[row]
-                placed = _dealt(problem, best, row, places)
+                placed = _local_batches(problem, best, row, places)
                 if placed:
                     local_batch[job_row.job.job] = placed
                 if placed != dict(job_row.job.running_on):
@@ -100,7 +95,7 @@ class Ones(SearchPolicy[Problem]):
         )
 
     def stats(self) -> SearchStats:
-        """How the search stands, and how lengths came true."""
+        """Return statistics of the search and of the predicted lengths."""
         stats, seen = super().stats(), self.estimates.lengths.calibration
         if seen is None:
             return stats
@@ -113,25 +108,22 @@ class Ones(SearchPolicy[Problem]):
         )
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """The best batch of each job that told something since the last question, where it is.
+        """Return the best batch of each job that reported since the last call, on the same slots.
 
-        The same table says it as for a whole plan: with the same limits, and worth its margin.
-
-        Args:
-            now: seconds on the controller's clock.
+        Batches come from the same table as those of a full plan, with the same limits and margins.
         """
         local_batch: dict[JobId, dict[SlotId, int]] = {}
         reasons: dict[JobId, Reason] = {}
-        for job_row in self.builder.rows(self._core_demand.shown(view), self._news, now):
+        for job_row in self.builder.rows(self._core_demand.shown(view), self._reported, now):
             job, batch = job_row.job, int(job_row.table.batches[job_row.level - 1])
             if job_row.moves_to or batch == sum(job.running_on.values()):
                 continue
             local_batch[job.job] = split(batch, list(job.running_on))
             reasons[job.job] = for_batch(job_row)
-        self._news.clear()
+        self._reported.clear()
         return Plan(based_on=view.version, local_batch=local_batch, reasons=reasons)
 
-    def _pose(self, view: ClusterView, now: Seconds) -> Problem:
+    def _build_problem(self, view: ClusterView, now: Seconds) -> Problem:
         problem = self.builder.build(self._core_demand.shown(view), now)
         self._search.update(problem)
         if self._forecasts is not None:
@@ -147,8 +139,10 @@ class Ones(SearchPolicy[Problem]):
         return min((at for at in times if at > now), default=None)
 
 
-def _dealt(problem: Problem, best: Candidate, row: int, places: Sequence[int]) -> dict[SlotId, int]:
-    """Local batches of a job; those of now where slots and batch stay the same."""
+def _local_batches(
+    problem: Problem, best: Candidate, row: int, places: Sequence[int]
+) -> dict[SlotId, int]:
+    """Return a job's local batches; the present ones if slots and batch stay the same."""
     job_row = problem.job_rows[row]
     level = int(best.levels[row])
     if not level:

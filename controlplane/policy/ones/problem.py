@@ -1,14 +1,12 @@
-"""One view as the search sees it: who may have which size, what that is worth, and where.
+"""Search problem of one view: the sizes that jobs may have, their value, and the effects of places.
 
-What jobs on the same node cost each other, as far as it was learnt.
+`InterferenceModel` has the slow-downs by neighbours. `trades_between` finds jobs that would trade
+places.
 
-Which jobs of a schedule would trade places, and who of them has to step aside for that.
-
-Jobs that take each other's slots in a circle cannot begin: one of them goes to free slots first, to
-fewer slots, or pauses. The controller's rule (the cheapest way, then the fewest slot seconds of a
-start) is foreseen here, so that what it costs is part of what a schedule is worth.
-
-What jobs are due by `max_stretch`: the part of it that candidates are scored with.
+Jobs that take each other's slots in a circle cannot start to move: one of them must first go to
+free slots, go on with fewer slots, or pause. The controller chooses the job with the cheapest way,
+then with the fewest slot seconds of a start. This rule is repeated here, so that its cost is part
+of the value of a schedule.
 """
 
 from __future__ import annotations
@@ -32,17 +30,17 @@ from schemas.ids import JobId, Seconds, SlotId
 
 @dataclass(frozen=True, slots=True)
 class InterferenceModel:
-    """Slow-downs by class: a family, on one node (2 f) or over several (2 f + 1).
+    """Slow-downs by class: a family on one node (2 f) or on several nodes (2 f + 1).
 
     log(step / step alone) = the greatest theta[own class, class of another job on a shared node].
     """
 
     log_slowdowns: FloatArray  # shape (C, C), at least 0
     family: IntArray  # shape (J,), numbers of the jobs' families
-    fixed: FloatArray  # shape (N, C), jobs on each node that nobody may move
+    fixed: FloatArray  # shape (N, C), jobs on each node that may not be moved
 
     def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
-        """The share of its speed that each job keeps.
+        """Return the share of its speed that each job keeps, shape (J,).
 
         Args:
             rows: shape (P,), of each (job, node) pair of a schedule.
@@ -53,97 +51,95 @@ class InterferenceModel:
         found = np.zeros(len(self.family))
         if not len(rows):
             return np.ones(len(found))
-        here = self._there(rows, nodes, mine)[nodes]
+        here = self._jobs_per_class(rows, nodes, mine)[nodes]
         here[np.arange(len(rows)), mine[rows]] -= 1.0
         worst = np.where(here > 0.0, self.log_slowdowns[mine[rows]], 0.0).max(axis=1)
         np.maximum.at(found, rows, worst)
         return np.exp(-found)
 
     def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
-        """What `row`, on one node, and who is there would cost each other; shape (N,).
+        """Return what `row` and the jobs of each node would cost each other, shape (N,).
 
-        Args:
-            rows: shape (P,), of each (job, node) pair of a schedule.
-            nodes: shape (P,).
-
-        Returns:
-            Logarithms of factors on step times, shape (N,), at least 0.
+        `row` is on that node alone. The costs are logarithms of factors on step times, at least 0.
+        `rows` and `nodes` are the (job, node) pairs of the schedule, shape (P,).
         """
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
         others = rows != row
-        there = self._there(rows[others], nodes[others], mine) > 0.0
+        there = self._jobs_per_class(rows[others], nodes[others], mine) > 0.0
         own = int(2 * self.family[row])
         both = np.maximum(self.log_slowdowns[own], 0.0), self.log_slowdowns[:, own]
         return np.asarray(sum(np.where(there, cost, 0.0).max(axis=1) for cost in both))
 
-    def _there(self, rows: IntArray, nodes: IntArray, mine: IntArray) -> FloatArray:
-        """How many jobs of each class are on each node, shape (N, C)."""
+    def _jobs_per_class(self, rows: IntArray, nodes: IntArray, mine: IntArray) -> FloatArray:
+        """Return the number of jobs of each class on each node, shape (N, C)."""
         there = self.fixed.copy()
         np.add.at(there, (nodes, mine[rows]), 1.0)
         return there
 
 
-class Way(IntEnum):
-    """How a job steps aside; the cheaper ones come first."""
+class YieldMode(IntEnum):
+    """Way in which a job yields its slots; cheaper ways first."""
 
-    DETOUR = 0  # to free slots, or with those that it keeps: one more change
-    PAUSE = 1  # it is started again
+    DETOUR = 0  # it goes to free slots, or keeps some of its own: one more change
+    PAUSE = 1  # it stops and restarts
 
 
 @dataclass(frozen=True, slots=True)
 class Trades:
-    """Rows of jobs that take each other's slots."""
+    """Groups of rows of jobs that take each other's slots."""
 
-    groups: tuple[tuple[int, ...], ...] = ()  # those who wait for each other
-    aside: Mapping[int, Way] = field(default_factory=dict)  # who of them steps aside, and how
+    groups: tuple[tuple[int, ...], ...] = ()  # jobs that wait for each other
+    yields: Mapping[int, YieldMode] = field(default_factory=dict)  # jobs that yield, and how
 
     def partners(self, row: int) -> tuple[int, ...]:
-        """With whom a job trades places; nobody if it does not."""
+        """Return the rows with which a job trades places."""
         group = next((group for group in self.groups if row in group), ())
         return tuple(other for other in group if other != row)
 
 
 NO_TRADES: Final = Trades()
-StepAside = Callable[[int, int, int], tuple[Way, float]]
+ChooseYield = Callable[[int, int, int], tuple[YieldMode, float]]
 
 
-def trades_between(before: IntArray, after: IntArray, spare: int, step_aside: StepAside) -> Trades:
-    """Who trades places when `before` becomes `after`.
+def trades_between(
+    before: IntArray, after: IntArray, spare: int, choose_yield: ChooseYield
+) -> Trades:
+    """Return the trades between two schedules.
 
     Args:
         before: the row of the job on each slot, shape (S,); negative: of none.
-        after: the same of a schedule, shape (S,).
+        after: likewise, shape (S,).
         spare: slots that are free before and after.
-        step_aside: of a row, the slots that it keeps and the spare ones: how, and what that costs.
+        choose_yield: returns the mode and its cost, of a row, its kept slots and the spare slots.
     """
     differ = np.flatnonzero(before != after)
     old, new = before[differ], after[differ]
     both = (old >= 0) & (new >= 0)
     if not both.any():
         return NO_TRADES
-    takes = set(new.tolist()) & set(before.tolist())  # that run, and get other slots
+    takes = set(new.tolist()) & set(before.tolist())  # running jobs that get other slots
     needs: dict[int, set[int]] = {}
     for taker, owner in set(zip(new[both].tolist(), old[both].tolist(), strict=True)):
         if taker in takes and owner in takes:
             needs.setdefault(taker, set()).add(owner)
-    waiting = _left_over(needs, needs.keys())
+    waiting = _blocked(needs, needs.keys())
     if not waiting:
         return NO_TRADES
-    groups = _together(waiting, needs)
+    groups = _connected_groups(waiting, needs)
     kept = np.bincount(before[(before == after) & (before >= 0)], minlength=int(before.max()) + 1)
-    aside: dict[int, Way] = {}
+    yields: dict[int, YieldMode] = {}
     while waiting:
         blocking = sorted({owner for row in waiting for owner in needs[row]} & waiting)
-        ways = {row: step_aside(row, int(kept[row]), spare) for row in blocking}
+        ways = {row: choose_yield(row, int(kept[row]), spare) for row in blocking}
         row = min(ways, key=lambda row: (*ways[row], row))
-        aside[row] = ways[row][0]
-        waiting = _left_over(needs, waiting - {row})
-    return Trades(groups, aside)
+        yields[row] = ways[row][0]
+        waiting = _blocked(needs, waiting - {row})
+    return Trades(groups, yields)
 
 
-def _left_over(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
-    """Those who wait for each other when all have gone on who can."""
+def _blocked(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
+    """Return the rows that block each other after all other rows have moved."""
     waiting = set(rows)
     while True:
         ready = {row for row in waiting if not needs[row] & waiting}
@@ -152,8 +148,8 @@ def _left_over(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
         waiting -= ready
 
 
-def _together(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
-    """Those who wait for each other, directly or not; each group and all of them in order."""
+def _connected_groups(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of rows that depend on each other, directly or not; sorted."""
     groups: list[set[int]] = []
     for row in sorted(rows):
         mine = {row} | (needs[row] & rows)
@@ -164,46 +160,44 @@ def _together(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int,
 
 
 @dataclass(frozen=True, slots=True)
-class Dues:
-    """How the jobs of a problem stand against the limit, and what each is due."""
+class FairnessFloors:
+    """Fairness of each job against the limit `max_stretch`, and the size that is due to it."""
 
     limit: float  # max_stretch
-    expected: FloatArray  # shape (J,), stretch if each has its fair share from now on
-    at_best: FloatArray  # shape (J,), stretch on the largest size that each may have now
-    level: IntArray  # shape (J,), lowest level that each is due; 0: none
-    missing: FloatArray  # shape (J, 1 + L), worth of what is due and not there at each level
+    expected: FloatArray  # shape (J,), stretch with only the fair share from now on
+    at_best: FloatArray  # shape (J,), stretch on the largest size allowed now
+    level: IntArray  # shape (J,), lowest level that is due; 0: none
+    penalty: FloatArray  # shape (J, 1 + L), penalty for what a level lacks
 
-    def is_kept(self, row: int) -> bool:
-        """Whether the limit can still be kept."""
+    def is_feasible(self, row: int) -> bool:
+        """True if the job can still stay within the limit."""
         return bool(self.at_best[row] <= self.limit)
 
 
-FREE, CLOSED = -1, -2  # slots of nobody, and of somebody who may not be moved
+FREE, CLOSED = -1, -2  # slots without a job, and slots of jobs that may not be moved
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job that may be given slots, or more, or fewer."""
+    """One job that may be started or changed."""
 
     job: JobView
-    now: tuple[int, ...]  # its slots, by place in `Problem.slots`
-    level: int  # of its present size: 0 waits, k has offers.sizes[k - 1]
+    now: tuple[int, ...]  # its slots, as places in `Problem.slots`
+    level: int  # of its present size; 0: it waits, k: table.sizes[k - 1]
     table: SizeTable
     limit: int  # R
     remaining_s: float  # T1, on one slot
     change_factor: FloatArray  # c(n) for each size
     move_factor: float  # c of the present size on other slots
-    restart_factor: (
-        float  # what is left of its value when it is stopped and started again; 1 if it waits
-    )
+    restart_factor: float  # share of its value left after a stop and a restart; 1 if it waits
     model: SpeedModel
     gated: bool
-    growth_loss: float | None = None  # its progress over that before it grew, if it loses by that
-    moves_to: tuple[int, ...] = ()  # places that it goes on with, if it is half-way to them
+    growth_loss: float | None = None  # progress over that before it grew, if it lost
+    moves_to: tuple[int, ...] = ()  # places that it will keep, if it is half-migrated
 
     @property
     def present(self) -> tuple[float, float]:
-        """Speed and goodput of the present slots and batch, as the model sees them."""
+        """Predicted speed and goodput at the present slots and batch."""
         slots, batch = len(self.now), sum(self.job.running_on.values())
         at = int(np.searchsorted(self.table.sizes, slots))
         nodes = np.array([self.table.nodes[at]])
@@ -219,39 +213,39 @@ class JobRow:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that stays the same while one view is searched.
+    """Constants of the search of one view.
 
-    A *level* of a job is 0 (it waits) or 1 + the place of a size in its offers.
+    A *level* of a job is 0 (it waits) or 1 + the index of a size in its table.
     """
 
     version: int
     job_rows: tuple[JobRow, ...]
-    kept: dict[JobId, dict[SlotId, int]]  # jobs that nobody may move now
+    kept: dict[JobId, dict[SlotId, int]]  # jobs that may not be moved now
     cluster: ClusterIndex
     owner: IntArray  # shape (S,), the row of the job on each slot now, `FREE` or `CLOSED`
-    early: BoolArray  # shape (S,), slots that are free already
+    early: BoolArray  # shape (S,), slots that are free now
     sizes: IntArray  # shape (J, 1 + L), slots at each level; 0 beyond what a job may have
-    spans: IntArray  # shape (J, 1 + L), nodes that the worth at each level is meant for
+    spans: IntArray  # shape (J, 1 + L), nodes that the value at each level assumes
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
-    present: IntArray  # shape (J,), levels now
+    present: IntArray  # shape (J,), present levels
     weight: FloatArray  # shape (J,)
-    move_factor: FloatArray  # shape (J,), what a move to other slots leaves of a job's speed-up
-    free_to_move: BoolArray  # shape (J,), running jobs that may go elsewhere
-    backing_off: dict[JobId, Seconds]  # waits before its next try, until then
-    gates: tuple[Seconds, ...]  # when jobs may be moved again, if no epoch ends before
-    too_large: dict[JobId, int]  # wants at least so many slots, which the cluster has not
+    move_factor: FloatArray  # shape (J,), share of a job's speed-up left after a move
+    free_to_move: BoolArray  # shape (J,), running jobs that may be moved
+    backing_off: dict[JobId, Seconds]  # jobs that may not be retried before a time
+    gates: tuple[Seconds, ...]  # when gated jobs may be moved if no epoch ends before
+    too_large: dict[JobId, int]  # least slots of jobs that exceed the cluster
     capacity: int  # slots in play
     speedup_exponent: float
-    evacuates: bool = True  # whether small jobs are moved to make room on whole nodes
-    swaps: bool = True  # whether running jobs may trade places
-    slow: FloatArray | None = None  # shape (J, types), times that a step takes on each
+    evacuates: bool = True  # small jobs may be moved to make room on whole nodes
+    swaps: bool = True  # running jobs may trade places
+    slow: FloatArray | None = None  # shape (J, types), factor of a step's time
     interference: InterferenceModel | None = None
-    dues: Dues | None = None  # by `max_stretch`; None: nobody is due anything
-    stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # remembered
+    floors: FairnessFloors | None = None  # by `max_stretch`; None: no limit
+    stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # cache
 
     @property
     def slots(self) -> tuple[SlotId, ...]:
-        """All of the cluster."""
+        """All slots of the cluster."""
         return self.cluster.slots
 
     @property
@@ -261,7 +255,7 @@ class Problem:
 
     @property
     def slots_on(self) -> tuple[IntArray, ...]:
-        """Of each node."""
+        """Slots of each node."""
         return self.cluster.slots_on
 
     @property
@@ -281,32 +275,26 @@ class Problem:
 
     @cached_property
     def worth(self) -> FloatArray:
-        """`value` less what is due and missing: what sizes are chosen by, shape (J, 1 + L)."""
-        return self.value if self.dues is None else self.value - self.dues.missing
+        """`value` less the penalty of `floors`, by which sizes are chosen; shape (J, 1 + L)."""
+        return self.value if self.floors is None else self.value - self.floors.penalty
 
     @cached_property
     def lowest(self) -> IntArray:
-        """The lowest level that each job may have: waiting, but for those that must stay."""
+        """Lowest level that each job may have: 0 unless the job must keep slots."""
         return np.asarray(self.allowed.argmax(axis=1), dtype=np.int64)
 
     @cached_property
     def places_matter(self) -> bool:
-        """Whether there is more to a place than how many nodes it spans."""
+        """True if places differ in more than the number of nodes that they span."""
         learnt = self.slow is not None or self.interference is not None
         return learnt or (self.cluster.shares_cores and len(self.slots_on) > 1)
 
     def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
-        """What each job is worth where it is laid out, and whether that is a change.
+        """Return the value of each job in a layout, and whether the job changes; shape (J,) each.
 
-        Worth at the level, times (what nodes, GPU types, neighbours, a move and trading places
-        leave of the speed)^0.8.
-
-        Args:
-            levels: shape (J,).
-            owner: shape (S,), the row on each slot.
-
-        Returns:
-            Two of shape (J,).
+        The value is that at the level, times (the share of the speed that nodes, GPU types,
+        neighbours, a move and trades leave)^`speedup_exponent`. `owner` is the row on each slot,
+        shape (S,).
         """
         value = self.value[self.rows, levels]
         runs = levels > 0
@@ -339,10 +327,10 @@ class Problem:
     def _share_of_cores(
         self, levels: IntArray, owner: IntArray, rows: IntArray, nodes: IntArray
     ) -> FloatArray:
-        """What others who are busy on its nodes leave of each job's speed, shape (J,).
+        """Return the share of each job's speed that other workers on its nodes leave, (J,).
 
-        What everybody's least takes of the cores is charged to nobody: else a job would wait
-        beside free slots, because its start slows down shorter ones.
+        The cores for the least slots of all jobs are not charged. Otherwise a job would wait beside
+        free slots because its start slows down shorter jobs.
         """
         on = np.bincount(self.node_of[owner != FREE], minlength=len(self.slots_on))
         worst = np.ones(len(levels))
@@ -351,7 +339,7 @@ class Problem:
 
     @cached_property
     def _cores_for_all(self) -> FloatArray:
-        """Cores of each node, or what its part of everybody's least slots is if that is more."""
+        """Cores of each node, or the node's part of all jobs' least slots if that is more."""
         many = np.array([len(slots) for slots in self.slots_on])
         closed = np.bincount(self.node_of[self.owner == CLOSED], minlength=len(many))
         least = sum(int(sizes[1]) for sizes in self.sizes)
@@ -360,7 +348,7 @@ class Problem:
 
     @cached_property
     def alone(self) -> FloatArray:
-        """Times that steps take longer at each level because a job's own workers share cores."""
+        """Factor of step times at each level because a job's own workers share cores."""
         found = np.ones(self.sizes.shape)
         for row, job_row in enumerate(self.job_rows):
             found[row, 1 : 1 + len(job_row.table.stretch)] = job_row.table.stretch
@@ -368,7 +356,7 @@ class Problem:
 
     @cached_property
     def cores(self) -> int:
-        """Slots in play that have a core to themselves; where nobody shares, all of them."""
+        """Slots in play with a core of their own; all slots in play if cores are not shared."""
         if not self.cluster.shares_cores:
             return self.capacity
         closed = np.bincount(self.node_of[self.owner == CLOSED], minlength=len(self.slots_on))
@@ -377,18 +365,14 @@ class Problem:
         return int(open_.sum())
 
     def _spread(self, at: IntArray, who: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Each (row, node) once, and how many nodes each row is on."""
+        """Return the distinct (row, node) pairs, as two arrays, and the nodes of each row."""
         many = max(1, len(self.slots_on))
         pairs = np.unique(who * many + self.node_of[at])
         rows, nodes = np.divmod(pairs, many)
         return rows, nodes, np.bincount(rows, minlength=len(self.job_rows))
 
     def is_scattered(self, levels: IntArray, owner: IntArray) -> bool:
-        """Whether a job that changes is on more nodes than it needs.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-        """
+        """True if a changing job is on more nodes than it needs."""
         at = np.flatnonzero(owner >= 0)
         nodes = self._spread(at, owner[at])[2]
         least = -(-self.sizes[self.rows, levels] // self.widest)
@@ -396,70 +380,59 @@ class Problem:
 
     @cached_property
     def spare(self) -> IntArray:
-        """Slots that each job may take before it leaves others; shape (J,).
+        """Slots that each job may add before it leaves others, shape (J,).
 
-        None if it may not be moved, else one for each sample: it trains on both for a moment.
+        During a move a job trains on both and needs a sample for each slot. 0 if it may not be
+        moved.
         """
         spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
 
     @property
     def seeks_trades(self) -> bool:
-        """Whether to look for jobs that had better trade places: for faster GPUs, which stay so.
+        """True if the search looks for trades of places: only for faster GPUs, a lasting gain.
 
         For better neighbours no gain could be shown (docs/evolution.md, "Trading places").
         """
         return self.swaps and self.slow is not None
 
     def trades(self, owner: IntArray) -> Trades:
-        """Who trades places with whom if this schedule follows, and who steps aside for that.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-        """
+        """Return the trades that a schedule requires, and the jobs that yield for them."""
         spare = int(np.count_nonzero((self.owner == FREE) & (owner == FREE)))
-        return trades_between(self.owner, owner, spare, self._step_aside)
+        return trades_between(self.owner, owner, spare, self._choose_yield)
 
     def left_by_trading(self, owner: IntArray) -> dict[int, float]:
-        """What is left of the speed-ups of those who trade places, beside what a move leaves.
+        """Return the share of its speed-up that each trading job keeps beside a move's cost.
 
-        Of those who step aside one that pauses is started again, which takes the place of its move;
-        another one changes once more. Where trades are looked for, each who trades pays for one
-        change more besides: nobody can change any of them until all are there.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-
-        Returns:
-            By row, at most 1.
+        The result is by row, at most 1. A job that pauses pays for a restart instead of its move;
+        another job that yields pays for one more change. If the search looks for trades, each
+        trading job also pays for one more change, because none of them can change until all have
+        moved.
         """
         trades = self.trades(owner)
-        found = dict.fromkeys(trades.aside, 1.0)
+        found = dict.fromkeys(trades.yields, 1.0)
         if self.seeks_trades:
             found = {row: float(self.move_factor[row]) for group in trades.groups for row in group}
-        for row, way in trades.aside.items():
+        for row, way in trades.yields.items():
             move = float(self.move_factor[row])
-            again = self.job_rows[row].restart_factor / move if way is Way.PAUSE else move
+            again = self.job_rows[row].restart_factor / move if way is YieldMode.PAUSE else move
             found[row] *= min(1.0, again)
         return found
 
-    def _step_aside(self, row: int, kept: int, spare: int) -> tuple[Way, float]:
-        """How a job would leave the slots that it gives up, and slot seconds of a start."""
+    def _choose_yield(self, row: int, kept: int, spare: int) -> tuple[YieldMode, float]:
+        """Return how a job would yield its slots, and the slot seconds of a start."""
         job_row = self.job_rows[row]
         job, size = job_row.job, len(job_row.now)
         meanwhile = kept + min(spare, size - kept)
         staging = spare > 0 and meanwhile >= job.least and size + meanwhile <= job.batch_limit
-        way = Way.DETOUR if staging or kept >= max(1, job.least) else Way.PAUSE
+        way = YieldMode.DETOUR if staging or kept >= max(1, job.least) else YieldMode.PAUSE
         return way, size * (job.start_s or 1.0)
 
     def has_barred_move(self, owner: IntArray) -> bool:
-        """Whether a job moves that may not or has no spare slots, or jobs trade that may not.
+        """True if a job moves that may not or lacks spare slots, or trades without `swaps`.
 
-        Growing and shrinking in place are no moves. The controller would refuse a move of a job
-        with fewer samples than slots in the old and the new place together.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
+        Growing and shrinking in place are no moves. The controller would refuse the move of a job
+        with fewer samples than old and new slots together.
         """
         differ = np.flatnonzero(owner != self.owner)
         new, old = owner[differ], self.owner[differ]
@@ -470,22 +443,14 @@ class Problem:
         return not self.swaps and bool(self.trades(owner).groups)
 
     def scattered_rows(self, owner: IntArray) -> IntArray:
-        """Rows that are on more nodes than they need, and may be moved.
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-        """
+        """Return the rows of movable jobs on more nodes than they need."""
         at = np.flatnonzero(owner >= 0)
         nodes = self._spread(at, owner[at])[2]
         slots = np.bincount(owner[at], minlength=len(self.job_rows))
         return np.flatnonzero((nodes > -(-slots // self.widest)) & self.free_to_move)
 
     def node_costs(self, row: int, owner: IntArray) -> FloatArray:
-        """Logarithm of how much longer a step of `row` takes on each node; shape (N,).
-
-        Args:
-            owner: the row of the job on each slot, shape (S,).
-        """
+        """Return the logarithm of the factor of a step's time of `row` on each node, shape (N,)."""
         found = np.zeros(len(self.slots_on))
         if self.slow is not None:
             found[self.node_of] = np.log(self.slow[row, self.cluster.type_of])
@@ -499,7 +464,7 @@ class Problem:
         return found
 
     def _stretched(self, row: int, level: int, nodes: int) -> float:
-        """Step on as many nodes as it was meant for, over one on `nodes`."""
+        """Return the step time on the intended number of nodes over that on `nodes`."""
         known = self.stretch.get((row, level, nodes))
         if known is None:
             job_row, at = self.job_rows[row], level - 1

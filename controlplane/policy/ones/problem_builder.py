@@ -1,6 +1,6 @@
-"""Turns views into problems; what did not change since the last one is not worked out again.
+"""Builder of search problems from views; caches what has not changed since the last view.
 
-One job as the search sees it: the sizes that it may have, and what changes cost it.
+`JobRowBuilder` makes the row of one job: the sizes that it may have, and the cost of changes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,7 @@ import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView
 from controlplane.policy.ones.fairness import FairShares
-from controlplane.policy.ones.job_estimates import (
-    Estimates,
-    Standing,
-    for_jobs,
-    is_lone,
-    lone_remaining_s,
-)
+from controlplane.policy.ones.job_estimates import Estimates, EstimateVersion
 from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, JobRow, Problem
 from controlplane.policy.ones.size_table import SizeTable, size_table
 from controlplane.policy.ones.size_values import (
@@ -36,32 +30,32 @@ from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex, C
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten: a bound on memory
-ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes (README, "Numbers")
+MAX_TABLES: Final = 20_000  # bound on memory; the cache is then cleared
+ANY_SIZE: Final = 4  # slots; up to this size a job need not fill its nodes (README, "Numbers")
 _Key = tuple[object, ...]
 
 
-class _Known(NamedTuple):
-    """A row, and what it was made from: what is cheap to ask, and what decides."""
+class _CachedRow(NamedTuple):
+    """Cached row: `version` is cheap to compare, `key` contains the inputs."""
 
-    standing: Standing | None
+    version: EstimateVersion | None
     capacity: int
     key: _Key
     row: JobRow
 
 
 class JobRowBuilder:
-    """Makes rows of jobs; a job that stands as it did is not worked out again."""
+    """Builder of rows of jobs; caches the rows of unchanged jobs."""
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates
         self._options = options
         self._cluster = NO_CLUSTER
-        self._rows: dict[JobId, _Known] = {}
+        self._rows: dict[JobId, _CachedRow] = {}
         self._tables: dict[_Key, SizeTable] = {}
 
     def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
-        """Rows are of this cluster from now on."""
+        """Set the cluster, and drop the rows of jobs that are not active if there are many."""
         if cluster is not self._cluster:
             self._cluster = cluster
             self._rows.clear()
@@ -69,25 +63,25 @@ class JobRowBuilder:
             self._rows = {name: row for name, row in self._rows.items() if name in active}
 
     def row(self, job: JobView, supply: SlotSupply) -> JobRow:
-        """The job as the search sees it."""
+        """Return the row of a job."""
         estimates = self._estimates
         known = self._rows.get(job.job)
         if (
             known is not None
             and known.row.job is job
-            and known.standing is not None
+            and known.version is not None
             and known.capacity == supply.capacity
-            and estimates.stands(job, known.standing, supply.now)
+            and estimates.is_current(job, known.version, supply.now)
         ):
             return known.row
         family = estimates.family(job.family)
-        family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
-        standing = estimates.standing(job, supply.now)
+        family.speed_model(job.batch_size)  # may fit the model again and change its edition
+        version = estimates.version(job, supply.now)
         if (
             known is not None
             and known.row.job is job
-            and standing is not None
-            and known.standing == standing
+            and version is not None
+            and known.version == version
             and known.capacity == supply.capacity
         ):
             return known.row
@@ -99,7 +93,7 @@ class JobRowBuilder:
         samples = estimates.remaining(job)
         size = len(job.running_on)
         most = min(job.most, supply.capacity)
-        tried = estimates.may_have(job, supply.now)
+        tried = estimates.max_slots_after_return(job, supply.now)
         if tried is not None:
             most = min(most, max(size, tried))
         noise = estimates.noise_scale(job)
@@ -109,14 +103,13 @@ class JobRowBuilder:
             most, family.largest, others,
         )  # fmt: skip
         if known is not None and known.key == key and known.row.job is job:
-            self._rows[job.job] = known._replace(standing=standing, capacity=supply.capacity)
+            self._rows[job.job] = known._replace(version=version, capacity=supply.capacity)
             return known.row
         sizes = self._sizes(job, most, limit, warm=warm)
-        row = self._made(
+        row = self._make_row(
             job,
             sizes,
             noise,
-            supply.now,
             limit=limit,
             samples=samples,
             others=others,
@@ -124,15 +117,14 @@ class JobRowBuilder:
             losing=losing,
             moves_to=moves_to,
         )
-        self._rows[job.job] = _Known(standing, supply.capacity, key, row)
+        self._rows[job.job] = _CachedRow(version, supply.capacity, key, row)
         return row
 
-    def _made(
+    def _make_row(
         self,
         job: JobView,
         sizes: IntArray,
         noise: float,
-        now: Seconds,
         *,
         limit: int,
         samples: float | None,
@@ -150,8 +142,6 @@ class JobRowBuilder:
         table = self._table(job, (family.edition, limit, keep_batch), noise, sizes, nodes)
         due = losing[1] if losing else len(moves_to) if moves_to else None
         one_s = remaining_s(samples, table.one_speed, known=table.known)
-        if is_lone(job, self._options):
-            one_s = lone_remaining_s(job, one_s, self._options, now, known=table.known)
         if others is not None:
             one_s = others if math.isnan(one_s) else max(one_s, others)
         return JobRow(
@@ -178,7 +168,7 @@ class JobRowBuilder:
         sizes: IntArray,
         nodes: IntArray,
     ) -> SizeTable:
-        """The same for all jobs of a family that stand alike."""
+        """Return the size table, which similar jobs of a family share."""
         key = (
             job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
             job.last_batch, len(job.running_on), sum(job.running_on.values()),
@@ -186,7 +176,7 @@ class JobRowBuilder:
         )  # fmt: skip
         found = self._tables.get(key)
         if found is None:
-            if len(self._tables) > KEPT_TABLES:
+            if len(self._tables) > MAX_TABLES:
                 self._tables.clear()
             found = self._tables[key] = size_table(
                 job,
@@ -207,9 +197,10 @@ class JobRowBuilder:
         size: int,
         due: int | None,
     ) -> FloatArray:
-        """A first start is no change: every job needs one.
+        """Return the share of its value that a job keeps after a change to each size.
 
-        Size `due` costs its stall alone: to take a growth back, or to complete a move.
+        A first start is free, since every job needs one. Size `due`, which takes a growth back or
+        completes a move, costs its stall alone.
         """
         if not size and not job.epoch and not job.samples_done:
             return np.ones(len(known.sizes))
@@ -224,9 +215,9 @@ class JobRowBuilder:
         return np.where(known.sizes == due, cheaper, kept)
 
     def _move_factor(self, known: SizeTable, one_s: float, size: int, due: int | None) -> float:
-        """What is left of a job's value after it went to other slots, all else being the same.
+        """Return the share of its value that a job keeps after a move at the same size.
 
-        A place that loses is left for its stall alone: size `due` is the present one then.
+        If the present place loses (`due` is the present size), the move costs its stall alone.
         """
         if not size:
             return 1.0
@@ -245,7 +236,7 @@ class JobRowBuilder:
         return job.start_s if job.start_s is not None else self._options.start_stall_s
 
     def _sizes(self, job: JobView, most: int, limit: int, *, warm: bool) -> IntArray:
-        """What a job may have now: up to 4 or a node's width, then whole nodes, and what it has."""
+        """Return allowed sizes: up to 4 or a node's width, whole nodes, the present size."""
         size = len(job.running_on)
         least = min(job.least, size) if size else job.least
         most = min(most, max(min(limit, job.batch_limit), job.least))
@@ -253,7 +244,7 @@ class JobRowBuilder:
         if warm:
             largest = max(size, self._estimates.family(job.family).largest, job.least)
             most = min(most, max(first, int(self._options.growth * largest)))
-        else:  # Start: one slot until a few steps were taken
+        else:  # Start: one slot until the warm-up steps are done
             most = min(most, max(size, least, first))
         widest = self._cluster.widest
         choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
@@ -262,18 +253,14 @@ class JobRowBuilder:
 
 
 def _coarse(service: float | None) -> float | None:
-    """To a quarter of a doubling: it changes with every second, which should not matter."""
+    """Round to a quarter of a doubling, because the value changes every second."""
     if service is None or service <= 0.0:
         return None
     return float(2.0 ** (round(4.0 * math.log2(service)) / 4.0))
 
 
 class ProblemBuilder:
-    """Builds problems.
-
-    Args:
-        estimates: what was learnt; every view that is built is shown to it.
-    """
+    """Builder of problems; updates `estimates` with each view."""
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates
@@ -283,17 +270,12 @@ class ProblemBuilder:
         self._fair_shares = FairShares(options)
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
-        """The problem that `view` poses at `now`.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return the problem of `view` at `now`."""
         cluster, found = self._clusters.of(view), in_play(view, now)
         self._estimates.update(view, contended=found.supply.contended, now=now)
         self._rows.update(cluster, view.jobs, len(view.jobs))
         job_rows = [self._rows.row(job, found.supply) for job in found.jobs.values()]
-        options = for_jobs(found.jobs.values(), self._options)
-        table = value_table(job_rows, found.supply, options)
+        table = value_table(job_rows, found.supply, self._options)
         families = [row.job.family for row in job_rows]
         return Problem(
             version=view.version,
@@ -315,21 +297,16 @@ class ProblemBuilder:
             gates=tuple(self._estimates.gate(row.job) for row in job_rows if row.gated),
             too_large=found.too_large,
             capacity=found.supply.capacity,
-            speedup_exponent=options.speedup_exponent,
+            speedup_exponent=self._options.speedup_exponent,
             evacuates=self._options.migration,
             swaps=self._options.swaps,
             slow=self._estimates.type_slowdowns(cluster.types, families),
             interference=self._interference(job_rows, found.kept, view),
-            dues=self._fair_shares.dues(job_rows, table, view, now),
+            floors=self._fair_shares.floors(job_rows, table, view, now),
         )
 
     def rows(self, view: ClusterView, jobs: Iterable[JobId], now: Seconds) -> list[JobRow]:
-        """Some running jobs as the search would see them, without the problem around them.
-
-        Args:
-            jobs: of which; those that nobody may move now are left out.
-            now: seconds on the controller's clock.
-        """
+        """Return rows of the running jobs among `jobs` that may be changed, without a problem."""
         found = in_play(view, now)
         self._estimates.update(view, contended=found.supply.contended, now=now)
         self._rows.update(self._clusters.of(view), view.jobs, len(view.jobs))
@@ -339,7 +316,7 @@ class ProblemBuilder:
     def _interference(
         self, job_rows: Sequence[JobRow], kept: Mapping[JobId, Iterable[SlotId]], view: ClusterView
     ) -> InterferenceModel | None:
-        """What is known of who slows down whom."""
+        """Return the learned slow-downs by neighbours, with the jobs that may not be moved."""
         cluster = self._clusters.of(view)
         names = dict.fromkeys([job_row.job.family for job_row in job_rows])
         names |= dict.fromkeys(view.jobs[job].family for job in kept)
@@ -358,7 +335,7 @@ class ProblemBuilder:
 
 
 def _owners(slots: int, job_rows: Sequence[JobRow], found: InPlay) -> IntArray:
-    """The row of the job on each slot, shape (S,); `FREE` or `CLOSED` where there is none."""
+    """Return the row of the job on each slot, shape (S,); `FREE` or `CLOSED` if there is none."""
     owner = np.full(slots, CLOSED, dtype=np.int64)
     owner[list(found.free_now)] = owner[list(found.free_soon)] = FREE
     for row, job_row in enumerate(job_rows):

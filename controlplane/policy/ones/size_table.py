@@ -1,4 +1,4 @@
-"""What a job would do with each size: which batch, how fast, how much faster than on one slot."""
+"""Batch, speed and speed-up of a job at each of its sizes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from controlplane.prediction.slowdowns import stretch_alone
 from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 
-NO_TIME_S: Final = 1e-12  # divisor where a step takes no time
-ROUNDING: Final = 1e-9  # of a logarithm: a limit that is a power of two is on the grid
+NO_TIME_S: Final = 1e-12  # lower bound of a divisor
+ROUNDING: Final = 1e-9  # of a logarithm; a limit that is a power of two is on the grid
 
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
-    """The sizes that a job may have now; all arrays have one entry for each."""
+    """Sizes that a job may have now; arrays have shape (L,)."""
 
-    sizes: IntArray  # slots, growing
-    nodes: IntArray  # that they span at best; at the present size, that they do span
-    batches: IntArray  # global, that would be given now: the best within all limits
-    speeds: FloatArray  # of these; samples per second, relative if the model's seconds are none
+    sizes: IntArray  # slots, ascending
+    nodes: IntArray  # least nodes that a size spans; the actual number at the present size
+    batches: IntArray  # global, the best within all limits
+    speeds: FloatArray  # samples/s at these batches; relative unless `known`
     goodputs: FloatArray  # speeds times statistical efficiency
-    gains: FloatArray  # x(n): goodput of the best batch to be had in time, over that on one slot
-    known: bool  # whether speeds are in samples per second
+    gains: FloatArray  # x(n): goodput of the best batch without R, over that on one slot
+    known: bool  # speeds are in samples/s
     one_speed: float  # goodput of the best batch on one slot
     noise_scale: float
-    corrections: FloatArray  # of promises beyond what was measured, a factor in speeds; else nan
-    stretch: FloatArray  # times that steps take longer because its own workers share cores
+    corrections: FloatArray  # factor of speeds beyond the measured sizes; nan: measured
+    stretch: FloatArray  # factor of step times because its own workers share cores
 
 
 def size_table(
@@ -47,20 +47,19 @@ def size_table(
     keep_batch: bool,
     cores: float = math.inf,
 ) -> SizeTable:
-    """Speed, batch and goodput of `job` at each of `sizes`.
+    """Return speed, batch and goodput of `job` at each of `sizes`.
 
-    The batch that is given is the one of most goodput at the present noise scale, within R, the
-    user's bounds and twice the batch of now. What a size is *worth* is that of the best batch
-    within the user's bounds alone: R is doubled every few steps, and a job that has not ramped up
-    yet would look slow, long and poorly scaling. Without a noise scale the largest batch would
-    always win: the prior is a few times the first batch.
+    The chosen batch has the most goodput at the present noise scale, within R, the user's bounds
+    and twice the present batch. The *value* of a size is that of the best batch within the user's
+    bounds alone: R doubles every few steps, and a job that has not ramped up yet would otherwise
+    look slow, long and poorly scaling. Without a noise scale the largest batch would always win;
+    therefore the prior is a few times the first batch.
 
     Args:
-        options: the prior, the margin for a new batch on the same slots, what limits values.
-        sizes: shape (L,), slots, growing.
-        nodes: shape (L,), that each size spans.
-        keep_batch: whether its present size must keep its present batch.
-        cores: that the slots of a node share; infinite: each has enough.
+        sizes: shape (L,), slots, ascending.
+        nodes: shape (L,), nodes that each size spans.
+        keep_batch: the present size must keep its present batch.
+        cores: cores that the slots of a node share; infinite: one for each slot.
     """
     model = estimates.family(job.family).speed_model(job.batch_size)
     noise = estimates.noise_scale(job)
@@ -78,10 +77,9 @@ def size_table(
     if held is not None and margin is not None:
         _prefer_present(goodputs, held, useful[held, -1], margin)
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
-    good = worth = goodputs[rows, best]
-    if not options.limit_values:
-        free = _grid(job, every, job.batch_limit, per_doubling)
-        worth = np.maximum(good, rater.rate(free)[2].max(axis=1))
+    good = goodputs[rows, best]
+    free = _grid(job, every, job.batch_limit, per_doubling)
+    worth = np.maximum(good, rater.rate(free)[2].max(axis=1))
     return SizeTable(
         sizes=sizes,
         nodes=nodes,
@@ -99,20 +97,19 @@ def size_table(
 
 @dataclass(frozen=True, slots=True)
 class _Rater:
-    """Speeds and goodputs of one job on some sizes, whatever the batch."""
+    """Speeds and goodputs of one job at some sizes, for any batch."""
 
     job: JobView
     model: SpeedModel
     noise: float  # phi, samples
     slots: IntArray  # shape (1 + L,)
     nodes: IntArray  # shape (1 + L,)
-    longer: FloatArray  # shape (1 + L,), times that a step takes longer than the model says
+    longer: FloatArray  # shape (1 + L,), factor of the model's step times
 
     def rate(self, grid: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Speed, goodput, and goodput where the local limit allows it, else 0; shape of `grid`.
+        """Return speed, goodput, and goodput with 0 above the local limit, like `grid`.
 
-        Args:
-            grid: global batches, shape (1 + L, B).
+        `grid` has global batches, shape (1 + L, B).
         """
         local = np.ceil(grid / self.slots[:, None])
         step_s = self.model.step_s(self.nodes[:, None], self.slots[:, None], local)
@@ -124,9 +121,10 @@ class _Rater:
 def _batches(
     job: JobView, every: IntArray, most: int, per_doubling: int, *, keep_batch: bool
 ) -> tuple[FloatArray, int | None]:
-    """Global batches that are tried at each size, shape (1 + L, B), and the row of the present one.
+    """Return the global batches to try, shape (1 + L, B), and the row of the present size.
 
-    None: it has no slots, or may not keep its batch. Else the present batch is the last column.
+    The present batch is the last column. The row is None if the job has no slots, or may not keep
+    its batch.
     """
     grid = _grid(job, every, most, per_doubling)
     present = sum(job.running_on.values())
@@ -138,24 +136,24 @@ def _batches(
 
 
 def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatArray:
-    """Global batches up to `most` at each size, at least a sample for each slot."""
+    """Return global batches up to `most` at each size, with at least one sample for each slot."""
     totals = _totals(job.batch_size, max(most, job.batch_size), per_doubling)
     return np.maximum(totals[None, :], every[:, None].astype(np.float64))
 
 
 def _largest_batch(job: JobView, limit: int) -> int:
-    """R, the user's bound, and twice the batch of now, or of last: no more at once."""
+    """Return the least of R, the user's bound, and twice the present or last batch."""
     most = min(limit, job.batch_limit)
     last = sum(job.running_on.values()) or job.last_batch
     return min(most, max(2 * last, job.batch_size)) if last else most
 
 
 def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: float) -> None:
-    """In the row of the present size another batch than the last column's has to be worth it.
+    """In the row of the present size, drop all batches unless one beats the present batch.
 
     Args:
-        goodputs: shape (1 + L, B), of which the last column is the present batch; changed.
-        margin: times that, which another batch must bring; 0: none may.
+        goodputs: shape (1 + L, B), the present batch in the last column; changed in place.
+        margin: factor by which another batch must win; 0: none may.
     """
     others = goodputs[:, :-1]
     goodputs[row, -1] = present
@@ -165,7 +163,7 @@ def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: floa
 
 
 def _totals(first: int, most: int, per_doubling: int) -> FloatArray:
-    """Global batches that are tried: the first one, its doublings, what lies between, the most."""
+    """Return the global batches to try: the first, steps of each doubling, and the largest."""
     steps = int(np.floor(per_doubling * np.log2(most / first) + ROUNDING))
     doublings = first * np.power(2.0, np.arange(steps + 1) / per_doubling)
     return np.unique(np.append(doublings.round(), float(most)))

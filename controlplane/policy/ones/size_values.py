@@ -1,8 +1,7 @@
-"""What sizes are worth: V = weight (x c)^0.8, and what stalls, moves and waiting make of it.
+"""Values of sizes: V = weight (x c)^0.8, and what stalls, moves and waiting leave of it.
 
-What each size of each job is worth to all of them: the table that candidates are scored with.
-
-What of a view a search may decide about: jobs, slots, and how many there are to share out.
+`value_table` values every size of every job; candidates are scored with it. `in_play` selects the
+jobs and slots of a view that a plan may change.
 """
 
 from __future__ import annotations
@@ -21,22 +20,21 @@ from controlplane.policy.options import OnesOptions
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-# Without any price of a change (this, and `change_margin`) jobs take 16% longer on average
-# (docs/evolution.md, "Each term"); the three numbers are those of the prototype, never tuned alone.
+# Without these and `change_margin`, i.e. with free changes, jobs take 16% longer on average
+# (docs/evolution.md, "Each term"). The three numbers are the prototype's and were not tuned alone.
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 10.0, 900.0
-LEAST_SHARE: Final = 0.05  # of its value, that a change leaves of a job at worst: it stays above 0
-UNKNOWN_S: Final = 60.0  # remaining time when nobody can tell any job's: all weigh the same
-LEAST_GAIN: Final = 1e-9  # divisor where a size has no goodput
+MIN_SHARE: Final = 0.05  # lower bound of the share that a change leaves: values stay above 0
+UNKNOWN_S: Final = 60.0  # remaining time if no job's is known: all weigh the same
+LEAST_GAIN: Final = 1e-9  # lower bound of a divisor
 
 
 def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> float:
-    """T1: seconds that `samples` still take on one slot; nan if nobody can say.
+    """Return T1, the seconds that `samples` take on one slot; nan if unknown.
 
     Args:
-        samples: that are left; None: unknown.
-        one_speed: goodput of the best batch on one slot, samples per second.
-        known: whether that is in seconds.
+        one_speed: goodput of the best batch on one slot, samples/s if `known`, otherwise
+            relative.
     """
     if samples is None or not known or one_speed <= 0:
         return math.nan
@@ -46,18 +44,15 @@ def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> floa
 def kept_share(
     table: SizeTable, one_s: float, stall_s: float, margin: float, now_slots: int
 ) -> FloatArray:
-    """C: what is left of a job's value after the change to each size; 1 without a change.
+    """Return c: the share of its value that a job keeps after the change to each size.
 
-    1 - 2.5 stall / clamp(T(n), 10 s, 900 s), less a margin, so that nothing is moved for nothing.
+    1 - max(2.5 stall / clamp(T(n), 10 s, 900 s), margin); 1 at the present size. Shape (L,), in
+    [`MIN_SHARE`, 1].
 
     Args:
-        one_s: T1, seconds that are left on one slot.
-        stall_s: what the change costs, seconds.
-        margin: least share that a change takes away.
-        now_slots: its present size; 0: it waits.
-
-    Returns:
-        Shape (L,), in [`LEAST_SHARE`, 1].
+        one_s: T1, remaining seconds on one slot.
+        margin: least share that a change costs.
+        now_slots: present size; 0: the job waits.
     """
     left_s = one_s / np.maximum(table.gains, LEAST_GAIN)
     share = stall_share(left_s, stall_s, margin)
@@ -65,42 +60,32 @@ def kept_share(
 
 
 def stall_share(left_s: FloatArray, stall_s: float, margin: float) -> FloatArray:
-    """What is left of a value after a stall, with so many seconds to go; shape of `left_s`.
+    """Return the share of a value that is left after a stall; shape of `left_s`.
 
     Args:
-        left_s: seconds to go, any shape.
-        stall_s: seconds.
-        margin: least share that a change takes away.
+        left_s: remaining seconds, any shape.
+        margin: least share that a change costs.
     """
     lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
-    return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), LEAST_SHARE))
+    return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), MIN_SHARE))
 
 
 def left_after(left_s: float, stall_s: float, margin: float) -> float:
-    """`stall_share` of one number.
-
-    Args:
-        left_s: seconds to go.
-        stall_s: seconds.
-        margin: least share that a change takes away.
-    """
+    """Return `stall_share` of a single number."""
     lost = STALL_WEIGHT * stall_s / min(max(left_s, STALL_FROM_S), STALL_TO_S)
-    return max(1.0 - max(lost, margin), LEAST_SHARE)
+    return max(1.0 - max(lost, margin), MIN_SHARE)
 
 
 def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> FloatArray:
-    """V(n) = weight (x(n) c(n))^0.8, for gains x c: what each size is worth.
+    """Return V(n) = weight (x(n) c(n))^0.8, the value of each size.
 
     Paper: minimise the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs out.
-    Here: maximise a sum over all jobs, in which waiting is worth nothing. Two exponents, one on
-    length (in `weight`), one on speed-up.
+    Here: maximise a sum over all jobs in which waiting is worth nothing, with one exponent on
+    length (in `weight`) and one on speed-up.
 
     Args:
         gains: x(n) c(n), shape (J, 1 + L).
         weight: shape (J, 1).
-
-    Returns:
-        V, shape of `gains`.
     """
     return np.asarray(weight * np.power(gains, options.speedup_exponent))
 
@@ -112,17 +97,17 @@ def weights(
     ran: FloatArray,
     options: OnesOptions,
 ) -> FloatArray:
-    """(T1 + patience)^-0.55 for each job, times its response ratio^2; short ones weigh more.
+    """Return (T1 + patience)^-0.55 times response ratio^`ageing`; short jobs weigh more.
 
-    Unknown lengths count as half the median of the known ones. The patience is 300 s where jobs
-    last hours, and never more than a quarter of their mean, so that seconds are told from minutes
-    where jobs last minutes.
+    Unknown lengths count as half the median of the known lengths. The patience is `patience_s`, but
+    at most a quarter of the mean length, so that seconds differ from minutes where jobs last
+    minutes.
 
-    The response ratio 1 + waited / (ran + T + patience), with T at the least size that a job may
-    have, grows without bound while it waits, so that none starves behind a stream of short ones.
+    The response ratio 1 + waited / (ran + T + patience), with T at a job's least size, grows
+    without bound while the job waits, so that no job starves behind a stream of short ones.
 
     Args:
-        remaining: T1, shape (J,), seconds on one slot; nan where nobody can say.
+        remaining: T1, shape (J,), seconds on one slot; nan if unknown.
         gains: x, shape (J,), of the least size of each job.
         waited: shape (J,), seconds without slots since the submission.
         ran: shape (J,), seconds with slots.
@@ -139,40 +124,36 @@ def weights(
 
 @dataclass(frozen=True, slots=True)
 class SlotSupply:
-    """What there is to share out, for everybody alike."""
+    """Slots to distribute."""
 
-    capacity: int  # slots in play: free, soon free, or of a job that may be moved
-    idle: int  # of them that nobody has, or that are soon free
-    contended: bool  # whether a job waits that would fit
+    capacity: int  # slots in play: free, soon free, or of movable jobs
+    idle: int  # of these, free or soon free
+    contended: bool  # a job waits that would fit
     now: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class InPlay:
-    """Jobs and slots of one view, sorted by what may be done with them."""
+    """Jobs and slots of one view, grouped by what may be done with them."""
 
-    jobs: dict[JobId, JobView]  # that may be started or changed, and fit into the cluster
-    kept: dict[JobId, dict[SlotId, int]]  # that nobody may move now, with their local batches
-    backing_off: dict[JobId, Seconds]  # waits before its next try, until then
-    too_large: dict[JobId, int]  # wants at least so many slots, which the cluster has not
-    free_now: tuple[int, ...]  # places of slots that are free
-    free_soon: tuple[int, ...]  # whose processes are leaving
+    jobs: dict[JobId, JobView]  # jobs that may be started or changed, and fit into the cluster
+    kept: dict[JobId, dict[SlotId, int]]  # jobs that may not be moved now, with their local batches
+    backing_off: dict[JobId, Seconds]  # jobs that may not be retried before a time
+    too_large: dict[JobId, int]  # least slots of jobs that exceed the cluster
+    free_now: tuple[int, ...]  # places of free slots
+    free_soon: tuple[int, ...]  # places of slots whose processes are leaving
     supply: SlotSupply
 
 
 def in_play(view: ClusterView, now: Seconds) -> InPlay:
-    """Sort the jobs and slots of `view`; both stay in its order.
-
-    Args:
-        now: seconds on the controller's clock.
-    """
+    """Group the jobs and slots of `view`; both keep their order."""
     movable: dict[JobId, JobView] = {}
     backing_off: dict[JobId, Seconds] = {}
     kept: dict[JobId, dict[SlotId, int]] = {}
     up = {slot.slot for slot in view.slots if slot.up}
     for name, job in view.jobs.items():
         stuck = not job.movable or job.retry_at > now or not job.running_on.keys() <= up
-        if job.running_on and stuck:  # slots of a node that is away can be handed to nobody
+        if job.running_on and stuck:  # slots of a node that is down cannot be reassigned
             kept[name] = dict(job.running_on)
         elif job.movable and not job.running_on and job.ready_at > now:
             backing_off[name] = job.ready_at
@@ -203,10 +184,10 @@ def in_play(view: ClusterView, now: Seconds) -> InPlay:
 
 @dataclass(frozen=True, slots=True)
 class ValueTable:
-    """Jobs x levels; level 0 is to wait."""
+    """Values by job and level; level 0 is waiting."""
 
     sizes: IntArray  # shape (J, 1 + L), slots; 0 beyond what a job may have
-    spans: IntArray  # shape (J, 1 + L), nodes that the value is meant for
+    spans: IntArray  # shape (J, 1 + L), nodes that the value assumes
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
     weight: FloatArray  # shape (J,)
 
@@ -214,8 +195,8 @@ class ValueTable:
 def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOptions) -> ValueTable:
     """Value every size of every job.
 
-    A gated job may grow onto idle slots, and makes room for one that waits, but is not stopped. To
-    stop another one costs what it will take to start it again, and a margin.
+    A gated job may grow onto idle slots, and may shrink for a waiting job, but is not stopped.
+    Stopping another job costs what its restart will cost, and a margin.
     """
     weight = _weight(job_rows, supply.now, options)
     sizes, spans, gains = _stacked(job_rows)
@@ -250,7 +231,7 @@ def _waited_s(job: JobView, now: Seconds) -> float:
 
 
 def _stacked(job_rows: Sequence[JobRow]) -> tuple[IntArray, IntArray, FloatArray]:
-    """Slots, nodes and x(n) c(n) at each level, shape (J, 1 + L) each; -1 where there is none."""
+    """Return slots, nodes and x(n) c(n) at each level, shape (J, 1 + L); -1: no such level."""
     levels = 1 + max((len(row.table.sizes) for row in job_rows), default=0)
     sizes = np.zeros((len(job_rows), levels), dtype=np.int64)
     spans = np.zeros((len(job_rows), levels), dtype=np.int64)

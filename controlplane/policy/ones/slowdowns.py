@@ -1,8 +1,7 @@
-"""How much longer steps take on GPU types and beside neighbours, as all families together say.
+"""Slow-downs by GPU types, neighbours and shared cores.
 
-Whether workers of CPU slots really want a core each, by what they report to use.
-
-Where jobs are, as the last view showed it: on which GPUs, and beside whom.
+`LearnedSlowdowns` averages over families, `CoreDemand` estimates how many cores workers use, and
+`PlacementIndex` looks up where jobs run and who their neighbours are.
 """
 
 from __future__ import annotations
@@ -30,36 +29,36 @@ from controlplane.prediction.slowdowns import stretch
 from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
 from schemas.ids import JobId, NodeId, SlotId
 
-LEAST_SCALING: Final = 0.7  # that is believed of who was never on two slots: else nobody tries
-ALIKE: Final = 0.05  # logarithm: slow-downs below this are taken for noise
+MIN_SCALING: Final = 0.7  # least prior exponent: below, no job would try two slots
+ALIKE: Final = 0.05  # logarithm; smaller slow-downs are within the noise
 
 
-class LearntSlowdowns:
-    """What families were seen to lose; what one was never seen at is as for the others.
+class LearnedSlowdowns:
+    """Slow-downs by GPU type and neighbour; unmeasured cases use the mean of the other families.
 
-    Args:
-        families: what was measured; its priors are kept up to date.
+    The priors of `families` are updated.
     """
 
     def __init__(self, families: FamilyHistories) -> None:
         self._families = families
-        self._agreed_on = -1  # editions of families, in all
+        self._prior_edition = -1  # sum of the families' editions
         self._log_slowdowns: FloatArray | None = None
         self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
-        self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
+        self._assumed_types: dict[
+            str, float
+        ] = {}  # log step times by GPU type that the models assume
 
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """How much longer a step takes on each GPU type than on the fastest; None if nowhere.
+        """Return the factor of a step's time on each GPU type over the fastest, shape (J, types).
+
+        None if there is no difference.
 
         Args:
-            families: shape (J,), of jobs.
-
-        Returns:
-            Shape (J, types), factors; what a family was never seen on is as for the others.
+            families: of the jobs, shape (J,).
         """
         if len(types) < 2:  # noqa: PLR2004 - one is like itself
             return None
-        self._agree()
+        self._update_priors()
         rows = {
             name: np.array(self._families.of(name).costs(types)) for name in dict.fromkeys(families)
         }
@@ -67,15 +66,15 @@ class LearntSlowdowns:
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
 
     def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
-        """Slow-downs by neighbours as in `InterferenceModel`, (2 F, 2 F); None: nobody does.
+        """Return log slow-downs as in `InterferenceModel`, shape (2 F, 2 F); None if all are 0.
 
         Args:
-            families: F of them, which give the classes their numbers.
+            families: F families, whose order numbers the classes.
         """
-        self._agree()
+        self._update_priors()
         if not self._families.priors.colocations:
             return None
-        key = (self._agreed_on, tuple(families))
+        key = (self._prior_edition, tuple(families))
         if key != self._log_slowdowns_of:
             self._log_slowdowns_of, self._log_slowdowns = key, self._slow_downs(families)
         return self._log_slowdowns
@@ -92,13 +91,13 @@ class LearntSlowdowns:
                         found[2 * one + own, 2 * other + its] = cost
         return found if found.max(initial=0.0) > ALIKE else None
 
-    def _agree(self) -> None:
-        """Means over families, for those that have not been there."""
+    def _update_priors(self) -> None:
+        """Compute the means over families, which serve as priors."""
         families = self._families.all()
         editions = sum(family.edition for family in families)
-        if editions == self._agreed_on:
+        if editions == self._prior_edition:
             return
-        self._agreed_on = editions
+        self._prior_edition = editions
         gpu_types: dict[str, list[float]] = {}
         colocation: dict[Colocation, list[float]] = {}
         for family in families:
@@ -109,22 +108,22 @@ class LearntSlowdowns:
             for (own, _, its), cost in family.parts.colocations.items():
                 colocation.setdefault((own, "", its), []).append(cost)
         means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
-        if _differ(means, self._believed):  # what is the fastest type may be another one now
-            self._believed = means
+        if _differ(means, self._assumed_types):  # another type may be the fastest now
+            self._assumed_types = means
             for family in families:
                 family.model = None
-        self._believe_scaling(families)
+        self._update_scaling(families)
         self._families.priors.gpu_types = means
         self._families.priors.colocations = {
             one: sum(found) / len(found) for one, found in colocation.items()
         }
 
-    def _believe_scaling(self, families: Sequence[FamilyHistory]) -> None:
-        """What those that were on several slots gained is expected of those that never were."""
+    def _update_scaling(self, families: Sequence[FamilyHistory]) -> None:
+        """Update the prior speed-up of families that were never measured on several slots."""
         known = [family.scaling() for family in families]
         to_two = _with_prior(PRIOR_SCALING.to_two, [found for found, _ in known])
         beyond = _with_prior(PRIOR_SCALING.beyond, [found for _, found in known])
-        mean, former = Scaling(max(to_two, LEAST_SCALING), beyond), self._families.priors.scaling
+        mean, former = Scaling(max(to_two, MIN_SCALING), beyond), self._families.priors.scaling
         if max(abs(mean.to_two - former.to_two), abs(mean.beyond - former.beyond)) <= ALIKE:
             return
         self._families.priors.scaling = mean
@@ -138,47 +137,42 @@ def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
 
 
 def _with_prior(prior: float, seen: Sequence[float | None]) -> float:
-    """The mean of what families measured; the prior counts as one of them."""
+    """Return the mean of the measurements; the prior counts as one of them."""
     measured = [found for found in seen if found is not None]
     return (prior + sum(measured)) / (1 + len(measured))
 
 
-KEPT: Final = 0.8  # weight of what was known, at each report
-CLEARLY_LESS: Final = 0.35  # of a core: who uses no more waits for something else; a judgement
-SATURATED: Final = 0.85  # of a host's cores in use: nobody can tell what workers would use
+OLD_WEIGHT: Final = 0.8  # weight of the old value at each report
+IDLE_CORES: Final = 0.35  # cores; such a worker waits for something else; a judgement
+BUSY_SHARE: Final = 0.85  # share of a host's cores; above it the demand of workers is unknown
 
 
 class CoreDemand:
-    """Shows slots with as many cores as their workers make of them.
+    """Number of cores that workers really need, which scales the cores shown to the search.
 
-    A worker of one thread is taken to want a core. Where all jobs' workers are seen to use much
-    less, because they wait for a device, for data or for each other, a host has room for more.
+    A worker of one thread is assumed to need a core. If all jobs' workers use much less, because
+    they wait for a device, for data or for each other, a host has room for more workers.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing reported."""
-        self._jobs: dict[JobId, float] = {}  # cores of a worker
+        self._jobs: dict[JobId, float] = {}  # cores used by one worker
         self._families: dict[str, float] = {}
-        self._slots: tuple[SlotView, ...] = ()  # of the last view, and what was shown of them
+        self._slots: tuple[SlotView, ...] = ()  # of the last view
         self._shown: tuple[float, tuple[SlotView, ...]] = (1.0, ())
 
     def observe(self, event: PolicyEvent) -> None:
-        """Take in what workers use.
-
-        Args:
-            event: telemetry, or the end of a job.
-        """
+        """Record the cores that workers use, or the end of a job."""
         match event:
             case StepsSeen(cpu_cores=float(cores)):
                 before = self._jobs.get(event.job, cores)
-                self._jobs[event.job] = KEPT * before + (1.0 - KEPT) * cores
+                self._jobs[event.job] = OLD_WEIGHT * before + (1.0 - OLD_WEIGHT) * cores
                 before = self._families.get(event.family, cores)
-                self._families[event.family] = KEPT * before + (1.0 - KEPT) * cores
+                self._families[event.family] = OLD_WEIGHT * before + (1.0 - OLD_WEIGHT) * cores
             case JobEnded():
                 self._jobs.pop(event.job, None)
 
     def shown(self, view: ClusterView) -> ClusterView:
-        """The view with the cores that count; itself where nobody shares cores, or all want one."""
+        """Return the view with scaled cores; the same view if cores are not shared, or needed."""
         if not any(slot.cores for slot in view.slots):
             return view
         demand = self._demand(view)
@@ -190,16 +184,19 @@ class CoreDemand:
         return replace(view, slots=self._shown[1])
 
     def _demand(self, view: ClusterView) -> float:
-        """Cores of one worker of the job that wants most: 1, 1/2, 1/4, ... to keep it steady."""
+        """Return the cores of one worker of the most demanding job, rounded up to 1, 1/2, 1/4, ...
+
+        The coarse steps keep it steady.
+        """
         most, used = 0.0, 0.0
         for job in view.jobs.values():
             cores = self._of(job)
-            if cores > CLEARLY_LESS:
+            if cores > IDLE_CORES:
                 return 1.0
             most = max(most, cores)
             used += cores * len(job.running_on)
         hosts = {slot.node: slot.cores for slot in view.slots}
-        if not view.jobs or used > SATURATED * sum(hosts.values()):
+        if not view.jobs or used > BUSY_SHARE * sum(hosts.values()):
             return 1.0
         demand = 1.0
         while demand / 2.0 >= most and demand > 1.0 / 64.0:
@@ -207,7 +204,7 @@ class CoreDemand:
         return demand
 
     def _of(self, job: JobView) -> float:
-        """Its own, else its family's, else the mean of all families; a core if nobody reported."""
+        """Return the cores of a job's worker: measured, its family's, the mean, or one core."""
         known = self._jobs.get(job.job, self._families.get(job.family))
         if known is not None:
             return known
@@ -216,19 +213,19 @@ class CoreDemand:
 
 
 class PlacementIndex:
-    """Answers from one view; looked up when somebody asks."""
+    """Placement of jobs in the last view; computed on demand."""
 
     def __init__(self) -> None:
         self._view: ClusterView | None = None
         self._nodes: dict[SlotId, NodeId] = {}
         self._kinds: dict[SlotId, str] = {}
         self.types: tuple[str, ...] = ()  # of GPUs, in the cluster
-        self._jobs_on: dict[NodeId, list[JobId]] | None = None  # who is on each node
-        self._stretch: dict[NodeId, float] = {}  # of steps on each node whose cores are shared
-        self.cores = math.inf  # of the node that has most, if its CPU slots share them
+        self._jobs_on: dict[NodeId, list[JobId]] | None = None  # by node; None: not computed
+        self._stretch: dict[NodeId, float] = {}  # factor of step times on nodes with shared cores
+        self.cores = math.inf  # most cores of a node, if slots share them
 
     def update(self, view: ClusterView) -> None:
-        """From now on this one counts."""
+        """Replace the view."""
         if self._view is None or self._view.slots is not view.slots:
             self._nodes = {slot.slot: slot.node for slot in view.slots}
             self._kinds = {slot.slot: slot.model for slot in view.slots}
@@ -239,14 +236,14 @@ class PlacementIndex:
         self._view, self._jobs_on = view, None
 
     def gpu_type(self, job: JobId) -> str:
-        """The type of a job's GPUs; several joined by a plus, for the slowest sets the pace."""
+        """Return the type of a job's GPUs; several types are joined by a plus."""
         found = self._seen(job)
         if found is None or len(self.types) <= 1:
             return ""
         return "+".join(sorted({self._kinds.get(slot, "") for slot in found.running_on}))
 
     def colocations(self, job: JobId) -> list[Colocation]:
-        """Classes of the jobs that share a node with this one."""
+        """Return the classes of the jobs on the same nodes."""
         found = self._seen(job)
         if found is None or self._view is None:
             return []
@@ -261,15 +258,14 @@ class PlacementIndex:
         return sorted(classes)
 
     def is_changing(self, job: JobId) -> bool:
-        """Whether it starts, changes or ends just now: its slots are not yet those it trains on."""
+        """True if the job is changing, so that it does not train on the view's slots yet."""
         found = self._seen(job)
         return found is not None and not found.movable
 
     def stretch(self, job: JobId) -> float:
-        """Times that its steps take longer because workers share the cores of its nodes.
+        """Return the factor of a job's step times due to shared cores.
 
-        Args:
-            job: its id; of one that is not in the view, the worst node counts.
+        For a job that is not in the view this is the factor of the worst node.
         """
         if not self._stretch:
             return 1.0
@@ -278,7 +274,7 @@ class PlacementIndex:
         return max((self._stretch.get(node, 1.0) for node in nodes), default=1.0)
 
     def is_alone(self, job: JobId) -> bool:
-        """Whether it has its nodes to itself."""
+        """True if no other job runs on the job's nodes."""
         return not self.colocations(job)
 
     def _seen(self, job: JobId) -> JobView | None:
@@ -297,10 +293,9 @@ class PlacementIndex:
 
 
 def stretches(view: ClusterView) -> dict[NodeId, float]:
-    """Times that steps take longer on each node whose busy slots share its cores.
+    """Return the factor of step times on each node whose busy slots share its cores.
 
-    Args:
-        view: the cluster; a slot that is not usable is busy.
+    An unusable slot counts as busy.
     """
     slots: Counter[NodeId] = Counter()
     busy: Counter[NodeId] = Counter()

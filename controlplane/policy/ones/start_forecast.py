@@ -1,11 +1,11 @@
-"""When waiting jobs are expected to start, with an interval that 80% of the starts shall lie in.
+"""Forecasts of the start of waiting jobs, with an interval that should contain 80% of the starts.
 
 The schedule in force is rolled forward: running jobs end when their remaining time is over, and
-whoever waits gets what they leave in the order in which the policy fills slots. Who comes later,
-and how sizes change, is not foreseen. How far that is off is learnt from what came of earlier
-forecasts of jobs alike (nearest neighbours by expected wait and length), which gives the middle
-and both ends of the interval. A job whose wait is already longer than expected counts as if it
-started now: leaving it out would make waits look short.
+waiting jobs get their slots in the order in which the policy fills slots. Future submissions and
+changes of size are not foreseen. The error is estimated from the outcomes of similar earlier
+forecasts (nearest neighbours by expected wait and length), which yields the median and the ends of
+the interval. A job that has waited longer than expected counts as if it started now: without it
+waits would look too short.
 """
 
 from __future__ import annotations
@@ -27,94 +27,86 @@ from controlplane.policy.ones.size_values import LEAST_GAIN, UNKNOWN_S
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds
 
-MOST: Final = 256  # waiting jobs that are forecast, the first in line: a bound on time
-MOST_ENDS: Final = 1024  # of running jobs that are looked at, the next ones: the same
-KEPT: Final = 300  # forecasts that came to something
-ALIKE: Final = 40  # of them, by which a new one is corrected
-EVERY_S: Final = 5.0  # between forecasts of the same jobs
-SMALL_S: Final = 5.0  # added to waits before ratios are formed: seconds more or less say little
+MAX_FORECASTS: Final = 256  # forecast jobs, the first in line; bounds the time
+MAX_ENDS: Final = 1024  # ends of running jobs, the next ones; bounds the time
+MAX_OUTCOMES: Final = 300  # kept outcomes
+NEIGHBOURS: Final = 40  # outcomes that correct a new forecast
+INTERVAL_S: Final = 5.0  # interval between forecasts of the same jobs
+WAIT_OFFSET_S: Final = 5.0  # added to waits, so that ratios of short waits stay moderate
 QUANTILES: Final = (0.1, 0.5, 0.9)
-# Before anything is known: off by up to four times either way, evenly. A judgement.
-PRIOR: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6))
+# Prior errors: evenly spread up to a factor of four either way; a judgement.
+PRIOR_ERRORS: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6))
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """A forecast that nothing came of yet."""
+class _Pending:
+    """Pending forecast."""
 
     at: Seconds
-    wait_s: float  # by rolling forward
+    wait_s: float  # rolled forward
     length_s: float  # of the job, on one slot
-    median_s: float  # wait that was told
+    median_s: float  # published wait
 
     @property
     def traits(self) -> tuple[float, float]:
-        """By which it is alike others."""
-        return math.log(self.wait_s + SMALL_S), math.log(self.length_s + SMALL_S)
+        """Coordinates for the search of similar forecasts."""
+        return math.log(self.wait_s + WAIT_OFFSET_S), math.log(self.length_s + WAIT_OFFSET_S)
 
     def error(self, now: Seconds) -> float:
-        """Logarithm of the real over the rolled wait, if that is over now."""
-        return math.log((now - self.at + SMALL_S) / (self.wait_s + SMALL_S))
+        """Return the logarithm of the actual over the rolled wait if the wait ends at `now`."""
+        return math.log((now - self.at + WAIT_OFFSET_S) / (self.wait_s + WAIT_OFFSET_S))
 
 
 class StartForecasts:
-    """Says when waiting jobs will start, and learns from when they did."""
+    """Forecasts of starts, corrected by the outcomes of earlier ones."""
 
     def __init__(self) -> None:
-        self._told: dict[JobId, _Told] = {}
-        self._known: deque[tuple[tuple[float, float], float]] = deque(maxlen=KEPT)
-        self._ends: dict[JobId, Seconds] = {}  # as expected, of jobs that ran
+        self._pending: dict[JobId, _Pending] = {}
+        self._outcomes: deque[tuple[tuple[float, float], float]] = deque(maxlen=MAX_OUTCOMES)
+        self._ends: dict[JobId, Seconds] = {}  # expected ends of running jobs
         self._latest: dict[JobId, StartForecast] = {}
-        self._asked: frozenset[JobId] = frozenset()  # jobs that were looked at for it
+        self._forecast_jobs: frozenset[JobId] = frozenset()  # waiting jobs at the last forecast
         self._made_at = Seconds(-math.inf)
 
     def update(self, view: ClusterView, now: Seconds) -> None:
-        """Learn from jobs that have started.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
-        for name in [name for name in self._told if _has_left(view, name)]:
-            told = self._told.pop(name)
-            if name in view.jobs and now > told.at:
-                self._known.append((told.traits, told.error(now)))
+        """Record the outcomes of forecasts whose jobs have started."""
+        for name in [name for name in self._pending if _has_left(view, name)]:
+            forecast = self._pending.pop(name)
+            if name in view.jobs and now > forecast.at:
+                self._outcomes.append((forecast.traits, forecast.error(now)))
         self._ends = {name: at for name, at in self._ends.items() if name in view.jobs}
 
     def of(self, problem: Problem, best: Candidate, now: Seconds) -> dict[JobId, StartForecast]:
-        """Forecasts of the jobs that a schedule leaves waiting.
-
-        Args:
-            problem: the view as the search sees it.
-            best: the schedule that is read out.
-            now: seconds on the controller's clock.
-        """
+        """Return forecasts of the jobs that the schedule `best` leaves waiting."""
         rows = np.flatnonzero(best.levels == 0).tolist()
         if not rows:
             return {}
         waiting = frozenset(problem.job_rows[row].job.job for row in rows)
-        if now - self._made_at >= EVERY_S or not waiting <= self._asked:
-            self._latest = self._made(problem, best, now)
-            self._made_at, self._asked = now, waiting
+        if now - self._made_at >= INTERVAL_S or not waiting <= self._forecast_jobs:
+            self._latest = self._compute(problem, best, now)
+            self._made_at, self._forecast_jobs = now, waiting
         return {name: said for name, said in self._latest.items() if name in waiting}
 
-    def _made(self, problem: Problem, best: Candidate, now: Seconds) -> dict[JobId, StartForecast]:
+    def _compute(
+        self, problem: Problem, best: Candidate, now: Seconds
+    ) -> dict[JobId, StartForecast]:
         length_s = _lengths(problem.job_rows)
         line = _in_line(problem, best, length_s)
         free = problem.capacity - used(problem, best.levels)
-        waits = _rolled(self._held(problem, best, length_s, now), free, line, now)
+        waits = _rolled(self._occupied(problem, best, length_s, now), free, line, now)
         if not waits:
             return {}
         rows = list(waits)
         wait_s = np.array([waits[row] for row in rows])
         factors = self._corrections(wait_s, length_s[rows], now)
-        spans = np.maximum(0.0, (wait_s[:, None] + SMALL_S) * factors - SMALL_S)
+        spans = np.maximum(0.0, (wait_s[:, None] + WAIT_OFFSET_S) * factors - WAIT_OFFSET_S)
         found: dict[JobId, StartForecast] = {}
         for row, rolled_s, (low, middle, high) in zip(
             rows, wait_s.tolist(), spans.tolist(), strict=True
         ):
             job = problem.job_rows[row].job
-            told = _Told(now, rolled_s, float(length_s[row]), middle)
-            self._told.setdefault(job.job, told)
+            forecast = _Pending(now, rolled_s, float(length_s[row]), middle)
+            self._pending.setdefault(job.job, forecast)
             found[job.job] = StartForecast(
                 at=Seconds(now + middle),
                 earliest=Seconds(now + low),
@@ -122,10 +114,10 @@ class StartForecasts:
             )
         return found
 
-    def _held(
+    def _occupied(
         self, problem: Problem, best: Candidate, length_s: FloatArray, now: Seconds
     ) -> list[tuple[float, int]]:
-        """When slots come free, and how many: of jobs that run, and of those that change now."""
+        """Return when slots become free and how many, of running and of changing jobs."""
         rows = np.flatnonzero(best.levels)
         levels = best.levels[rows]
         running = [problem.job_rows[row] for row in rows.tolist()]
@@ -139,31 +131,33 @@ class StartForecasts:
             (max(now, self._ends.get(name, usual)), len(placed))
             for name, placed in problem.kept.items()
         ]
-        return heapq.nsmallest(MOST_ENDS, held)
+        return heapq.nsmallest(MAX_ENDS, held)
 
     def _corrections(self, wait_s: FloatArray, length_s: FloatArray, now: Seconds) -> FloatArray:
-        """Real over rolled waits at `QUANTILES`, as of forecasts alike, shape (N, 3)."""
-        late = [told for told in self._told.values() if now - told.at > told.median_s]
-        samples = [*self._known, *((told.traits, told.error(now)) for told in late)]
-        if len(samples) <= len(PRIOR):
-            errors = np.array([*(error for _, error in samples), *PRIOR])
+        """Return quantiles of actual over rolled waits of similar forecasts, shape (N, 3)."""
+        late = [
+            forecast for forecast in self._pending.values() if now - forecast.at > forecast.median_s
+        ]
+        samples = [*self._outcomes, *((forecast.traits, forecast.error(now)) for forecast in late)]
+        if len(samples) <= len(PRIOR_ERRORS):
+            errors = np.array([*(error for _, error in samples), *PRIOR_ERRORS])
             return np.tile(np.exp(np.quantile(errors, QUANTILES)), (len(wait_s), 1))
         traits = np.array([trait for trait, _ in samples])
         errors = np.array([error for _, error in samples])
-        mine = np.log(np.column_stack([wait_s, length_s]) + SMALL_S)
+        mine = np.log(np.column_stack([wait_s, length_s]) + WAIT_OFFSET_S)
         apart = np.abs(mine[:, None, :] - traits[None, :, :]).sum(axis=2)
-        alike = np.argsort(apart, axis=1, kind="stable")[:, :ALIKE]
+        alike = np.argsort(apart, axis=1, kind="stable")[:, :NEIGHBOURS]
         return np.asarray(np.exp(np.quantile(errors[alike], QUANTILES, axis=1)).T)
 
 
 def _has_left(view: ClusterView, name: JobId) -> bool:
-    """Whether a job waits no longer."""
+    """True if a job no longer waits."""
     job = view.jobs.get(name)
     return job is None or bool(job.running_on)
 
 
 def _lengths(job_rows: Sequence[JobRow]) -> FloatArray:
-    """Seconds on one slot, shape (J,); half the median where nobody can say."""
+    """Return seconds on one slot, shape (J,); half the median where unknown."""
     left_s = np.array([row.remaining_s for row in job_rows], dtype=np.float64)
     known = left_s[np.isfinite(left_s)]
     return np.where(
@@ -174,7 +168,7 @@ def _lengths(job_rows: Sequence[JobRow]) -> FloatArray:
 def _in_line(
     problem: Problem, best: Candidate, length_s: FloatArray
 ) -> list[tuple[int, int, float]]:
-    """Row, slots and seconds of those that wait, whose slots are worth most first."""
+    """Return row, slots and seconds of the waiting jobs, the largest value per slot first."""
     rows = np.flatnonzero((best.levels == 0) & problem.allowed[:, 1:].any(axis=1))
     sizes, worth = problem.sizes[rows], problem.worth[rows]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -182,7 +176,7 @@ def _in_line(
     level = slopes.argmax(axis=1)
     steepest = slopes[np.arange(len(rows)), level]
     found = []
-    for at in np.argsort(-steepest, kind="stable")[:MOST].tolist():
+    for at in np.argsort(-steepest, kind="stable")[:MAX_FORECASTS].tolist():
         row, chosen = int(rows[at]), int(level[at])
         gain = float(problem.job_rows[row].table.gains[chosen - 1])
         found.append((row, int(sizes[at, chosen]), float(length_s[row]) / max(gain, LEAST_GAIN)))
@@ -195,11 +189,13 @@ def _rolled(
     line: Sequence[tuple[int, int, float]],
     now: Seconds,
 ) -> Mapping[int, float]:
-    """Seconds until each of `line` has its slots, by row; those that never get them are missing.
+    """Return the seconds until jobs of `line` get their slots, by row.
+
+    A job that never gets its slots is missing.
 
     Args:
-        line: row, slots and seconds of each that waits, in order; whoever does not fit is passed.
-        now: seconds on the controller's clock.
+        line: row, slots and seconds of each waiting job, in order; a job that does not fit is
+            skipped.
     """
     ends = list(held)
     heapq.heapify(ends)

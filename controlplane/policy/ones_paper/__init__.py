@@ -1,1 +1,1 @@
-"""The scheduler of the ONES paper, with a switch for every sentence that can be read twice."""
+"""Scheduler of the ONES paper, with an option for each ambiguity of the text."""

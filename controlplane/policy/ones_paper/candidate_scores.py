@@ -1,4 +1,4 @@
-"""What a candidate is worth: eq. 8 and Algorithm 1, or a value of all jobs."""
+"""Score of a candidate: eq. 8 and Algorithm 1, or a value of all jobs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
 from controlplane.policy.options import OnesPaperOptions
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from controlplane.prediction.progress_distribution import mean_progress
 
-NEAREST: Final = 1e-3  # to 0 and 1 that a drawn progress comes
-STALL_WEIGHT: Final = 2.5  # how much more than its own length a stall costs; as in `ones`
-SHORTEST_S, LONGEST_S = 60.0, 900.0  # remaining times between which stalls are compared
+MIN_DISTANCE: Final = 1e-3  # least distance of a drawn progress from 0 and 1
+STALL_WEIGHT: Final = 2.5  # cost of a stall in multiples of its length; as in `ones`
+MIN_LEFT_S, MAX_LEFT_S = 60.0, 900.0  # bounds of the remaining time that a stall is compared with
 
 
 def counts_of(genes: Genes, jobs: int) -> IntArray:
-    """c_j: slots of each job in each candidate (eq. 2), shape (K, J).
-
-    Args:
-        genes: candidates, shape (K, G).
-    """
+    """Return c_j, the slots of each job in each candidate (eq. 2), shape (K, J)."""
     many = len(genes)
     if not genes.size:
         return np.zeros((many, jobs), dtype=np.int64)
@@ -32,14 +28,10 @@ def counts_of(genes: Genes, jobs: int) -> IntArray:
     return np.asarray(found.reshape(many, jobs + 1)[:, 1:], dtype=np.int64)
 
 
-def local_batches(genes: Genes, problem: Problem) -> IntArray:
-    """b_j^i of eq. 1: the batch of each slot, shape (K, G); 0 where it is idle.
+def local_batches(genes: Genes, problem: PaperProblem) -> IntArray:
+    """Return b_j^i of eq. 1: the batch of each slot, shape (K, G); 0 where it is idle.
 
-    A job's batch follows from its slots, and is dealt out with differences of at most one.
-
-    Args:
-        genes: candidates, shape (K, G).
-        problem: the view as the search sees it.
+    A job's batch follows from its number of slots; the slots' shares differ by at most one sample.
     """
     counts = counts_of(genes, len(problem.jobs))
     rank = ranks(genes)
@@ -54,11 +46,7 @@ def local_batches(genes: Genes, problem: Problem) -> IntArray:
 
 
 def ranks(genes: Genes) -> IntArray:
-    """The how-manieth slot of its job each one is, counted from 0; shape (K, G).
-
-    Args:
-        genes: candidates, shape (K, G).
-    """
+    """Return the index of each slot among the slots of its job, from 0; shape (K, G)."""
     order = np.argsort(genes, axis=1, kind="stable")
     row = np.take_along_axis(genes, order, axis=1)
     place = np.broadcast_to(np.arange(genes.shape[1]), genes.shape)
@@ -70,34 +58,25 @@ def ranks(genes: Genes) -> IntArray:
     return found
 
 
-# --- how much is left
+# --- remaining work
 
 
-def mean_draw(problem: Problem) -> FloatArray:
-    """The mean progress of every job as if it were drawn, shape (J, 1).
-
-    Args:
-        problem: the view as the search sees it.
-    """
+def mean_draw(problem: PaperProblem) -> FloatArray:
+    """Return the mean progress of every job in the shape of one draw, (J, 1)."""
     return mean_progress(problem.alpha, problem.beta)[:, None]
 
 
-def draws(problem: Problem, rng: Generator, many: int) -> FloatArray:
-    """Rho of every job, drawn (Algorithm 1, line 2); shape (J, many).
-
-    Args:
-        problem: the view as the search sees it.
-    """
+def draws(problem: PaperProblem, rng: Generator, many: int) -> FloatArray:
+    """Draw rho of every job (Algorithm 1, line 2); shape (J, many)."""
     shape = (len(problem.jobs), many)
     found = rng.beta(problem.alpha[:, None], problem.beta[:, None], shape)
-    return np.clip(found, NEAREST, 1.0 - NEAREST)
+    return np.clip(found, MIN_DISTANCE, 1.0 - MIN_DISTANCE)
 
 
-def work_left(problem: Problem, progress: FloatArray) -> FloatArray:
-    """Y of eq. 7, Y_processed (1 / rho - 1), or what is known otherwise; shape (J, M), samples.
+def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
+    """Return Y of eq. 7, samples, shape (J, M): Y_processed (1 / rho - 1), or the known value.
 
     Args:
-        problem: the view as the search sees it.
         progress: rho, shape (J, M), in (0, 1).
     """
     forecast = problem.done[:, None] * (1.0 / progress - 1.0)
@@ -110,22 +89,18 @@ def work_left(problem: Problem, progress: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A score is a sum over jobs of a part that depends on slots times one that does on work.
+    """Scores as a sum over jobs of a part that depends on slots times a part that depends on work.
 
-    `parts` by job, slots and how it is placed: 0 on few nodes, 1 on more, 2 and 3 the same with
-    as many slots as now, but others.
+    `parts` is indexed by job, slots and placement: 0 on few nodes, 1 on more; 2 and 3 are the same
+    for a job that keeps its size on other slots.
     """
 
     parts: FloatArray  # shape (J, C + 1, 4)
-    problem: Problem
+    problem: PaperProblem
     options: OnesPaperOptions
 
     def weights(self, progress: FloatArray) -> FloatArray:
-        """The part that depends on progress, shape (J, M).
-
-        Args:
-            progress: rho, shape (J, M), in (0, 1).
-        """
+        """Return the part that depends on progress, shape (J, M); `progress` is rho in (0, 1)."""
         left = work_left(self.problem, progress)
         if self.options.score == "running":
             return -left
@@ -135,11 +110,7 @@ class Scorer:
         return np.asarray(np.power(lasts + patience + 1e-9, -self.options.size_exponent))
 
     def matrix(self, genes: Genes) -> FloatArray:
-        """The part that depends on slots, shape (K, J).
-
-        Args:
-            genes: candidates, shape (K, G).
-        """
+        """Return the part that depends on slots, shape (K, J)."""
         problem = self.problem
         counts = counts_of(genes, len(problem.jobs))
         how: IntArray = np.zeros_like(counts)
@@ -148,12 +119,8 @@ class Scorer:
         return np.asarray(self.parts[problem.rows, counts, how])
 
 
-def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
-    """How the candidates of one view are measured.
-
-    Args:
-        problem: the view as the search sees it.
-    """
+def scorer_for(problem: PaperProblem, options: OnesPaperOptions) -> Scorer:
+    """Return the scorer of the candidates of one view."""
     slots = np.arange(problem.rates.shape[1])[None, :, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         if options.score == "running":  # eq. 8: c / X
@@ -168,32 +135,25 @@ def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
     return Scorer(parts, problem, options)
 
 
-def one_slot_rates(problem: Problem) -> FloatArray:
-    """X on one slot, shape (J,); that of its least slots for each one, where it needs several.
-
-    Args:
-        problem: the view as the search sees it.
-
-    Returns:
-        Samples per second.
-    """
+def one_slot_rates(problem: PaperProblem) -> FloatArray:
+    """Return X on one slot, samples/s, shape (J,); from a job's least slots if it needs several."""
     least = np.minimum(problem.least, problem.rates.shape[1] - 1)
     rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
     return np.where(rate > 0, rate, 1.0)
 
 
 def _keeps(
-    problem: Problem, options: OnesPaperOptions
+    problem: PaperProblem, options: OnesPaperOptions
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """What changes leave of a job's speed-up: of another size, of other slots, of a new start."""
+    """Return the share of the speed-up left after a resize, after a move, and after a restart."""
     sizes = problem.rates.shape[1]
     jobs = len(problem.jobs)
     if not options.charge:
         return np.ones((jobs, sizes)), np.ones((jobs, sizes)), np.ones(jobs)
     left = work_left(problem, mean_draw(problem))
     rate = problem.rates[:, :, 0]
-    lasts = np.divide(left, rate, out=np.full(rate.shape, LONGEST_S), where=rate > 0)
-    lasts = np.clip(lasts, SHORTEST_S, LONGEST_S)
+    lasts = np.divide(left, rate, out=np.full(rate.shape, MAX_LEFT_S), where=rate > 0)
+    lasts = np.clip(lasts, MIN_LEFT_S, MAX_LEFT_S)
     runs = problem.size > 0
     stall = np.where(runs, options.rescale_stall_s, problem.start_s)
     changed = np.maximum(0.0, 1.0 - STALL_WEIGHT * stall[:, None] / lasts - options.change_margin)
@@ -206,8 +166,8 @@ def _keeps(
     return keeps, changed, again
 
 
-def _spread(genes: Genes, counts: IntArray, problem: Problem) -> IntArray:
-    """1 where a job is on more nodes than it needs, shape (K, J)."""
+def _spread(genes: Genes, counts: IntArray, problem: PaperProblem) -> IntArray:
+    """Return 1 for each job on more nodes than it needs, otherwise 0; shape (K, J)."""
     jobs = len(problem.jobs)
     if not genes.size or not jobs:
         return np.zeros_like(counts)
@@ -220,8 +180,8 @@ def _spread(genes: Genes, counts: IntArray, problem: Problem) -> IntArray:
     return (spans > -(-counts // widest)).astype(np.int64)
 
 
-def _moved(genes: Genes, problem: Problem) -> IntArray:
-    """1 where a running job has not all of its present slots, shape (K, J)."""
+def _moved(genes: Genes, problem: PaperProblem) -> IntArray:
+    """Return 1 for each running job that loses any of its slots, otherwise 0; shape (K, J)."""
     stays: Genes = np.where(genes == problem.present, genes, IDLE).astype(np.int16)
     kept = counts_of(stays, len(problem.jobs))
     return ((problem.size > 0) & (kept < problem.size)).astype(np.int64)
@@ -233,11 +193,7 @@ def _moved(genes: Genes, problem: Problem) -> IntArray:
 def selected(
     scorer: Scorer, genes: Genes, many: int, rng: Generator
 ) -> tuple[IntArray, FloatArray]:
-    """The candidates that go on, the best one first, and the scores of all by mean progress.
-
-    Args:
-        genes: shape (N, G).
-    """
+    """Return the rows of the survivors, best first, and all candidates' scores by mean progress."""
     options, problem = scorer.options, scorer.problem
     matrix = scorer.matrix(genes)
     mean = (matrix @ scorer.weights(mean_draw(problem)))[:, 0]
@@ -255,9 +211,9 @@ def selected(
 
 
 def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> IntArray:
-    """K times Algorithm 1: draw, take the winner out, and draw again."""
+    """Run Algorithm 1 K times: draw, take the winner out, and draw again."""
     problem, rho = scorer.problem, scorer.options.rho
-    if rho == "candidate":  # each candidate has draws of its own in each round
+    if rho == "candidate":  # draw for each candidate in each round
         left = np.ones(len(matrix), dtype=np.bool_)
         chosen: list[int] = []
         for _ in range(many):
@@ -278,18 +234,13 @@ def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> In
 
 
 def _best_first(scores: FloatArray) -> IntArray:
-    """Among equals the earlier one first."""
+    """Return the order by falling score; the earlier candidate first if scores are equal."""
     rounded = np.round(scores, 12)
     return np.argsort(-rounded, kind="stable")
 
 
-def all_within(genes: Genes, problem: Problem) -> BoolArray:
-    """Candidates in which every job has no slots, or a size that it may have; shape (K,).
-
-    Args:
-        genes: candidates, shape (K, G).
-        problem: the view as the search sees it.
-    """
+def all_within(genes: Genes, problem: PaperProblem) -> BoolArray:
+    """Return which candidates give each job no slots or an allowed size; shape (K,)."""
     counts = counts_of(genes, len(problem.jobs))
     fits = (counts >= problem.least) & (counts <= problem.most)
     return np.asarray(((counts == 0) | fits).all(axis=1))

@@ -1,6 +1,6 @@
-"""The population, and one generation of it (ONES figure 5).
+"""Population and generations of the search (ONES figure 5).
 
-The four operations of ONES section 3.2.2, on all candidates at once; no one loses a slot.
+The four operations of ONES section 3.2.2 work on all candidates at once. None of them loses a slot.
 """
 
 from __future__ import annotations
@@ -22,45 +22,36 @@ from controlplane.policy.ones_paper.candidate_scores import (
     selected,
     work_left,
 )
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
 from controlplane.policy.options import MOST_CANDIDATES, OnesPaperOptions
 from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
-NEVER: Final = np.inf  # the gain of a job that cannot grow
-LONGEST: Final = 1e15  # samples that are compared
+INFINITE: Final = np.inf  # gain of a job that cannot grow
+MAX_SAMPLES: Final = 1e15  # samples; upper bound in comparisons
 
 
-def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
-    """Initialization: a random job on each slot, shape (K, G); not within limits yet.
-
-    Args:
-        problem: the view as the search sees it.
-    """
+def random_schedules(problem: PaperProblem, many: int, rng: Generator) -> Genes:
+    """Initialize: put a random job on each slot, shape (K, G). The result may exceed limits."""
     jobs = len(problem.jobs)
     if not jobs:
         return np.full((many, len(problem.slots)), IDLE, dtype=np.int16)
     return rng.integers(0, jobs, (many, len(problem.slots)), dtype=np.int16)
 
 
-def fill_costs(problem: Problem, *, sampled: bool, many: int, rng: Generator) -> FloatArray:
-    """Y of every job in each of `many` candidates, as a fill sees it; shape (K, J).
+def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
+    """Draw Y of every job in `many` candidates for a fill, shape (K, J).
 
-    Args:
-        problem: the view as the search sees it.
-        sampled: whether progress is drawn, or its mean taken.
+    The draws keep the candidates different.
     """
-    if sampled:
-        return work_left(problem, draws(problem, rng, many)).T
-    left = work_left(problem, mean_draw(problem)).T
-    return np.broadcast_to(left, (many, len(problem.jobs)))
+    return work_left(problem, draws(problem, rng, many)).T
 
 
-def refreshed(genes: Genes, problem: Problem, left: FloatArray) -> Genes:
-    """Refresh (figure 7): (2) scale down, (3) new jobs get slots, and idle slots are filled.
+def refreshed(genes: Genes, problem: PaperProblem, left: FloatArray) -> Genes:
+    """Refresh (figure 7): (2) scale down, (3) give slots to new jobs, and fill idle slots.
 
-    (1), that slots of finished jobs are idle, is done when a view is met.
+    Part (1), freeing the slots of finished jobs, is done by `carried_over`.
 
     Args:
         genes: shape (K, G).
@@ -69,17 +60,10 @@ def refreshed(genes: Genes, problem: Problem, left: FloatArray) -> Genes:
     return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
 
 
-def within_limits(genes: Genes, problem: Problem) -> Genes:
-    """Scale every job down to floor(R c / B) slots; one that has too few then has none.
+def within_limits(genes: Genes, problem: PaperProblem) -> Genes:
+    """Scale every job down to floor(R c / B) slots; a job below its least slots gets none.
 
-    Also what repairs children: a crossover may give a job any number of slots.
-
-    Args:
-        genes: candidates, shape (K, G).
-        problem: the view as the search sees it.
-
-    Returns:
-        Shape (K, G).
+    This also repairs children: a crossover may give a job any number of slots.
     """
     counts = counts_of(genes, len(problem.jobs))
     allowed = np.minimum(counts, problem.most)
@@ -91,39 +75,32 @@ def within_limits(genes: Genes, problem: Problem) -> Genes:
     return np.where(stays, genes, IDLE).astype(np.int16)
 
 
-def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
+def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
     """Give every new job its least slots, from jobs with the largest T_processed if none is idle.
 
     Paper: avoids starvation of new jobs by the preferential allocation.
-
-    Args:
-        genes: candidates, shape (K, G).
-        problem: the view as the search sees it.
-
-    Returns:
-        Shape (K, G).
     """
     found = genes
     candidates = np.arange(len(genes))
-    new = _that_fit(problem, genes.shape[1])
-    served = np.append(problem.served_s, NEVER)  # IDLE is the last one: idle slots go first
-    keeps = np.zeros(len(served), dtype=np.int64)  # slots that nobody may take
+    new = _fitting_new_jobs(problem, genes.shape[1])
+    served = np.append(problem.served_s, INFINITE)  # the last entry is IDLE: idle slots go first
+    keeps = np.zeros(len(served), dtype=np.int64)  # slots that may not be taken
     keeps[new] = problem.least[new]
     for row in new:
         need = int(problem.least[row])
         lacks = (found == row).sum(axis=1) < need
         if not lacks.any():
             continue
-        givers = np.where(ranks(found) < keeps[found], -NEVER, served[found])
-        givers = np.where(found == row, NEVER, givers)  # its own stay its own
+        givers = np.where(ranks(found) < keeps[found], -INFINITE, served[found])
+        givers = np.where(found == row, INFINITE, givers)  # a job keeps its own slots
         first = np.argsort(-givers, axis=1, kind="stable")[:, :need]
         found = found.copy() if found is genes else found
         found[candidates[lacks, None], first[lacks]] = row
     return found if found is genes else within_limits(found, problem)
 
 
-def _that_fit(problem: Problem, room: int) -> list[int]:
-    """New jobs in order of arrival, as far as there are slots for their least."""
+def _fitting_new_jobs(problem: PaperProblem, room: int) -> list[int]:
+    """Return the new jobs, in order of arrival, for whose least slots there is room."""
     found: list[int] = []
     for row in np.flatnonzero(problem.new & (problem.most >= problem.least)).tolist():
         room -= int(problem.least[row])
@@ -134,13 +111,13 @@ def _that_fit(problem: Problem, room: int) -> list[int]:
 
 
 def filled(
-    genes: Genes, problem: Problem, left: FloatArray, barred: BoolArray | None = None
+    genes: Genes, problem: PaperProblem, left: FloatArray, barred: BoolArray | None = None
 ) -> Genes:
     """Give idle slots to waiting and running jobs until no job can use one (eq. 4).
 
-    Again and again the job with the least utilization gain (phi' - phi) Y is selected, where
-    phi = c / X: the change of eq. 8 when its batch goes to R. A running job goes to floor(R c / B)
-    slots; a waiting one, for which that is 0 / 0, to its least.
+    Each step selects the job with the least utilization gain (phi' - phi) Y, where phi = c / X: the
+    change of eq. 8 when its batch goes to R. A running job goes to floor(R c / B) slots; a waiting
+    job, for which that is 0 / 0, to its least slots.
 
     Args:
         genes: shape (K, G), within limits.
@@ -152,8 +129,8 @@ def filled(
     if not room.any() or not len(problem.jobs):
         return genes
     counts, given = counts_of(genes, len(problem.jobs)), np.zeros(len(genes), dtype=np.int64)
-    grown = np.full(genes.shape, IDLE, dtype=np.int16)  # who gets the first, second, ... idle slot
-    phi, finite = _phi(problem), np.nan_to_num(left, posinf=LONGEST)
+    grown = np.full(genes.shape, IDLE, dtype=np.int16)  # job on the n-th idle slot
+    phi, finite = _phi(problem), np.nan_to_num(left, posinf=MAX_SAMPLES)
     open_ = np.arange(len(genes))[room > 0]
     while len(open_):
         here, free = counts[open_], (room - given)[open_]
@@ -162,7 +139,7 @@ def filled(
         if barred is not None:
             able &= ~barred[open_]
         gain = (phi[problem.rows, target] - phi[problem.rows, here]) * finite[open_]
-        row = np.where(able, gain, NEVER).argmin(axis=1)
+        row = np.where(able, gain, INFINITE).argmin(axis=1)
         some = able.any(axis=1)
         open_, row = open_[some], row[some]
         further = (target - here)[some, row]
@@ -175,21 +152,21 @@ def filled(
 
 
 def _with_idle_given(genes: Genes, idle: BoolArray, grown: Genes) -> Genes:
-    """The first, second, ... idle slot of each candidate to the first, second, ... of `grown`."""
+    """Put the n-th entry of `grown` on the n-th idle slot of each candidate."""
     place = np.cumsum(idle, axis=1) - 1
     taken = np.take_along_axis(grown, np.maximum(place, 0), axis=1)
     return np.where(idle, taken, genes).astype(np.int16)
 
 
-def _phi(problem: Problem) -> FloatArray:
-    """C / X by job and size, shape (J, C + 1)."""
+def _phi(problem: PaperProblem) -> FloatArray:
+    """Return phi = c / X by job and size, shape (J, C + 1)."""
     rates = problem.rates[:, :, 0]
     slots = np.broadcast_to(np.arange(rates.shape[1]), rates.shape)
     return np.divide(slots, rates, out=np.zeros(rates.shape), where=rates > 0)
 
 
-def _targets(counts: IntArray, free: IntArray, problem: Problem) -> IntArray:
-    """Slots that jobs would go to, as far as there is room; those of now if they cannot grow."""
+def _targets(counts: IntArray, free: IntArray, problem: PaperProblem) -> IntArray:
+    """Return the sizes that jobs would grow to, within the free slots; the present size if none."""
     wanted = np.where(counts > 0, problem.most, problem.least)
     target = np.minimum(wanted, counts + free[:, None])
     fits = (target >= problem.least) & (target <= problem.most)
@@ -199,10 +176,7 @@ def _targets(counts: IntArray, free: IntArray, problem: Problem) -> IntArray:
 def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
     """Uniform crossover (figure 8): K random pairs, 2 K children, shape (2 K, G).
 
-    On each slot the job of one parent goes to a random child and that of the other to the other.
-
-    Args:
-        genes: candidates, shape (K, G).
+    On each slot a random child gets one parent's job, and the other child the other parent's job.
     """
     one = genes[rng.integers(0, len(genes), many)]
     other = genes[rng.integers(0, len(genes), many)]
@@ -210,30 +184,19 @@ def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
 
 
 def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
-    """The children of pairs of parents: first those that get the first parent's job if `straight`.
-
-    Args:
-        one: shape (K, G).
-        other: shape (K, G).
-        straight: shape (K, G).
-    """
+    """Return the children of pairs of parents; the first half gets `one`'s job where `straight`."""
     return np.concatenate([np.where(straight, one, other), np.where(straight, other, one)])
 
 
-def preempted(genes: Genes, problem: Problem, rate: float, rng: Generator) -> BoolArray:
-    """Uniform mutation: each job of each candidate with probability theta, shape (K, J).
-
-    Args:
-        genes: candidates, shape (K, G).
-        problem: the view as the search sees it.
-    """
+def preempted(genes: Genes, problem: PaperProblem, rate: float, rng: Generator) -> BoolArray:
+    """Uniform mutation: choose each job of each candidate with probability theta, shape (K, J)."""
     return np.asarray(rng.random((len(genes), len(problem.jobs))) < rate)
 
 
-def mutated(genes: Genes, problem: Problem, struck: BoolArray, left: FloatArray) -> Genes:
-    """Uniform mutation (figure 9): slots of pre-empted jobs are filled with other ones.
+def mutated(genes: Genes, problem: PaperProblem, struck: BoolArray, left: FloatArray) -> Genes:
+    """Uniform mutation (figure 9): fill the slots of pre-empted jobs with other jobs.
 
-    Only what the others cannot use goes back to them (eq. 4).
+    Slots that the other jobs cannot use go back to the pre-empted jobs (eq. 4).
 
     Args:
         genes: shape (K, G), within limits.
@@ -248,17 +211,11 @@ def mutated(genes: Genes, problem: Problem, struck: BoolArray, left: FloatArray)
 
 
 def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
-    """Reorder (figure 10): the slots of each job next to each other, idle ones at the end.
+    """Reorder (figure 10): put the slots of each job next to each other, idle slots at the end.
 
-    `flat` is the paper's: in the order in which the jobs occur. `aligned`: in the order in which
-    they arrived, so that the same slot means the same job in most candidates; which slots jobs
-    really get is then left to the placer, which aligns them to nodes and moves few.
-
-    Args:
-        genes: candidates, shape (K, G).
-
-    Returns:
-        Shape (K, G).
+    `flat` is the paper's order, by first occurrence of the jobs. `aligned` orders by arrival, so
+    that a slot has the same job in most candidates; the placer then chooses the real slots, aligned
+    to nodes and with few moves.
     """
     if how == "aligned":
         keys = np.where(genes == IDLE, np.iinfo(np.int16).max, genes)
@@ -269,52 +226,50 @@ def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
 
 
 def _first_places(genes: Genes) -> Genes:
-    """For each slot the first one that its job has, shape (K, G); past the end where idle."""
+    """Return the first slot of the job on each slot, shape (K, G); G where the slot is idle."""
     many, width = genes.shape
     top = int(genes.max(initial=0)) + 1
     first = np.full((many, top + 1), width, dtype=np.int16)
     rows = np.arange(many)[:, None]
     places = np.arange(width - 1, -1, -1)
-    first[rows, genes[:, ::-1]] = places  # of several the last one written, the first slot, stays
+    first[rows, genes[:, ::-1]] = places  # the last write wins: the first slot
     first[:, IDLE] = width
     return np.asarray(first[rows, genes])
 
 
-BETTER: Final = 1e-9  # relative: less is no progress
+MIN_IMPROVEMENT: Final = 1e-9  # relative; a smaller gain is no progress
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """One problem, and the candidates for it; the best one first."""
+    """Problem and its candidates, best first."""
 
-    problem: Problem
+    problem: PaperProblem
     scorer: Scorer
     genes: Genes  # shape (K, G)
     scores: FloatArray  # by mean progress, shape (K,)
 
 
 class EvolutionarySearch(Evolution):
-    """Evolves K candidates, generation by generation, in three steps each."""
+    """Evolution of K candidates; a generation has three steps.
+
+    `update` must be called with a problem before the first step.
+    """
 
     def __init__(self, options: OnesPaperOptions) -> None:
-        """Begin without a problem: `update` brings the first.
-
-        Args:
-            options: size of the population, mutation rate, order and patience.
-        """
         super().__init__(options.patience)
         self._options = options
         self._now: _State | None = None
-        self._children: list[Genes] = []  # of the generation that is not complete
+        self._children: list[Genes] = []  # of the incomplete generation
 
     @property
     def best(self) -> Genes | None:
-        """S*: the job on each slot, shape (G,)."""
+        """S*: the job on each slot, shape (G,); None if there is no candidate."""
         return None if self._now is None or not len(self._now.genes) else self._now.genes[0]
 
     @property
     def scores(self) -> FloatArray:
-        """Of the population, by mean progress."""
+        """Scores of the population by mean progress."""
         return np.zeros(0) if self._now is None else self._now.scores
 
     @property
@@ -323,7 +278,7 @@ class EvolutionarySearch(Evolution):
         return np.zeros((0, 0), dtype=np.int16) if self._now is None else self._now.genes
 
     def stats(self) -> SearchStats:
-        """How the population stands."""
+        """Return statistics of the population."""
         scores = self.scores
         return SearchStats(
             generations=self.generations,
@@ -334,7 +289,7 @@ class EvolutionarySearch(Evolution):
         )
 
     def diversity(self) -> float:
-        """Mean share of jobs that have different numbers of slots in two candidates."""
+        """Return the mean share of jobs whose numbers of slots differ between two candidates."""
         now = self._now
         if now is None or len(now.genes) < 2 or not now.problem.jobs:  # noqa: PLR2004 - a pair
             return 0.0
@@ -345,21 +300,18 @@ class EvolutionarySearch(Evolution):
         return 1.0 - pairs / (jobs * many * (many - 1.0))
 
     def incumbent(self) -> float:
-        """The score of the schedule in force."""
+        """Return the score of the schedule in force."""
         if self._now is None or not self._now.problem.jobs:
             return 0.0
         problem, scorer = self._now.problem, self._now.scorer
         genes = within_limits(problem.present[None, :], problem)
         return float((scorer.matrix(genes) @ scorer.weights(mean_draw(problem)))[0, 0])
 
-    def update(self, problem: Problem, rng: Generator) -> None:
-        """Take a new view: refresh every candidate with it (figure 7).
+    def update(self, problem: PaperProblem, rng: Generator) -> None:
+        """Replace the problem and refresh every candidate with it (figure 7).
 
-        Paper: the initial population is random. So it is here, beside the schedule in force.
-
-        Args:
-            problem: made of a new view, or of what was learnt since.
-            rng: draws the initial population, and progress.
+        Paper: the initial population is random. Here it may contain the schedule in force as well
+        (option `incumbent`).
         """
         options, former = self._options, self._now
         many = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
@@ -369,28 +321,24 @@ class EvolutionarySearch(Evolution):
             genes = carried_over(former.genes, former.problem, problem)
         if options.incumbent:
             genes = np.concatenate([problem.present[None, :], genes])
-        genes = refreshed(genes, problem, self._left(problem, len(genes), rng))
+        genes = refreshed(genes, problem, fill_costs(problem, len(genes), rng))
         self._children, self._idle_generations = [], 0
         self._settle(problem, scorer_for(problem, options), genes, many, rng)
 
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: crossover, mutation, or reorder and selection.
-
-        Args:
-            rng: draws parents, mutations and the progress that candidates are scored with.
-        """
+        """Run one step of a generation: crossover, mutation, or reorder and selection."""
         now, options = self._now, self._options
         if now is None or not now.genes.size or not now.problem.jobs:
-            self._give_up()
+            self._stop()
             return
         problem, many = now.problem, len(now.genes)
         if not self._children:
             children = within_limits(crossed(now.genes, many, rng), problem)
-            self._children.append(filled(children, problem, self._left(problem, 2 * many, rng)))
+            self._children.append(filled(children, problem, fill_costs(problem, 2 * many, rng)))
         elif len(self._children) == 1:
             parents = now.genes[rng.integers(0, many, many)]
             struck = preempted(parents, problem, options.mutation_rate, rng)
-            left = self._left(problem, many, rng)
+            left = fill_costs(problem, many, rng)
             self._children.append(mutated(parents, problem, struck, left))
         else:
             before = float(now.scores[0])
@@ -399,35 +347,26 @@ class EvolutionarySearch(Evolution):
             self._children = []
             wanted = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
             after = float(self._settle(problem, now.scorer, genes, wanted, rng).scores[0])
-            better = after > before + BETTER * max(1.0, abs(before))
+            better = after > before + MIN_IMPROVEMENT * max(1.0, abs(before))
             self._end_generation(better=better)
 
     def _settle(
-        self, problem: Problem, scorer: Scorer, genes: Genes, many: int, rng: Generator
+        self, problem: PaperProblem, scorer: Scorer, genes: Genes, many: int, rng: Generator
     ) -> _State:
-        """Keep the K best different ones."""
+        """Keep the K best distinct candidates."""
         different = _different(genes)
         rows, scores = selected(scorer, different, many, rng)
         self._now = _State(problem, scorer, different[rows], scores[rows])
         return self._now
 
-    def _left(self, problem: Problem, many: int, rng: Generator) -> FloatArray:
-        return fill_costs(problem, sampled=self._options.fill == "sampled", many=many, rng=rng)
 
+def carried_over(genes: Genes, before: PaperProblem, after: PaperProblem) -> Genes:
+    """Return candidates of one view in the rows and columns of the next; part (1) of refresh.
 
-def carried_over(genes: Genes, before: Problem, after: Problem) -> Genes:
-    """Candidates of one view in the rows and columns of the next; (1) of refresh.
-
-    Slots of jobs that are over are idle. A slot that was not in play is as it is now.
-
-    Args:
-        genes: candidates, shape (K, G).
-
-    Returns:
-        Shape (K, G of `after`).
+    Slots of ended jobs become idle. A slot that was not in play gets its present job.
     """
     rows = {job.job: row for row, job in enumerate(after.jobs)}
-    renamed = np.full(len(before.jobs) + 1, IDLE, dtype=np.int16)  # the last one: idle
+    renamed = np.full(len(before.jobs) + 1, IDLE, dtype=np.int16)  # the last entry is IDLE
     for row, job in enumerate(before.jobs):
         renamed[row] = rows.get(job.job, IDLE)
     columns: dict[SlotId, int] = {slot: place for place, slot in enumerate(before.slots)}
@@ -439,7 +378,7 @@ def carried_over(genes: Genes, before: Problem, after: Problem) -> Genes:
 
 
 def _different(genes: Genes) -> Genes:
-    """Every candidate once, in the order of their first occurrence."""
+    """Return the distinct candidates in the order of their first occurrence."""
     if not genes.size:
         return genes[:1]
     seen: dict[bytes, int] = {}
@@ -448,13 +387,8 @@ def _different(genes: Genes) -> Genes:
     return genes[list(seen.values())]
 
 
-def slots_by_job(problem: Problem, best: Genes) -> dict[JobId, list[SlotId]]:
-    """The slots of each job that has some in a candidate, in the order of the columns.
-
-    Args:
-        problem: the view as the search sees it.
-        best: a candidate, shape (G,).
-    """
+def slots_by_job(problem: PaperProblem, best: Genes) -> dict[JobId, list[SlotId]]:
+    """Return the slots of each job that has slots in a candidate, in the order of the columns."""
     found: dict[JobId, list[SlotId]] = {}
     for place, row in enumerate(best.tolist()):
         if row != IDLE:

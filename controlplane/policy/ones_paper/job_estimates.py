@@ -1,6 +1,6 @@
-"""What was heard: speeds and lengths per family, R and progress per job, the rate of arrivals.
+"""Estimates from policy events: speeds and lengths by family, R and progress by job, arrival rate.
 
-X: how fast jobs are, as measured, and fitted for sizes that were never tried.
+X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.random import Generator
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
 from controlplane.policy.options import OnesPaperOptions
-from controlplane.policy.search.batch_limits import LimitBounds, resumed
-from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
+from controlplane.policy.search.batch_limits import LimitBounds, after_epoch, resumed
+from controlplane.policy.search.observed_jobs import JobHistory
 from controlplane.prediction import FloatArray
 from controlplane.prediction.progress_distribution import (
     FEATURES,
@@ -34,45 +34,36 @@ from controlplane.prediction.throughput import Sample, SpeedModel
 from controlplane.prediction.throughput import fit as fit_speeds
 from schemas.ids import JobId, Seconds
 
-NEWEST: Final = 0.3  # weight of the newest of many measurements of one slot
+NEWEST_WEIGHT: Final = 0.3  # weight of the newest measurement of one slot
 
 
 @dataclass(slots=True)
 class Speeds:
-    """Measured speeds of jobs of one script and model."""
+    """Measured speeds of one family: jobs with the same script and model."""
 
     edition: int = 0  # of the model
-    slot_rate: float = 0.0  # mean samples per second of one slot; 0: never measured
+    slot_rate: float = 0.0  # mean of one slot, samples/s; 0: not measured
     _step_times: StepTimes[Size] = field(default_factory=StepTimes)
     _model: SpeedModel | None = None
 
     @property
     def known(self) -> bool:
-        """Whether anything was measured."""
+        """True if any speed was measured."""
         return bool(self._step_times.means)
 
     def add(self, nodes: int, slots: int, batch: int, samples_per_s: float) -> None:
-        """One more measurement, on so many slots with that global batch.
-
-        Args:
-            batch: global, samples per step.
-            samples_per_s: X, mean of the group; what is not finite or above 0 does not count.
-        """
+        """Record X, samples/s of the group, at a global batch; ignore it if not above 0."""
         if slots < 1 or batch < 1 or not math.isfinite(samples_per_s) or samples_per_s <= 0:
             return
         step_s, each = batch / samples_per_s, samples_per_s / slots
-        share = NEWEST if self.slot_rate else 1.0
+        share = NEWEST_WEIGHT if self.slot_rate else 1.0
         self.slot_rate += share * (each - self.slot_rate)
         size = (nodes, slots, max(1, round(batch / slots)))
         if self._step_times.add(size, step_s):
             self._model = None
 
     def model(self, first_batch: int) -> SpeedModel:
-        """The model that fits best; in relative time before anything was measured.
-
-        Args:
-            first_batch: global batch that the job began with, samples per step.
-        """
+        """Return the fitted model; its times are relative before the first measurement."""
         if self._model is None:
             samples = [
                 Sample(nodes, slots, local, mean.step_s, mean.weight)
@@ -84,62 +75,71 @@ class Speeds:
         return self._model
 
 
-KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
-KEPT_EPOCHS: Final = 1000  # of one job's log: a bound on memory
-MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never reported how long one is
+MAX_ARRIVALS: Final = 200  # latest submissions, which determine lambda
+MAX_LOG_EPOCHS: Final = 1000  # entries of one log; bounds memory
+DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch in first batches, if not reported
+
+
+class ArrivalRate:
+    """Lambda: mean submission rate of the latest jobs."""
+
+    def __init__(self) -> None:
+        self._submitted: deque[Seconds] = deque(maxlen=MAX_ARRIVALS)
+
+    def add(self, submitted_at: Seconds) -> None:
+        """Record the submission of one job."""
+        self._submitted.append(submitted_at)
+
+    @property
+    def per_s(self) -> float:
+        """Jobs per second; 0 until two jobs were submitted at different times."""
+        if len(self._submitted) < 2:  # noqa: PLR2004 - an interval has two ends
+            return 0.0
+        first, last = min(self._submitted), max(self._submitted)
+        return (len(self._submitted) - 1) / (last - first) if last > first else 0.0
 
 
 @dataclass(slots=True)
 class PaperJobHistory(JobHistory):
-    """What is remembered of an active job."""
+    """History of an active job, with its losses and its log of epochs."""
 
+    epoch_due: bool = False  # an epoch ended since R was last updated
+    counted_at: Seconds = Seconds(0.0)  # last time that an epoch or a report interval was counted
     first_loss: float | None = None
     loss: float | None = None
     epoch_samples: int = 0  # ||D||
     log: list[tuple[int, FloatArray]] = field(default_factory=list)  # epoch, x
 
     def features(self, samples_done: float) -> FloatArray:
-        """The job's x at present."""
+        """Return the job's present feature vector x."""
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
 
 
 @dataclass(slots=True)
 class FamilyHistory:
-    """Jobs of one script and model."""
+    """History of one family: jobs with the same script and model."""
 
     speeds: Speeds = field(default_factory=Speeds)
-    totals: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))  # samples
-    epoch_samples: int = 0  # ||D||, as reported last
+    epoch_samples: int = 0  # ||D||, last report
 
 
-class Estimates:
-    """Takes policy events in; answers what is known of a job."""
+class PaperEstimates:
+    """Estimates of speeds, lengths, progress and limits, updated by policy events and views."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
-        """Begin with nothing learnt: progress is that of the prior.
-
-        Args:
-            options: the prior, the size of the sample of logs (points), and whether R is halved for
-                jobs left waiting.
-        """
         self._options = options
         self._families: dict[str, FamilyHistory] = {}
         self._histories: dict[JobId, PaperJobHistory] = {}
         self.arrivals = ArrivalRate()
         self._sample = Reservoir(options.sample)
-        self._finished: list[Points] = []  # logs that are not in the sample yet
+        self._finished: list[Points] = []  # logs not offered to the sample yet
         self.progress: ProgressModel = prior(options.prior_epochs)
-        self.changed_at = Seconds(0.0)  # when a plan was last put in force
+        self.changed_at = Seconds(0.0)  # when the last plan was put in force
 
-    # --- what happens
+    # --- events and views
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: an epoch, telemetry, the end of a job, or a plan that was put in force.
-            now: seconds on the controller's clock.
-        """
+        """Learn from `event`: an epoch, telemetry, the end of a job, or a plan put in force."""
         match event:
             case EpochSeen():
                 self._epoch(event, now)
@@ -155,7 +155,7 @@ class Estimates:
                 self.changed_at = now
                 for name in waiting:
                     history = self.history(name)
-                    if self._options.resume and history.limit:
+                    if history.limit:
                         history.limit = resumed(history.limit, history.bounds)
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
@@ -168,32 +168,27 @@ class Estimates:
             history.loss = event.train_loss
             if history.first_loss is None:
                 history.first_loss = event.train_loss
-        if history.epoch_samples and len(history.log) < KEPT_EPOCHS:
+        if history.epoch_samples and len(history.log) < MAX_LOG_EPOCHS:
             done = event.samples_done or event.epoch * history.epoch_samples
             row = history.features(float(done))
             history.log.append((event.epoch, row))
 
     def _end(self, event: JobEnded) -> None:
-        """A job that was killed or failed tells nothing of how long such jobs last."""
+        """Record the log of a job, unless it was killed or failed."""
         history = self._histories.pop(event.job, None)
         if not event.succeeded or not event.samples_done:
             return
-        self.family(event.family).totals.append(event.samples_done)
         if history is None or not history.log:
             return
-        log = dict(history.log)  # an epoch that was done twice counts once
+        log = dict(history.log)  # a repeated epoch counts once
         epochs = np.array(sorted(log), dtype=np.float64)
         rows = np.array([log[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
         self._finished.append(points_of(rows, epochs))
 
     def update(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
-        """Take note of arrivals, and move R of running jobs that finished an epoch.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Record new jobs, and update R of running jobs that finished an epoch."""
         jobs = list(jobs)
-        if len(self._histories) > 2 * len(jobs) + 100:  # late events of jobs that are over
+        if len(self._histories) > 2 * len(jobs) + 100:  # created by late events of ended jobs
             active = {job.job for job in jobs}
             self._histories = {n: history for n, history in self._histories.items() if n in active}
         for job in jobs:
@@ -213,24 +208,25 @@ class Estimates:
     def _count(
         self, job: JobView, history: PaperJobHistory, now: Seconds, *, contended: bool
     ) -> None:
-        """Paper: R changes after each epoch. Here a long epoch also counts in pieces."""
+        """Update R after an epoch (paper), or after a report interval of a long epoch (here)."""
         piece = self._options.report_interval_s
         since = max(history.counted_at, job.moved_at)
         if piece and now - since > piece and self.warm(job):
             history.epoch_due, history.counted_at = True, now
         if not history.epoch_due:
             return
-        history.count_epoch(
-            job,
-            now,
+        history.epoch_due = False
+        history.limit = after_epoch(
+            history.limit,
+            history.bounds,
             self._options.scale_down,
-            self.arrivals.per_s,
+            ran_s=job.ran_s + max(0.0, now - job.moved_at),
+            arrivals_per_s=self.arrivals.per_s,
             contended=contended,
-            gradual=False,
         )
 
     def learn(self, rng: Generator) -> None:
-        """Fit the progress model again, if jobs have finished since; off the decision path."""
+        """Fit the progress model again if jobs have finished; slow, so not called by `plan`."""
         if not self._finished:
             return
         for points in self._finished:
@@ -238,25 +234,25 @@ class Estimates:
         self._finished = []
         self.progress = fit(self._sample.points, self.progress) or self.progress
 
-    # --- answers
+    # --- estimates
 
     def history(self, name: JobId) -> PaperJobHistory:
-        """Of one job."""
+        """Return the history of a job; create an empty one if there is none."""
         return self._histories.setdefault(name, PaperJobHistory())
 
     def family(self, name: str) -> FamilyHistory:
-        """Of one family."""
+        """Return the history of a family; create an empty one if there is none."""
         return self._families.setdefault(name, FamilyHistory())
 
     def warm(self, job: JobView) -> bool:
-        """Start: whether its first steps are done, and how fast they are is known."""
+        """True if the warm-up steps are done (Start) and the job's speed is known."""
         if job.epoch:
             return True
         measured = self.family(job.family).speeds.known
         return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:
-        """When a running job may be changed again, if no epoch of it ends before."""
+        """Return when a running job may be changed again if no epoch ends before."""
         options = self._options
         since = job.moved_at
         if options.gate == "all":
@@ -268,9 +264,9 @@ class Estimates:
         return Seconds(since + max(options.report_interval_s, options.settle_s))
 
     def epoch_samples(self, job: JobView) -> float:
-        """||D||, or what relatives had."""
+        """Return ||D||: the job's own, its relatives', or a default."""
         known = job.epoch_samples or self.family(job.family).epoch_samples
-        return float(known or MANY_SAMPLES * job.batch_size)
+        return float(known or DEFAULT_EPOCH_BATCHES * job.batch_size)
 
     def _bounds(self, job: JobView) -> LimitBounds:
         least = job.batch_size if self._options.limit_floor == "first" else 1

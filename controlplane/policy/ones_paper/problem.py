@@ -1,8 +1,7 @@
-"""One view as the search sees it: columns of slots, rows of jobs, and what each size does.
+"""Search problem of one view: columns of slots, rows of jobs, and the batch and speed of each size.
 
-What one job would do on 1, 2, ... slots: with which batch, and how fast.
-
-Turns views into problems: what is in play, what each size does, and who is gated.
+`ProblemBuilder` decides which jobs and slots are in play and which jobs are gated. `size_table`
+chooses the batch of a job on 1, 2, ... slots.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.ones_paper.job_estimates import Estimates
+from controlplane.policy.ones_paper.job_estimates import PaperEstimates
 from controlplane.policy.options import OnesPaperOptions
 from controlplane.policy.placement.slot_partition import Partition, partition_of
 from controlplane.policy.search.cluster_index import ClusterIndexCache
@@ -23,35 +22,35 @@ from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId
 
-Genes = npt.NDArray[np.int16]  # row of the job on each slot; IDLE: nobody's
+Genes = npt.NDArray[np.int16]  # row of the job on each slot, or IDLE
 IDLE: Final = -1
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Everything that stays the same while one view is searched; J jobs, G slots, sizes to C."""
+class PaperProblem:
+    """Constants of the search of one view: J jobs, G slots, sizes up to C."""
 
     version: int
-    jobs: tuple[JobView, ...]  # that may be changed or started, in order of arrival
-    slots: tuple[SlotId, ...]  # that may be given out, node by node
+    jobs: tuple[JobView, ...]  # jobs that may be changed or started, in order of arrival
+    slots: tuple[SlotId, ...]  # slots in play, node by node
     nodes: IntArray  # shape (G,), number of each slot's node
-    present: Genes  # shape (G,), who has them now
-    size: IntArray  # shape (J,), slots now
+    present: Genes  # shape (G,), present job on each slot
+    size: IntArray  # shape (J,), present slots
     least: IntArray  # shape (J,), slots
-    most: IntArray  # shape (J,), slots within R: floor(R c / B); below `least` if none will do
-    batches: IntArray  # shape (J, C + 1), global batch on so many slots
-    rates: FloatArray  # X, shape (J, C + 1, 2), samples/s on as few nodes as possible, on more
-    done: FloatArray  # Y_processed, shape (J,), samples; at least an epoch where Y is a forecast
-    exact: FloatArray  # Y where it is known otherwise, shape (J,), samples; nan: eq. 7
-    alpha: FloatArray  # of the progress, shape (J,)
+    most: IntArray  # shape (J,), slots within R: floor(R c / B); below `least`: no size fits
+    batches: IntArray  # shape (J, C + 1), global batch by slots
+    rates: FloatArray  # X, shape (J, C + 1, 2), samples/s on the fewest nodes, on more
+    done: FloatArray  # Y_processed, shape (J,), samples
+    exact: FloatArray  # Y if known, shape (J,), samples; nan: use eq. 7
+    alpha: FloatArray  # of the distribution of progress, shape (J,)
     beta: FloatArray
     served_s: FloatArray  # T_processed, shape (J,)
-    start_s: FloatArray  # what starting it (again) takes, shape (J,)
+    start_s: FloatArray  # duration of a start, shape (J,)
     new: BoolArray  # shape (J,), never had a slot
     limits: IntArray  # R, shape (J,)
-    gated: tuple[JobId, ...]  # run, and have not finished an epoch since they were changed
-    opens_at: tuple[Seconds, ...]  # when gated jobs may be changed, if no epoch ends before
-    held: bool  # nothing changes before everybody has finished an epoch
+    gated: tuple[JobId, ...]  # running jobs without an epoch since their last change
+    opens_at: tuple[Seconds, ...]  # when gated jobs may be changed if no epoch ends before
+    held: bool  # no change before all running jobs have finished an epoch
 
     @property
     def rows(self) -> IntArray:
@@ -61,39 +60,42 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a job may have, and how its speed is read."""
+    """Limits of a job, and the reading of its speed."""
 
-    limit: int  # min(R, what its user allows), samples per step
+    limit: int  # min(R, user's limit), samples per step
     local_limit: int
-    local: int  # batch of one slot that it began with
-    first: int  # global batch that it began with
+    local: int  # first batch of one slot
+    first: int  # first global batch
     most: int  # slots
     widest: int  # slots of the largest node
     noise_scale: float  # phi, samples
     speed: Literal["mean", "model", "goodput"]
     batch: Literal["kept", "goodput"]
-    slot_rate: float  # measured mean of one slot, samples per second; 0: never measured
+    slot_rate: float  # measured mean of one slot, samples/s; 0: not measured
 
 
 @dataclass(frozen=True, slots=True)
-class SizeTable:
-    """By slots, 0 to C."""
+class PaperSizeTable:
+    """Batches and rates by number of slots, 0 to C."""
 
     batches: IntArray  # global, shape (C + 1,), samples per step; 0 at 0
-    rates: FloatArray  # X, shape (C + 1, 2), samples/s: on as few nodes as possible, on more
+    rates: FloatArray  # X, shape (C + 1, 2), samples/s on the fewest nodes, on more
 
 
-def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
-    """Batch and speed at each size; for `goodput` a sample counts as one at the first batch."""
+def size_table(model: SpeedModel, bounds: Bounds) -> PaperSizeTable:
+    """Return batch and speed at each size.
+
+    For `goodput` a sample counts in full at the first batch.
+    """
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
-        return SizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
+        return PaperSizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
     nodes = -(-slots // bounds.widest)
     choices = _choices(slots, bounds)
     fits = (choices >= slots[:, None]) & (choices <= slots[:, None] * bounds.local_limit)
     shown = np.broadcast_to(nodes[:, None], choices.shape)
     value = np.where(fits, _rates(model, bounds, shown, slots[:, None], choices), -1.0)
-    best = value.shape[1] - 1 - value[:, ::-1].argmax(axis=1)  # the larger one of equals
+    best = value.shape[1] - 1 - value[:, ::-1].argmax(axis=1)  # the larger of equal batches
     rows = np.arange(len(slots))
     batches = choices[rows, best]
     far = np.where(slots > 1, np.maximum(nodes + 1, 2), 1)
@@ -101,27 +103,20 @@ def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
     rates = np.column_stack([value[rows, best], spread])
     rates[~fits[rows, best]] = 0.0
     batches = np.where(fits[rows, best], batches, 0)
-    return SizeTable(np.append(0, batches), np.vstack([np.zeros((1, 2)), rates]))
+    return PaperSizeTable(np.append(0, batches), np.vstack([np.zeros((1, 2)), rates]))
 
 
 def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
-    """X of a size and batch that it need not choose by itself, on as few nodes as possible.
-
-    Args:
-        batch: global, samples per step.
-
-    Returns:
-        Samples per second.
-    """
+    """Return X, samples/s, of one size with a given global batch, on as few nodes as possible."""
     many = np.array([slots])
     found = _rates(model, bounds, -(-many // bounds.widest), many, np.array([batch]))
     return float(found[0])
 
 
 def _choices(slots: IntArray, bounds: Bounds) -> IntArray:
-    """Batches that are tried, shape (C, B), ascending."""
+    """Return the batches to try, shape (C, B), ascending."""
     fullest = np.minimum(bounds.limit, slots * bounds.local_limit)[:, None]
-    if bounds.batch == "kept":  # every slot as at the beginning, as far as R allows
+    if bounds.batch == "kept":  # the first local batch on every slot, within R
         return np.minimum(fullest, (slots * bounds.local)[:, None])
     doublings = max(0, (bounds.limit // bounds.first).bit_length() - 1)
     grid = bounds.first * np.exp2(np.arange(doublings + 1)).astype(np.int64)
@@ -143,31 +138,21 @@ def _rates(
     )
 
 
-UNKNOWN_S: Final = 60.0  # that a job of unknown speed is taken to last, if all are unknown
-KEPT_TABLES: Final = 10_000  # of alike jobs, before all are forgotten
+UNKNOWN_S: Final = 60.0  # assumed length of a job if no job's speed is known
+MAX_TABLES: Final = 10_000  # bound on memory; the cache is then cleared
 
 
 class ProblemBuilder:
-    """Builds problems; the table of a job that stands as before is not worked out again."""
+    """Builder of problems; caches size tables, and updates `estimates` with each view."""
 
-    def __init__(self, estimates: Estimates, options: OnesPaperOptions) -> None:
-        """Begin with no table kept.
-
-        Args:
-            estimates: what is learnt of jobs, now and later; `build` brings them up to date.
-            options: gates, and what else problems are made by.
-        """
+    def __init__(self, estimates: PaperEstimates, options: OnesPaperOptions) -> None:
         self._estimates = estimates
         self._options = options
         self._clusters = ClusterIndexCache()
-        self._tables: dict[tuple[object, ...], SizeTable] = {}
+        self._tables: dict[tuple[object, ...], PaperSizeTable] = {}
 
-    def build(self, view: ClusterView, now: Seconds) -> Problem:
-        """The problem that `view` poses at `now`.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+    def build(self, view: ClusterView, now: Seconds) -> PaperProblem:
+        """Return the problem of `view` at `now`."""
         partition, estimates = partition_of(view, now), self._estimates
         estimates.update(view.jobs.values(), now, contended=bool(partition.waiting))
         running, gated, opens_at = self._gates(partition)
@@ -180,7 +165,7 @@ class ProblemBuilder:
         cluster = self._clusters.of(view)
         rows = [self._row(job, len(columns), cluster.widest, now) for job in jobs]
         fields: dict[str, Any] = _stacked(rows)
-        return Problem(
+        return PaperProblem(
             version=view.version,
             jobs=jobs,
             slots=tuple(columns),
@@ -195,7 +180,7 @@ class ProblemBuilder:
         )
 
     def _gates(self, partition: Partition) -> tuple[list[JobView], list[JobView], list[Seconds]]:
-        """Running jobs that may be changed, and those that may not yet; when that is over."""
+        """Return running jobs that may change, those that may not yet, and when gates open."""
         if self._options.gate == "off":
             return partition.running, [], []
         free, gated, opens_at = [], [], []
@@ -210,7 +195,7 @@ class ProblemBuilder:
         return free, gated, opens_at
 
     def _row(self, job: JobView, capacity: int, widest: int, now: Seconds) -> dict[str, Any]:
-        """One job's part of the problem."""
+        """Return one job's part of the problem."""
         estimates, options = self._estimates, self._options
         history, family = estimates.history(job.job), estimates.family(job.family)
         model = family.speeds.model(job.batch_size)
@@ -224,10 +209,6 @@ class ProblemBuilder:
         exact = np.nan
         if options.stated and job.stop_samples is not None:
             exact = max(1.0, job.stop_samples - done)
-        elif options.unstarted == "model":
-            if not done and family.totals:
-                exact = sum(family.totals) / len(family.totals)
-            done = max(done, length)
         passed = max(0.0, now - job.moved_at) if job.running_on else 0.0
         return {
             "table": table,
@@ -240,14 +221,14 @@ class ProblemBuilder:
             "beta": float(beta[0]),
             "served_s": job.ran_s + passed,
             "start_s": options.start_stall_s if job.start_s is None else job.start_s,
-            "new": not job.running_on and not job.epoch and not _was_served(job),
+            "new": not job.running_on and not job.epoch and not _has_trained(job),
         }
 
     def _bounds(self, job: JobView, capacity: int, widest: int) -> Bounds:
-        """R, and the slots that it allows: as many as hold it with the first local batch."""
+        """Return the job's bounds: R, and as many slots as R fills at the first local batch."""
         estimates, options = self._estimates, self._options
         limit = min(estimates.history(job.job).limit, job.batch_limit)
-        if job.last_batch:  # not more at once: paper section 3.3.2 and figure 13
+        if job.last_batch:  # limited change at once: paper section 3.3.2 and figure 13
             limit = min(limit, int(options.jump * job.last_batch))
         limit = max(limit, min(job.least, job.batch_limit))
         local = max(1, min(job.batch_size // job.least, job.local_limit))
@@ -273,11 +254,13 @@ class ProblemBuilder:
             slot_rate=family.speeds.slot_rate if options.speed == "mean" else 0.0,
         )
 
-    def _table(self, job: JobView, bounds: Bounds, model: SpeedModel, edition: int) -> SizeTable:
+    def _table(
+        self, job: JobView, bounds: Bounds, model: SpeedModel, edition: int
+    ) -> PaperSizeTable:
         key = (job.family, edition, bounds)
         table = self._tables.get(key)
         if table is None:
-            if len(self._tables) > KEPT_TABLES:
+            if len(self._tables) > MAX_TABLES:
                 self._tables.clear()
             table = self._tables[key] = size_table(model, bounds)
         if self._options.batch == "kept" or not job.running_on:
@@ -285,9 +268,9 @@ class ProblemBuilder:
         return self._with_batch_of_now(job, bounds, model, table)
 
     def _with_batch_of_now(
-        self, job: JobView, bounds: Bounds, model: SpeedModel, table: SizeTable
-    ) -> SizeTable:
-        """On as many slots as now another batch has to be worth it."""
+        self, job: JobView, bounds: Bounds, model: SpeedModel, table: PaperSizeTable
+    ) -> PaperSizeTable:
+        """Keep the present batch at the present size unless another is better by the margin."""
         size, batch = len(job.running_on), sum(job.running_on.values())
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
             return table
@@ -297,10 +280,10 @@ class ProblemBuilder:
         batches, rates = table.batches.copy(), table.rates.copy()
         rates[size] *= rate / rates[size, 0]
         batches[size] = batch
-        return SizeTable(batches, rates)
+        return PaperSizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        """Give jobs of unknown speed such seconds that they last half as long as others do."""
+        """Scale unknown speeds so that these jobs last half as long as the median job."""
         known, rates = fields.pop("known"), fields["rates"]
         if known.all() or not jobs:
             return fields
@@ -320,13 +303,13 @@ class ProblemBuilder:
         return fields
 
 
-def _was_served(job: JobView) -> bool:
-    """Whether a job was served before."""
+def _has_trained(job: JobView) -> bool:
+    """True if the job has trained before."""
     return bool(job.samples_done or job.ran_s or job.last_batch)
 
 
 def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, int]:
-    """Slots in play, in the order of the view, and the row of who has them."""
+    """Return the slots in play in the order of the view, with the row of the job on each."""
     holder = {slot: row for row, job in enumerate(jobs) for slot in job.running_on}
     free = {slot for here in partition.free.values() for slot in here}
     return {
@@ -337,7 +320,7 @@ def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, in
 
 
 def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows' fields as arrays."""
+    """Return the fields of all rows as arrays."""
     widest = max((len(row["table"].batches) for row in rows), default=1)
     batches = np.zeros((len(rows), widest), dtype=np.int64)
     rates = np.zeros((len(rows), widest, 2))

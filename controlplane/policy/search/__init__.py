@@ -1,1 +1,1 @@
-"""What policies that search share."""
+"""Modules shared by the policies that search."""

@@ -1,16 +1,16 @@
-"""R: the largest batch that a job may have at the moment (ONES section 3.3.2).
+"""Batch limit R: the largest batch that a job may have at present (ONES section 3.3.2).
 
-Start needs no formula: until a few warm-up steps are done a job has its least slots, and no more
-samples than those can hold.
+The start rule needs no formula: until a few warm-up steps are done, a job has its least slots and
+no more samples than they can hold.
 
-The paper does not say when scale-up holds and when scale-down does. `ScaleDown` are its readings:
+The paper does not say when to apply scale-up and when scale-down. `ScaleDown` lists the readings:
 
 - `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
   every T > 0.
-- `contended`: scale-down for jobs that ran longer than 1 / lambda, while others wait, and else
+- `contended`: scale-down for jobs that ran longer than 1 / lambda while other jobs wait, otherwise
   scale-up.
-- `composed`: one after the other, ceil(4R / ceil(sigma T + 1)), which doubles up to T = 1 / lambda
-  and shrinks after 3 / lambda.
+- `composed`: scale-up, then scale-down: ceil(4R / ceil(sigma T + 1)). R doubles up to T = 1 /
+  lambda and shrinks after 3 / lambda.
 - `authors`: scale-up to four times the first batch.
 - `off`: scale-up.
 """
@@ -22,32 +22,24 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 ScaleDown = Literal["literal", "contended", "composed", "authors", "off"]
-AUTHORS_CAP: Final = 4  # times the first batch, in the code that the paper's authors published
+AUTHORS_CAP: Final = 4  # multiple of the first batch, in the code published by the paper's authors
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBounds:
-    """What R stays within, in samples per step."""
+    """Bounds of R, in samples per step."""
 
-    first: int  # the batch that the job began with
-    least: int  # R is never below this
-    most: int  # what its user allows
+    first: int  # first batch of the job
+    least: int  # lower bound of R
+    most: int  # limit by the user
 
     def clip(self, limit: float) -> int:
-        """`limit`, rounded up and brought between the two.
-
-        Args:
-            limit: samples per step.
-        """
+        """Round `limit` up and clamp it to the bounds."""
         return max(self.least, min(math.ceil(limit), self.most))
 
 
 def resumed(limit: int, bounds: LimitBounds) -> int:
-    """Resume: halved when the job is rejected, i.e. waits in the next schedule as well.
-
-    Args:
-        limit: R, samples per step.
-    """
+    """Return half of R (Resume): the job was rejected, i.e. the next schedule leaves it waiting."""
     return bounds.clip(limit // 2)
 
 
@@ -59,30 +51,25 @@ def after_epoch(
     ran_s: float,
     arrivals_per_s: float,
     contended: bool,
-    gradual: bool = False,
 ) -> int:
-    """R of a running job after an epoch, or after a report interval of a long one.
+    """Return R of a running job after an epoch, or after a report interval of a long epoch.
 
     Scale-up is R' = 2R; scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
-    elapsed time", with sigma = lambda; which one holds when is a reading (see above).
+    elapsed time", with sigma = lambda. `reading` decides which of them applies (see the module).
 
-    None but `literal` more than halves R at once: the paper lets no batch change by more than a
-    limited range.
+    All readings except `literal` at most halve R at once: the paper lets no batch change by more
+    than a limited range.
 
     Args:
         limit: R, samples per step.
         ran_s: T_processed, seconds.
         arrivals_per_s: lambda, jobs per second.
-        gradual: whether that holds for `literal` too, and R doubles where the divisor is 1.
-
-    Returns:
-        R', samples per step, within `bounds`.
     """
     divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
     new: float
     match reading:
         case "literal":
-            new = 2 * limit / max(1 if gradual else 2, divisor)
+            new = 2 * limit / max(2, divisor)
         case "contended":
             long = contended and arrivals_per_s * ran_s > 1.0
             new = 2 * limit / divisor if long else 2 * limit
@@ -92,6 +79,6 @@ def after_epoch(
             new = min(2 * limit, AUTHORS_CAP * bounds.first)
         case "off":
             new = 2 * limit
-    if gradual or reading in {"contended", "composed"}:
+    if reading in {"contended", "composed"}:
         new = max(new, limit / 2)
     return bounds.clip(new)

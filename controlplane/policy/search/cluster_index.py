@@ -1,4 +1,4 @@
-"""The cluster's slots by number."""
+"""Numbering of the cluster's slots, nodes and GPU types."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class ClusterIndex:
-    """The cluster's slots by number; the same as long as the cluster is."""
+    """Slots, nodes and GPU types by number; valid as long as the cluster has the same slots."""
 
     slots: tuple[SlotId, ...]
     node_of: IntArray  # shape (S,)
     type_of: IntArray  # shape (S,)
-    slots_on: tuple[IntArray, ...]  # of each node
-    types: tuple[str, ...]  # of GPUs
+    slots_on: tuple[IntArray, ...]  # slots of each node
+    types: tuple[str, ...]  # GPU types
     widest: int  # slots of the largest node
-    cores: FloatArray = field(default_factory=lambda: np.zeros(0))  # see `cores_of`, (N,)
+    cores: FloatArray = field(default_factory=lambda: np.zeros(0))  # shape (N,), see `cores_of`
 
     @cached_property
     def shares_cores(self) -> bool:
-        """Whether any node has more slots than cores for them."""
+        """True if some node has more slots than cores."""
         return bool(np.isfinite(self.cores).any())
 
     @cached_property
     def most_cores(self) -> float:
-        """Of the node that has most; infinite where one has enough."""
+        """Most cores that the slots of a node share; infinite if a node has one for each slot."""
         return float(self.cores.max(initial=0.0)) if len(self.cores) else math.inf
 
     @cached_property
@@ -69,14 +69,13 @@ class ClusterIndex:
 
 
 def cores_of(view: ClusterView, node_of: IntArray, many: IntArray) -> FloatArray:
-    """Cores that the workers of each node share; infinite where there is one for each slot.
+    """Return the cores that the workers of each node share, shape (N,).
+
+    Infinite for a node with a core for each slot, or whose cores are not known.
 
     Args:
         node_of: number of each slot's node, shape (S,).
         many: slots of each node, shape (N,).
-
-    Returns:
-        Shape (N,).
     """
     said = np.zeros(len(many))
     said[node_of] = [slot.cores for slot in view.slots]
@@ -87,14 +86,14 @@ NO_CLUSTER: Final = ClusterIndex((), EMPTY, EMPTY, (), (), 1)
 
 
 class ClusterIndexCache:
-    """Makes a new index only when the cluster has other slots than in the view before."""
+    """Cache of the index; builds a new one only if the slots differ from those of the last view."""
 
     def __init__(self) -> None:
         self._slots: tuple[SlotView, ...] = ()
         self._index = NO_CLUSTER
 
     def of(self, view: ClusterView) -> ClusterIndex:
-        """The index of the slots of `view`; the same object while they are the same."""
+        """Return the index of the view's slots."""
         slots = view.slots
         if slots is not self._slots:
             if len(slots) != len(self._slots) or not all(map(_same_place, slots, self._slots)):
@@ -104,7 +103,7 @@ class ClusterIndexCache:
 
 
 def _same_place(one: SlotView, other: SlotView) -> bool:
-    """Whether only what happens on a slot differs, if anything."""
+    """True if the slots differ at most in their state."""
     return one is other or (
         one.slot == other.slot and one.model == other.model and one.cores == other.cores
     )

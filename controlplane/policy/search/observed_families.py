@@ -1,4 +1,4 @@
-"""What the jobs of one script and model have in common: speeds, lengths, noise scales."""
+"""Speeds, lengths and noise scales of families, i.e. jobs with the same script and model."""
 
 from __future__ import annotations
 
@@ -16,98 +16,88 @@ from controlplane.prediction.step_times import FULL_WEIGHT, MeanStepTime, Size, 
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
 PAIR: Final = 2  # slots
-TINY_S: Final = 1e-12  # keeps a logarithm finite
-LONGEST_S: Final = 1e7  # of a step that anybody waits for
-KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
-NOISE_SMOOTHING: Final = 0.3  # weight of the newest of several noise scales
-LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples: whatever lies beyond was not measured
-FINE_EPOCHS: Final = 16  # the first ones, each a stage of its own
-NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # looked at in this order: a quarter of a doubling off
-KEPT_SIZES: Final = 400  # that are remembered, the latest of them: a bound on the time of a fit
-Colocation = tuple[bool, str, bool]  # own group on several nodes; the other's family, and its
-Place = tuple[int, int, int, str, Colocation | None]  # size, GPU type, beside whom
+TINY_S: Final = 1e-12  # lower bound, keeps a logarithm finite
+MAX_STEP_S: Final = 1e7  # longer steps are implausible
+MAX_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale
+MIN_NOISE, MAX_NOISE = 1e-9, 1e15  # samples; plausible range
+FINE_EPOCHS: Final = 16  # each of the first epochs is a stage of its own
+NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # offsets by preference, to a quarter of a doubling
+MAX_SIZES: Final = 400  # latest sizes of each family; bounds the time of a fit
+# Own group on several nodes, family of the other job, its group on several nodes.
+Colocation = tuple[bool, str, bool]
+# Nodes, slots, local batch, GPU type, worst neighbour.
+Place = tuple[int, int, int, str, Colocation | None]
 
 NO_PARTS: Final = Parts({}, {}, {})
-BESIDE: Final = 0.3  # weight of a measurement beside neighbours, against one alone; a judgement
+NEIGHBOUR_WEIGHT: Final = 0.3  # weight of a measurement with neighbours; alone: 1; a judgement
 
 
 @dataclass(slots=True)
 class Priors:
-    """What all families together say of GPU types and neighbours; logarithms."""
+    """Effects of GPU types and neighbours, averaged over all families; logarithms."""
 
     gpu_types: dict[str, float] = field(default_factory=dict)
     colocations: dict[Colocation, float] = field(default_factory=dict)
-    types: tuple[str, ...] = ()  # of GPUs, in the cluster
-    scaling: Scaling = PRIOR_SCALING  # of who was never on several slots
+    types: tuple[str, ...] = ()  # GPU types of the cluster
+    scaling: Scaling = PRIOR_SCALING  # for families never measured on several slots
 
 
 @dataclass(slots=True)
 class SmoothedNoise:
-    """A gradient noise scale, smoothed in its logarithm: it spans orders of magnitude."""
+    """Gradient noise scale, smoothed in its logarithm because it spans orders of magnitude."""
 
     value: float = 0.0
     count: int = 0
 
     def add(self, value: float) -> None:
-        """One more measurement.
-
-        Args:
-            value: phi, samples, above 0.
-        """
+        """Add a measurement of phi, samples, above 0."""
         self.count += 1
         share = max(NOISE_SMOOTHING, 1.0 / self.count)
         self.value = value if self.count == 1 else self.value * (value / self.value) ** share
 
 
-def believable(noise_scale: float | None) -> TypeGuard[float]:
-    """Whether somebody can have measured this.
-
-    Args:
-        noise_scale: phi, samples; None: nothing was measured.
-    """
-    return noise_scale is not None and LEAST_NOISE <= noise_scale <= MOST_NOISE
+def is_plausible_noise(noise_scale: float | None) -> TypeGuard[float]:
+    """True if `noise_scale` (phi, samples) can be a measurement; None means not measured."""
+    return noise_scale is not None and MIN_NOISE <= noise_scale <= MAX_NOISE
 
 
 def stage(epoch: int) -> int:
-    """Finished epochs, counted coarsely where there are many: eight to a doubling."""
+    """Return the stage of training: the epoch, or eight stages to a doubling for later epochs."""
     return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
 
 
 @dataclass(slots=True)
 class FamilyHistory:
-    """Jobs of one script and model."""
+    """History of one family: jobs with the same script and model."""
 
-    step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT_SIZES))
+    step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_SIZES))
     priors: Priors = field(default_factory=Priors)
     parts: Parts = NO_PARTS
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    reached: int = 0  # samples, by the job that came furthest
-    largest: int = 1  # slots that any of them ran on
-    edition: int = 0  # of the model
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    reached: int = 0  # samples of the job furthest ahead
+    largest: int = 1  # largest size that a job ran on, slots
+    edition: int = 0  # counts fits of the model
     model: SpeedModel | None = None
-    before: SpeedModel | None = None  # where the next fit begins
+    before: SpeedModel | None = None  # start of the next fit
     passes: SeenPasses = field(default_factory=SeenPasses)
     noise: dict[int, SmoothedNoise] = field(default_factory=dict)  # by stage of training
-    noise_count: int = 0  # measurements of it
+    noise_count: int = 0  # measurements of noise scales
 
     @property
     def means(self) -> dict[Place, MeanStepTime]:
-        """Mean step times, wherever jobs of it were measured."""
+        """Mean step times by place."""
         return self.step_times.means
 
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
-        """One more measurement of phi, by a job that has finished so many epochs.
-
-        Args:
-            noise_scale: phi, samples; what nobody can have measured does not count.
-        """
-        if believable(noise_scale):
+        """Record phi, samples, after `epoch` epochs of a job; ignore implausible values."""
+        if is_plausible_noise(noise_scale):
             at = stage(epoch)
             self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
             self.noise_count += 1
 
     def noise_at(self, epoch: int) -> float | None:
-        """Phi at this stage of training, as relatives had it; None: nobody came near."""
+        """Return the relatives' phi near this stage of training; None if none was measured."""
         at = stage(epoch)
         for off in NEAR_STAGES:
             found = self.noise.get(at + off)
@@ -116,10 +106,9 @@ class FamilyHistory:
         return None
 
     def observe_passes(self, slots: int, local_batch: int, passes: int) -> None:
-        """In how many passes a step was taken; the model says others accordingly.
+        """Record the number of passes of a step, with the samples of one pass of one worker.
 
-        Args:
-            local_batch: samples of one pass of one worker.
+        The model is discarded if the limits of passes change.
         """
         before = self.passes.limits
         self.passes.add(slots, local_batch, passes)
@@ -135,42 +124,35 @@ class FamilyHistory:
         *,
         gpu_type: str = "",
         colocation: Colocation | None = None,
-        sync_share: float | None = None,
     ) -> None:
-        """One more measurement; the model is fitted again when it tells something new.
+        """Record a measured step time; discard the model if the measurement adds information.
 
         Args:
             local_batch: samples of one slot in a step.
             step_s: mean seconds of a step.
-            gpu_type: of its slots; empty: all are alike.
-            colocation: class of the worst neighbour; None: it was alone.
-            sync_share: of the step, in the reduction, 0 to 1; None: not told.
+            gpu_type: type of the job's GPUs; empty if all types are alike.
+            colocation: class of the worst neighbour; None if the job was alone on its nodes.
         """
-        if not 0.0 < step_s < LONGEST_S:
+        if not 0.0 < step_s < MAX_STEP_S:
             return
         self.largest = max(self.largest, slots)
         key = (nodes, slots, local_batch, gpu_type, colocation)
-        if self.step_times.add(key, step_s, sync_share):
+        if self.step_times.add(key, step_s):
             self.model = None
 
     def speed_model(self, first_batch: int) -> SpeedModel:
-        """How long its steps take alone, on the type of GPU that is the fastest for it.
-
-        Args:
-            first_batch: global batch that the job began with, samples per step.
-        """
+        """Return the model of steps without neighbours, on the family's fastest type of GPU."""
         if self.model is None:
-            found = fit(self._alone(), first_batch, self.before, self.priors.scaling)
+            found = fit(self._samples_alone(), first_batch, self.before, self.priors.scaling)
             self.model = self.before = replace(found, limits=self.passes.limits)
             self.edition += 1
             self.step_times.mark_fitted()
         return self.model
 
     def scaling(self) -> tuple[float | None, float | None]:
-        """Exponents of its speed-up within a node, 0 to 1; None where it was not measured.
+        """Return exponents of the speed-up within a node, 0 to 1: from one slot to two, and beyond.
 
-        Returns:
-            From one slot to two, and from two to the most that it ran on.
+        The second exponent is from two slots to the largest measured size. None: not measured.
         """
         near = [(slots, local) for nodes, slots, local, *_ in self.means if nodes == 1]
         sizes = {slots for slots, _ in near}
@@ -188,20 +170,20 @@ class FamilyHistory:
         return min(max(1.0 - math.log2(after / before) / math.log2(many / few), 0.0), 1.0)
 
     def costs(self, types: Sequence[str]) -> list[float]:
-        """Logarithms of a step on each type of GPU; where it never was, what others say."""
+        """Return the logarithm of a step's time on each GPU type, or the families' mean."""
         common, own = self.priors.gpu_types, self.parts.gpu_types
         both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
-        level = sum(both) / len(both) if both else 0.0  # only differences were measured
+        level = sum(both) / len(both) if both else 0.0  # only differences between types are known
         return [own.get(gpu_type, common.get(gpu_type, 0.0) + level) for gpu_type in types]
 
-    def _alone(self) -> list[Sample]:
-        """Steps without what types and neighbours add to them."""
+    def _samples_alone(self) -> list[Sample]:
+        """Return step times without the effects of GPU types and neighbours."""
         plain = all(colocation is None for *_, colocation in self.means)
         gpu_types = {gpu_type for *_, gpu_type, _ in self.means}
         if plain and len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
             self.parts = NO_PARTS
             return [
-                Sample(nodes, slots, local, mean.step_s, mean.weight, _sync_s(mean))
+                Sample(nodes, slots, local, mean.step_s, mean.weight)
                 for (nodes, slots, local, _, _), mean in self.means.items()
             ]
         seen = [
@@ -212,46 +194,35 @@ class FamilyHistory:
         self.parts = separate(seen, self.priors.gpu_types, self.priors.colocations)
         base, fastest = self.parts.base, min(self.costs(self.priors.types), default=0.0)
         samples: list[Sample] = []
-        for size, (weight, share) in _weights(self.means).items():
+        for size, weight in _weights(self.means).items():
             step_s = float(np.exp(base[size] + fastest))
-            sync_s = None if share is None else step_s * share
-            samples.append(Sample(*size, step_s, min(FULL_WEIGHT, weight), sync_s))
+            samples.append(Sample(*size, step_s, min(FULL_WEIGHT, weight)))
         return samples
 
 
-def _sync_s(mean: MeanStepTime) -> float | None:
-    return None if mean.sync_share is None else mean.step_s * mean.sync_share
-
-
-def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, tuple[float, float | None]]:
-    """How sure each size is, and which share of it is reduction, whatever the place."""
-    found: dict[Size, tuple[float, float | None]] = {}
-    told: dict[Size, float] = {}
+def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
+    """Return the weight of each size, over all places."""
+    found: dict[Size, float] = {}
     for (nodes, slots, local, _, colocation), mean in means.items():
-        size, sure = (nodes, slots, local), mean.weight * (1.0 if colocation is None else BESIDE)
-        weight, share = found.get(size, (0.0, None))
-        if mean.sync_share is not None:
-            told[size] = told.get(size, 0.0) + sure
-            share = mean.sync_share if share is None else share
-            share += (mean.sync_share - share) * sure / told[size]
-        found[size] = (weight + sure, share)
+        size, alone = (nodes, slots, local), colocation is None
+        found[size] = found.get(size, 0.0) + mean.weight * (1.0 if alone else NEIGHBOUR_WEIGHT)
     return found
 
 
 class FamilyHistories:
-    """All families, with the priors that they share."""
+    """Histories of all families, with the priors that they share."""
 
     def __init__(self) -> None:
         self.priors = Priors()
         self._families: dict[str, FamilyHistory] = {}
 
     def of(self, name: str) -> FamilyHistory:
-        """What is known of a family, from nothing on."""
+        """Return the history of a family; create an empty one if there is none."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyHistory(priors=self.priors)
         return found
 
     def all(self) -> list[FamilyHistory]:
-        """In the order in which they were first met."""
+        """Return the histories in the order of their creation."""
         return list(self._families.values())

@@ -1,4 +1,4 @@
-"""What drives a search: when a view is a new problem, how long to think, when to give up."""
+"""Base classes of the search policies: when to rebuild a problem, when to stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from schemas.ids import Seconds
 
 
 class Versioned(Protocol):
-    """A problem that was made of one view."""
+    """Problem built from one view."""
 
     @property
     def version(self) -> int:
-        """Of the view."""
+        """Version of the view."""
         ...
 
 
@@ -25,40 +25,32 @@ P = TypeVar("P", bound=Versioned)
 
 
 class Learner(Protocol):
-    """What a search has learnt."""
+    """State that a search learns from policy events."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from `event`.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Learn from `event`; `now` is in seconds on the controller's clock."""
         ...
 
 
 class Evolution(ABC):
-    """A population that is evolved generation by generation, until nothing better is found.
+    """Population that evolves by generations until it stops improving.
 
     Args:
-        patience: generations without a better candidate, after which it has converged.
+        patience: generations without a better candidate after which the search has converged.
     """
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
         self._idle_generations = 0
-        self.generations = 0  # since it began
+        self.generations = 0  # in total
 
     @property
     def converged(self) -> bool:
-        """Whether nothing better was found for so long that it is not worth while to go on."""
+        """True after `patience` generations without a better candidate."""
         return self._idle_generations >= self._patience
 
     def evolve(self, rng: Generator) -> bool:
-        """One generation, or what is left of one.
-
-        Returns:
-            Whether a better candidate was found.
-        """
+        """Run a generation, or the rest of one; return True if it found a better candidate."""
         before = self.generations
         while self.generations == before and not self.converged:
             self.advance(rng)
@@ -66,14 +58,14 @@ class Evolution(ABC):
 
     @abstractmethod
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: a fraction of its time, for who must answer meanwhile."""
+        """Run one step of a generation, so that a caller can handle messages between steps."""
 
     @abstractmethod
     def stats(self) -> SearchStats:
-        """How the population stands."""
+        """Return statistics of the population."""
 
-    def _give_up(self) -> None:
-        """There is nothing to search for."""
+    def _stop(self) -> None:
+        """Mark the search as converged: there is nothing to search for."""
         self._idle_generations = self._patience
 
     def _end_generation(self, *, better: bool) -> None:
@@ -82,39 +74,27 @@ class Evolution(ABC):
 
 
 class SearchPolicy(ABC, Generic[P]):
-    """A policy that evolves candidates: learns, thinks within its budget, reads out the best.
+    """Policy that learns from events, evolves candidates within a budget and returns the best one.
 
-    A view is made into a problem once; again only when the view is new, something was learnt, or
-    a moment has come at which what was out of the question becomes possible.
+    A problem is built once for each view. It is rebuilt if the view is new, an event was learned,
+    or a time has come at which a change becomes possible that was not before.
     """
 
     def __init__(self, learner: Learner, evolution: Evolution) -> None:
         self._learner = learner
         self._evolution = evolution
         self._problem: P | None = None
-        self._stale = True  # something happened since the problem was built
-        self._until = Seconds(0.0)  # when what is out of the question becomes possible
+        self._stale = True  # an event was learned since the problem was built
+        self._valid_until = Seconds(0.0)  # the problem is valid until then
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds, lengths and limits.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Learn speeds, lengths and limits from `event`."""
         self._learner.observe(event, now)
         self._stale = True
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Evolve for `budget`.
-
-        Args:
-            budget: generations, and parts of one.
-            now: seconds on the controller's clock.
-
-        Returns:
-            Whether to go on could still find something better.
-        """
-        self._problem_of(view, now)
+        """Evolve for `budget`; return True if further search could find a better schedule."""
+        self._current_problem(view, now)
         evolution = self._evolution
         for _ in range(budget.generations):
             evolution.evolve(rng)
@@ -125,38 +105,30 @@ class SearchPolicy(ABC, Generic[P]):
 
     @abstractmethod
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Read out the best schedule so far, with a reason for every job that changes or waits.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return the best schedule so far, with a reason for every job that changes or waits."""
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """None: a subclass that chooses them without a search says how.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return an empty plan; subclasses that choose batches without a search override this."""
         return Plan(based_on=view.version)
 
     def stats(self) -> SearchStats:
-        """How the population stands."""
+        """Return statistics of the population."""
         return self._evolution.stats()
 
     @abstractmethod
-    def _pose(self, view: ClusterView, now: Seconds) -> P:
-        """Build the problem of `view`, and bring the population to it."""
+    def _build_problem(self, view: ClusterView, now: Seconds) -> P:
+        """Build the problem of `view` and update the population to it."""
 
     @abstractmethod
     def _next_change(self, problem: P, view: ClusterView, now: Seconds) -> Seconds | None:
-        """When something that is out of the question now becomes possible: a try, or a move."""
+        """Return the next time at which a retry or move becomes possible; None if there is none."""
 
-    def _problem_of(self, view: ClusterView, now: Seconds) -> P:
-        """The problem of `view`, built again if there is anything new."""
+    def _current_problem(self, view: ClusterView, now: Seconds) -> P:
+        """Return the problem of `view`; rebuild it if anything has changed."""
         problem = self._problem
-        fresh = not self._stale and now < self._until
+        fresh = not self._stale and now < self._valid_until
         if problem is None or problem.version != view.version or not fresh:
-            problem = self._problem = self._pose(view, now)
-            self._until = self._next_change(problem, view, now) or Seconds(math.inf)
+            problem = self._problem = self._build_problem(view, now)
+            self._valid_until = self._next_change(problem, view, now) or Seconds(math.inf)
             self._stale = False
         return problem

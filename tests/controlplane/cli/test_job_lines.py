@@ -19,7 +19,7 @@ from tests.support.summaries import summary
 RUNNING = summary(
     A,
     state="running",
-    reason="grows to 2 slots and batch 128 (1.87 x the speed expected): nobody else needs them more",
+    reason="grows to 2 slots and batch 128 (1.87 x the speed expected): no other job needs them more",
     slots=2,
     global_batch=128,
     lr=0.01,

@@ -379,11 +379,11 @@ def test_a_policy_is_made_by_name(name: str, type_: type) -> None:
 
 
 def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
-    made = make("ones", {"population": 4, "scale_down": "off"})
+    made = make("ones", {"population": 4, "batch_caps": False})
 
     assert isinstance(made, RestoringPolicy)
     assert isinstance(made.policy, Ones)
-    assert made.policy.options == OnesOptions(population=4, scale_down="off")
+    assert made.policy.options == OnesOptions(population=4, batch_caps=False)
 
 
 def test_only_a_policy_that_searches_is_given_a_process() -> None:

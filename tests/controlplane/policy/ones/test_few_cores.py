@@ -48,7 +48,7 @@ def test_a_growth_that_makes_a_job_five_times_slower_is_gone_after_three_seconds
     assert slots.count(4) == 3
     assert slots[-1] == 2
     (shrunk,) = [text for *_, code, text in cluster.changes if code == "shrink"]
-    took_back = "takes its growth back, which made 0.25 x the progress of before"
+    took_back = "undoes its growth, which made 0.25 x the progress of before"
     assert shrunk == f"{took_back}; goes on with 2 slots and batch 256"
 
 

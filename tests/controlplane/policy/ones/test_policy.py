@@ -112,7 +112,7 @@ def test_who_finds_no_slot_waits_and_is_told_the_numbers() -> None:
 
     assert sorted(plan.local_batch) == ["j-3", "j-4"]
     waits = plan.reasons[JobId("j-5")]
-    assert (waits.code, waits.text) == ("waits", "waits for 1 slot: others are worth more on them")
+    assert (waits.code, waits.text) == ("waits", "waits for 1 slot: other jobs gain more from them")
     assert waits.numbers["remaining_on_one_slot_s"] == 1000.0
     assert waits.numbers["needs"] == 1.0
 
@@ -141,7 +141,7 @@ def test_a_job_that_could_only_have_fewer_slots_than_its_least_waits() -> None:
 
     assert codes(plan) == {A: "too_large"}
     assert (crowded.local_batch, codes(crowded)) == ({B: {S0: 64}}, {A: "waits"})
-    assert crowded.reasons[A].text == "waits for 2 slots: others are worth more on them"
+    assert crowded.reasons[A].text == "waits for 2 slots: other jobs gain more from them"
 
 
 def test_no_batch_is_above_what_the_user_or_one_slot_allows() -> None:

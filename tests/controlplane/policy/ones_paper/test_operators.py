@@ -23,38 +23,38 @@ from controlplane.policy.ones_paper.evolution import (
     with_new_jobs,
     within_limits,
 )
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
 from tests.support.paper_problems import a_problem, any_problem, genes, idle, shown
 from tests.support.sizes import examples
 
 MANY = 5
 SIZE = settings(max_examples=examples(60), deadline=None)
-Step = Callable[[Genes, Problem, Generator], Genes]
+Step = Callable[[Genes, PaperProblem, Generator], Genes]
 
 
-def left(problem: Problem, many: int, rng: Generator) -> np.ndarray:
-    return fill_costs(problem, sampled=True, many=many, rng=rng)
+def left(problem: PaperProblem, many: int, rng: Generator) -> np.ndarray:
+    return fill_costs(problem, many, rng)
 
 
-def refresh(found: Genes, problem: Problem, rng: Generator) -> Genes:
+def refresh(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
     return refreshed(found, problem, left(problem, len(found), rng))
 
 
-def crossover(found: Genes, problem: Problem, rng: Generator) -> Genes:
+def crossover(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
     children = within_limits(crossed(found, len(found), rng), problem)
     return filled(children, problem, left(problem, len(children), rng))
 
 
-def mutation(found: Genes, problem: Problem, rng: Generator) -> Genes:
+def mutation(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
     struck = preempted(found, problem, 0.4, rng)
     return mutated(found, problem, struck, left(problem, len(found), rng))
 
 
-def flat(found: Genes, _problem: Problem, _rng: Generator) -> Genes:
+def flat(found: Genes, _problem: PaperProblem, _rng: Generator) -> Genes:
     return reordered(found, "flat")
 
 
-def aligned(found: Genes, _problem: Problem, _rng: Generator) -> Genes:
+def aligned(found: Genes, _problem: PaperProblem, _rng: Generator) -> Genes:
     return reordered(found, "aligned")
 
 
@@ -65,7 +65,7 @@ STEPS: tuple[Step, ...] = (refresh, crossover, mutation, flat, aligned)
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
 def test_an_operator_makes_schedules_within_limits_with_one_job_on_each_slot(
-    step: Step, problem: Problem, seed: int
+    step: Step, problem: PaperProblem, seed: int
 ) -> None:
     rng = default_rng(seed)
     parents = refresh(random_schedules(problem, MANY, rng), problem, rng)
@@ -86,7 +86,7 @@ def test_an_operator_makes_schedules_within_limits_with_one_job_on_each_slot(
 @pytest.mark.parametrize("step", STEPS)
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_no_slot_is_idle_that_any_job_can_use(step: Step, problem: Problem, seed: int) -> None:
+def test_no_slot_is_idle_that_any_job_can_use(step: Step, problem: PaperProblem, seed: int) -> None:
     rng = default_rng(seed)
     parents = refresh(random_schedules(problem, MANY, rng), problem, rng)
 
@@ -102,7 +102,7 @@ def test_no_slot_is_idle_that_any_job_can_use(step: Step, problem: Problem, seed
 
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_new_jobs_are_served_before_all_others(problem: Problem, seed: int) -> None:
+def test_new_jobs_are_served_before_all_others(problem: PaperProblem, seed: int) -> None:
     rng = default_rng(seed)
     schedules = with_new_jobs(within_limits(random_schedules(problem, MANY, rng), problem), problem)
 
@@ -117,7 +117,7 @@ def test_new_jobs_are_served_before_all_others(problem: Problem, seed: int) -> N
 
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_crossover_takes_every_gene_from_its_parents(problem: Problem, seed: int) -> None:
+def test_crossover_takes_every_gene_from_its_parents(problem: PaperProblem, seed: int) -> None:
     rng = default_rng(seed)
     parents = random_schedules(problem, MANY, rng)
 
@@ -132,7 +132,7 @@ def test_crossover_takes_every_gene_from_its_parents(problem: Problem, seed: int
 
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_reorder_only_moves(problem: Problem, seed: int) -> None:
+def test_reorder_only_moves(problem: PaperProblem, seed: int) -> None:
     schedules = random_schedules(problem, MANY, default_rng(seed))
 
     for how in ("flat", "aligned"):
@@ -161,15 +161,13 @@ def test_a_rate_of_zero_preempts_nobody_and_a_rate_of_one_everybody() -> None:
     assert preempted(schedule, problem, 1.0, default_rng(0)).all()
 
 
-def test_a_fill_by_the_mean_treats_all_candidates_alike_and_a_sampled_one_does_not() -> None:
+def test_draws_of_progress_fill_equal_candidates_in_different_ways() -> None:
     problem = a_problem(present=[1, 2, 0, 0], most=[3, 3], left=[float("nan")] * 2,
                         rates=[[1.0, 1.5, 1.8]] * 2)  # fmt: skip
     schedules = genes(*[[1, 2, 0, 0]] * 30)
 
-    by_mean = fill_costs(problem, sampled=False, many=30, rng=default_rng(0))
-    drawn = fill_costs(problem, sampled=True, many=30, rng=default_rng(0))
+    drawn = fill_costs(problem, 30, default_rng(0))
 
-    assert len({tuple(row) for row in shown(filled(schedules, problem, by_mean))}) == 1
     assert len({tuple(row) for row in shown(filled(schedules, problem, drawn))}) == 2
 
 

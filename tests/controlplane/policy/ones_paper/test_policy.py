@@ -105,7 +105,7 @@ def test_a_job_that_gets_nothing_is_told_that_others_are_served() -> None:
 
     waits = [reason for reason in plan.reasons.values() if reason.code == "waits"]
     assert [reason.text for reason in waits] == [
-        "waits: the best schedule that was found gives all slots to others"
+        "waits: the best schedule that was found gives all slots to other jobs"
     ]
 
 

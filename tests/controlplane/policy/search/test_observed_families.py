@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.search.observed_families import (
-    KEPT_SIZES,
+    MAX_SIZES,
     NO_PARTS,
     Colocation,
     FamilyHistory,
     Priors,
     SmoothedNoise,
-    believable,
+    is_plausible_noise,
     stage,
 )
 
@@ -53,26 +53,6 @@ def test_a_model_says_what_was_measured() -> None:
     assert family.speed_model(64).known
     assert [step_s(family), step_s(family, 2)] == [pytest.approx(0.2), pytest.approx(0.25)]
     assert family.largest == 2
-
-
-def test_two_slots_that_wait_for_half_a_step_tell_how_long_one_alone_computes() -> None:
-    family = FamilyHistory()
-    family.add(1, 2, 64, 0.2, sync_share=0.5)
-
-    assert step_s(family) == pytest.approx(0.1, rel=0.01)
-    assert step_s(family, 2) == pytest.approx(0.2)
-
-
-def test_waits_of_one_size_on_several_types_of_gpu_are_averaged_by_how_sure_they_are() -> None:
-    """Beside a neighbour counts less; who does not tell counts for nothing."""
-    family = FamilyHistory()
-    family.add(1, 2, 64, 0.2, gpu_type="V100", sync_share=0.5)
-    family.add(1, 2, 64, 0.4, gpu_type="V100", colocation=HUNGRY, sync_share=0.24)
-    family.add(1, 2, 64, 0.3, gpu_type="K80")
-
-    (sample,) = family._alone()
-    assert sample.sync_s is not None
-    assert sample.sync_s / sample.step_s == pytest.approx((0.5 + 0.3 * 0.24) / 1.3)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e7, math.inf, math.nan])
@@ -113,11 +93,11 @@ def test_a_model_is_fitted_again_for_a_new_size_or_a_drift_and_not_for_noise() -
 def test_of_many_sizes_the_latest_are_remembered() -> None:
     family = FamilyHistory()
 
-    for local_batch in range(1, KEPT_SIZES + 2):
+    for local_batch in range(1, MAX_SIZES + 2):
         family.add(1, 1, local_batch, 0.1)
 
     batches = [batch for _, _, batch, *_ in family.means]
-    assert batches == list(range(2, KEPT_SIZES + 2))
+    assert batches == list(range(2, MAX_SIZES + 2))
 
 
 # --- types of GPU, and neighbours
@@ -179,7 +159,7 @@ def test_a_noise_scale_that_nobody_can_have_measured_is_not_heard(hostile: float
     family.observe_noise(1, hostile)
 
     assert family.noise_at(1) is None
-    assert not believable(hostile)
+    assert not is_plausible_noise(hostile)
 
 
 @given(told=st.lists(st.floats() | st.none(), max_size=20))
@@ -190,7 +170,7 @@ def test_whatever_is_told_a_noise_scale_stays_a_number_above_zero(told: list[flo
         family.observe_noise(0, each)
 
     found = family.noise_at(0)
-    assert found is None or believable(found)
+    assert found is None or is_plausible_noise(found)
 
 
 def test_relatives_tell_of_their_own_stage_of_training_and_of_two_beside() -> None:
