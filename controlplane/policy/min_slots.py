@@ -1,12 +1,12 @@
-"""No job trains on below its least slots: what a policy is shown of one that lost members.
+"""Adapter that keeps every job at its minimum slots, and the plan without a policy.
 
-A group that loses a member goes on with the others. Where slots are free, the job is shown as one
-that grows back on them, and that nobody may move; where none are, as one that waits, and whose
-slots are free soon: the policy gives it its least, or it stops and waits in line.
+A group that loses a member continues without it. Where slots are free, a policy sees the job as
+one that is growing back on them and must not be moved. Where no slots are free, the policy sees it
+as a waiting job whose slots become free soon: the policy gives it its minimum, or the job stops and
+waits in the queue.
 
-Any policy, with jobs that lost members brought back to their least slots.
-
-Greedy plan while the policy does not answer: running jobs go on, free slots are filled.
+`fallback_plan` is the greedy plan while a policy does not reply: running jobs continue, and
+waiting jobs start on free slots.
 """
 
 from __future__ import annotations
@@ -37,22 +37,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShownWhole:
-    """A view for a policy, and which of its jobs are shown as they are not."""
+    """View for a policy, and the jobs whose real state differs from it."""
 
     view: ClusterView
-    short: Mapping[JobId, JobView] = field(default_factory=dict)  # as they are
-    wake_at: Seconds | None = None  # when one of the others may be changed again
+    short: Mapping[JobId, JobView] = field(default_factory=dict)  # their real state
+    wake_at: Seconds | None = None  # when another job that lost members may change again
 
 
 def show_whole(view: ClusterView, now: Seconds, *, gangs: bool = False) -> ShownWhole:
-    """Show jobs that lost members as they should be.
+    """Return the view in which jobs that lost members are growing back, or waiting.
 
-    A job that changes just now, that waits after a failed change, or whose slots are on a node
-    that is not up is left as it is.
-
-    Args:
-        now: seconds on the controller's clock.
-        gangs: whether jobs should have their wanted slots again, where so many are free.
+    A job that is changing, that waits after a failed change, or that has a slot on a node that is
+    not up stays as it is. With `gangs`, jobs get their wanted slots again where enough are free.
     """
     due = {name: _due(job, view, gangs=gangs) for name, job in view.jobs.items() if job.running_on}
     short = [view.jobs[name] for name in due if len(view.jobs[name].running_on) < due[name]]
@@ -87,7 +83,7 @@ def show_whole(view: ClusterView, now: Seconds, *, gangs: bool = False) -> Shown
 
 
 def tell_whole(shown: ShownWhole, plan: Plan) -> Plan:
-    """The plan, with what becomes of jobs that lost members said in their own words."""
+    """Return the plan with the reasons of jobs that lost members replaced by accurate ones."""
     if not shown.short and shown.wake_at is None:
         return plan
     reasons = dict(plan.reasons)
@@ -103,13 +99,13 @@ def _due(job: JobView, view: ClusterView, *, gangs: bool) -> int:
 
 
 def _fits(job: JobView, due: int, free: int) -> int:
-    """What it is due, else its least, else 0: more than it has, and not more than are free."""
+    """Return the first of `due`, `job.least` that exceeds the job's size and fits, else 0."""
     have = len(job.running_on)
     return next((size for size in (due, job.least) if have < size <= have + free), 0)
 
 
 def _close_to(job: JobView, free: list[SlotView], many: int) -> list[SlotId]:
-    """So many free slots: on the nodes that it is on first, then on as few others as possible."""
+    """Return free slots on the nodes of the job first, then on as few other nodes as possible."""
     nodes = {node_of(slot) for slot in job.running_on}
     near = [slot for slot in free if slot.node in nodes][:many]
     far = [slot for slot in free if slot.node not in nodes]
@@ -146,13 +142,13 @@ def _reason(job: JobView, placed: Mapping[SlotId, int], why: Reason | None) -> R
 
 
 class RestoringPolicy(Policy):
-    """What `policy` decides about a cluster in which no job trains on below its least slots.
+    """Wrapper that lets `policy` decide about a cluster without jobs below their minimum slots.
 
-    No policy has to think of losses: it is shown jobs that lost members as they should be
-    (`planning/least_slots`), and decides about all others around them.
+    The policy needs no handling of lost members: it sees these jobs growing back or waiting
+    (`show_whole`), and decides about all others around them.
 
     Args:
-        gangs: whether it gives jobs their wanted slots and never another number: then they get
+        gangs: True if the policy always gives jobs their wanted slots; jobs that lost members get
             these again where they are free.
     """
 
@@ -161,25 +157,25 @@ class RestoringPolicy(Policy):
         self._gangs = gangs
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Hand it on."""
+        """Pass the event to the policy."""
         self.policy.observe(event, now)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Let it think about the jobs as they should be."""
+        """Let the policy search with the adapted view."""
         return self.policy.improve(self._shown(view, now).view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Its plan, in which jobs that lost members grow back or stop."""
+        """Return the policy's plan, in which jobs that lost members grow back or stop."""
         shown = self._shown(view, now)
         return tell_whole(shown, self.policy.plan(shown.view, now))
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Its batches; jobs that lost members are none of its business."""
+        """Return the policy's batches for the adapted view."""
         shown = self._shown(view, now)
         return self.policy.batches(shown.view, now)
 
     def stats(self) -> SearchStats:
-        """Those of the policy."""
+        """Return the statistics of the policy."""
         return self.policy.stats()
 
     def _shown(self, view: ClusterView, now: Seconds) -> ShownWhole:
@@ -187,14 +183,15 @@ class RestoringPolicy(Policy):
 
 
 def fallback_plan(view: ClusterView, now: Seconds, *, admits: bool = False) -> Plan:
-    """Keep every running job as it is; start waiting ones on their least slots, oldest first.
+    """Keep every running job; start waiting jobs on their minimum slots, oldest first.
+
+    Jobs that lost members grow back to their minimum, or stop.
 
     Args:
-        now: seconds on the controller's clock.
-        admits: whether the search decides which jobs start at all: one that states its utility
-            and never started waits for that, since it could not be rejected afterwards.
+        admits: True if the policy decides which jobs start at all: a job that states its utility
+            and never started then waits, since it could not be rejected afterwards.
     """
-    shown = show_whole(view, now)  # but one that lost members grows back to its least, or stops
+    shown = show_whole(view, now)
     return tell_whole(shown, _filled(shown.view, now, admits=admits))
 
 

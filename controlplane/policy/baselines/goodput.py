@@ -1,7 +1,4 @@
-"""Goodput: sizes and batches together, in the way of Pollux (Qiao et al., OSDI '21).
-
-What each size is worth to a job, and which sizes are worth most to all of them.
-"""
+"""Goodput: sizes and batches chosen together, as in Pollux (Qiao et al., OSDI '21)."""
 
 from __future__ import annotations
 
@@ -39,18 +36,18 @@ from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
-STARVED: Final = 1e-3  # speed-up of a job without slots: its share of a mean is finite
-PRICES: Final = 60  # halvings in the search for the price of a slot
+STARVED: Final = 1e-3  # speed-up of a job without slots, so that its term in a mean is finite
+PRICES: Final = 60  # bisection steps in the search for the price of a slot
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a job may have."""
+    """Limits of a job's slots and batches."""
 
     first_batch: int  # global, samples per step
     batch_limit: int
     local_limit: int
-    most: int  # slots
+    most: int  # maximum slots
     widest: int  # slots of the largest node
 
 
@@ -58,17 +55,17 @@ class Bounds:
 class SizeTable:
     """The best batch and its goodput on 1, 2, ... slots, close together."""
 
-    batches: IntArray  # shape (N,), samples per step; 0: there is none
-    goodputs: FloatArray  # shape (N,), samples per second, each worth one at the first batch
+    batches: IntArray  # shape (N,), samples per step; 0: no valid batch
+    goodputs: FloatArray  # shape (N,), samples per second, weighted relative to the first batch
 
     @property
     def fewest(self) -> int:
-        """Slots on which it can train at all; 1 also where it cannot on any."""
+        """Smallest number of slots with a valid batch; 1 if there is none."""
         return 1 + int(np.argmax(self.goodputs > 0))
 
     @property
     def speedups(self) -> FloatArray:
-        """Goodput relative to the fewest slots, shape (N,); 0 where there is no batch."""
+        """Goodput relative to the fewest slots, shape (N,); 0 without a valid batch."""
         least = float(self.goodputs[self.fewest - 1])
         return self.goodputs / least if least else np.zeros_like(self.goodputs)
 
@@ -76,7 +73,7 @@ class SizeTable:
 def size_table(
     model: SpeedModel, bounds: Bounds, noise_scale: float, per_doubling: int
 ) -> SizeTable:
-    """Pollux eq. 6-8: the batch on a geometric grid that has the greatest goodput at each size."""
+    """Return the batch with the greatest goodput at each size, on a grid (Pollux eq. 6-8)."""
     batches = _grid(bounds.first_batch, bounds.batch_limit, per_doubling)
     slots = np.arange(1, bounds.most + 1)[:, None]
     each = goodputs(model, bounds, slots, batches[None, :], noise_scale)
@@ -94,15 +91,15 @@ def goodputs(
     *,
     nodes: int | None = None,
 ) -> FloatArray:
-    """Speed times efficiency; 0 where a batch does not go with the slots.
+    """Return speed times efficiency; 0 where a batch does not fit the slots.
 
     Args:
         slots: shape (..., 1).
         batches: shape (1, B), global, samples per step.
-        nodes: that the slots are on; None: as few as possible.
+        nodes: number of nodes of the slots; None: as few as possible.
 
     Returns:
-        Shape (..., B), samples per second, each worth one at the first batch.
+        Shape (..., B), samples per second, weighted by their value relative to the first batch.
     """
     local = np.ceil(batches / slots)
     spans = -(-slots // bounds.widest) if nodes is None else np.full_like(slots, nodes)
@@ -115,12 +112,12 @@ def goodputs(
 
 
 def utilities(speedups: FloatArray, power: float) -> FloatArray:
-    """What speed-ups add to the sum that has the same maximum as their mean of that power.
+    """Return terms whose sum has the same maximum as the power mean of the speed-ups.
 
     Pollux eq. 17: (1/J sum s^p)^(1/p); the geometric mean for p = 0.
 
     Args:
-        speedups: shape (...); one of nothing counts as `STARVED`.
+        speedups: shape (...); values below `STARVED` count as `STARVED`.
         power: p, at most 1.
     """
     bounded = np.maximum(speedups, STARVED)
@@ -130,15 +127,15 @@ def utilities(speedups: FloatArray, power: float) -> FloatArray:
 
 
 def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
-    """Slots of each job, so that what they are worth in all is as much as possible.
+    """Return the slots of each job that maximise the total value.
 
-    Each takes the size that is worth most to it at one price for a slot, the lowest at which
-    there are enough; what is left over then goes piece by piece to whom it is worth most. Pollux
-    searches with a genetic algorithm over whole placements; this has no chance in it, and finds
-    the best sizes but for the last few slots.
+    At one price per slot each job takes its most valuable size; the price is the lowest at which
+    there are enough slots. The remaining slots then go where they add most. Pollux searches whole
+    placements with a genetic algorithm; this is deterministic, and optimal except for the last few
+    slots.
 
     Args:
-        value: of each job the value of 0, 1, ... slots, -inf for sizes it may not have.
+        value: for each job the value of 0, 1, ... slots, -inf for sizes it may not have.
     """
     if not value:
         return []
@@ -163,7 +160,7 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
 
 
 def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
-    """Give what is left over to whom it is worth most, slot for slot."""
+    """Give the remaining slots to the jobs that gain most by them."""
     left = room - sum(sizes)
     heap = [(-gain, row, more) for row in range(len(sizes))
             for gain, more in [_next_gain(table[row], sizes[row], left)]]  # fmt: skip
@@ -181,7 +178,7 @@ def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
 
 
 def _next_gain(values: FloatArray, size: int, left: int) -> tuple[float, int]:
-    """The greatest gain per slot of up to `left` further ones, and how many those are."""
+    """Return the greatest gain per slot of up to `left` further slots, and their number."""
     further = values[size + 1 : size + 1 + left]
     if not len(further):
         return 0.0, 0
@@ -191,7 +188,7 @@ def _next_gain(values: FloatArray, size: int, left: int) -> tuple[float, int]:
 
 
 def _grid(first: int, limit: int, per_doubling: int) -> IntArray:
-    """Batches from the first to the limit in equal ratios, both among them."""
+    """Return batches from the first to the limit in equal ratios, both included."""
     many = int(np.ceil(np.log2(max(limit, first) / first) * per_doubling))
     steps = np.exp2(np.arange(many) / per_doubling) * first
     return np.unique(np.append(np.floor(steps).astype(np.int64), max(limit, first)))
@@ -202,42 +199,37 @@ NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
 
 @dataclass(slots=True)
 class _JobHistory:
-    """What is remembered of an active job."""
+    """Slots and changes of an active job."""
 
-    slots: frozenset[SlotId] = frozenset()  # that it had last
-    most: int = 0  # slots that it ever had
-    changes: int = 0  # of its slots, its starts among them
+    slots: frozenset[SlotId] = frozenset()  # latest slots
+    most: int = 0  # most slots ever
+    changes: int = 0  # number of changes of slots, starts included
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the last round gave a job."""
+    """Decision of the last round about a job."""
 
     slots: int
     batch: int
-    speedup: float  # over `fewest` slots
-    fewest: int = 1  # slots on which it can train
-    packed: bool = False  # if it stays, then on fewer nodes
+    speedup: float  # relative to `fewest` slots
+    fewest: int = 1  # smallest number of slots on which it can train
+    packed: bool = False  # if its size stays, move to fewer nodes
 
 
 class Goodput(ImmediatePolicy):
-    """Maximise a mean of the jobs' speed-ups in goodput: speed times statistical efficiency.
+    """Maximises a mean of the jobs' speed-ups in goodput: speed times statistical efficiency.
 
-    Each job's speed is learnt from its own reports (`share_family`: and its relatives'), its
-    efficiency from the noise of its gradients. For every size the best batch is found; sizes are
-    then chosen for all jobs together, in rounds.
+    Each job's speed is learnt from its own reports (with `share_family` also from its family's),
+    its efficiency from the noise of its gradients. For every size the best batch is found; sizes
+    are then chosen for all jobs together, in rounds.
 
-    Departures from Pollux: sizes come from marginal worths and not from a genetic algorithm;
-    placements come from the shared placer; a new job may have its least; the batch of a job whose
-    slots stay changes only if that is worth it.
+    Departures from Pollux: sizes come from marginal values instead of a genetic algorithm;
+    placements come from the shared placer; a new job may have its minimum; the batch of a job whose
+    slots stay changes only if that gains enough.
     """
 
     def __init__(self, options: GoodputOptions | None = None) -> None:
-        """Begin with nothing learnt; the first plan begins a round.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or GoodputOptions()
         self._placer = placer_of(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s, self.options.age_share)
@@ -248,7 +240,7 @@ class Goodput(ImmediatePolicy):
         self._tables: dict[JobId, tuple[object, SizeTable]] = {}
         self._targets: dict[JobId, _Target] = {}
 
-    # --- the three verbs
+    # --- the policy's methods
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, and noise scales while epochs run, as Pollux' agents do."""
@@ -267,7 +259,7 @@ class Goodput(ImmediatePolicy):
                 self._noise_scales.pop(event.job, None)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """The sizes and batches of the last round, as far as there is room for them by now."""
+        """Return the sizes and batches of the last round, as far as there is room for them now."""
         partition = partition_of(view, now)
         self._follow(view)
         if self._rounds.is_due(partition, self._targets):
@@ -287,10 +279,10 @@ class Goodput(ImmediatePolicy):
         )
 
     def _packed(self, partition: Partition, sizes: dict[JobId, int]) -> set[JobId]:
-        """Running jobs that may move as a whole: to any job its nodes matter as its size does.
+        """Return the running jobs that may move as a whole: nodes matter to a job like its size.
 
-        One whose batch is too small for the old and the new place at once is left out: it would
-        have no way there.
+        A job whose batch is too small for the old and the new place at once is left out: it could
+        not get there.
         """
         packed = set()
         for job in partition.running:
@@ -301,7 +293,7 @@ class Goodput(ImmediatePolicy):
                 packed.add(job.job)
         return packed
 
-    # --- what is known
+    # --- measurements
 
     def _take(self, event: EpochSeen | StepsSeen) -> None:
         rate = event.samples_per_s
@@ -315,13 +307,13 @@ class Goodput(ImmediatePolicy):
         return self._speeds.setdefault(key, FamilyHistory())
 
     def _observe_noise(self, job: JobId, reported: float | None) -> None:
-        """Means are of logarithms: noise scales span orders of magnitude."""
+        """Smooth the logarithm of the noise scale, since noise scales span orders of magnitude."""
         if reported is not None and math.isfinite(reported) and reported > 0.0:
             before = self._noise_scales.get(job, reported)
             self._noise_scales[job] = before * (reported / before) ** NOISE_SMOOTHING
 
     def _follow(self, view: ClusterView) -> None:
-        """Count changes of slots; a picture that was seen before changes nothing."""
+        """Count changes of slots; a view that was seen before changes nothing."""
         for name in [name for name in self._histories if name not in view.jobs]:
             del self._histories[name]
             self._tables.pop(name, None)
@@ -333,7 +325,7 @@ class Goodput(ImmediatePolicy):
             history.most = max(history.most, len(slots))
 
     def _noise_scale(self, job: JobView) -> float:
-        """Of telemetry if there was any, else of epochs, else a prior."""
+        """Return the noise scale from telemetry, else from epochs, else the prior."""
         known = self._noise_scales.get(job.job, job.noise_scale)
         if known is None or not math.isfinite(known):
             return self.options.noise_scale_prior * job.batch_size
@@ -360,7 +352,7 @@ class Goodput(ImmediatePolicy):
         return {name: target.slots for name, target in self._targets.items()}
 
     def _fill(self, partition: Partition) -> None:
-        """Between rounds, who waits starts on idle slots; Pollux' scheduler does so, too."""
+        """Start waiting jobs on idle slots between rounds, as Pollux' scheduler does, too."""
         widest = self._clusters.of(partition.view).widest
 
         def known(job: JobView) -> tuple[Bounds, SizeTable]:
@@ -378,7 +370,7 @@ class Goodput(ImmediatePolicy):
             self._targets[name] = self._target(job, table, bounds, size, partition.now)
 
     def _bounds(self, job: JobView, partition: Partition, widest: int) -> Bounds:
-        """At most twice the most slots that it ever had (Pollux section 4.2.1)."""
+        """Limit a job to `growth` times the most slots that it ever had (Pollux section 4.2.1)."""
         grown = int(self.options.growth * self._histories[job.job].most)
         needs = -(-job.batch_size // max(1, job.local_limit))
         first = max(job.least, needs, grown)
@@ -392,7 +384,7 @@ class Goodput(ImmediatePolicy):
         )
 
     def _table(self, job: JobView, bounds: Bounds) -> SizeTable:
-        """Made again when something that it depends on is new."""
+        """Return the cached table, computed again when its inputs change."""
         speed = self._speed(job.job, job.family)
         model, noise_scale = speed.speed_model(job.batch_size), self._noise_scale(job)
         key = (speed.edition, bounds, noise_scale)
@@ -403,7 +395,7 @@ class Goodput(ImmediatePolicy):
         return known[1]
 
     def _value(self, job: JobView, bounds: Bounds, table: SizeTable, now: Seconds) -> FloatArray:
-        """Of 0, 1, ... slots; other ones than it has cost it a part (Pollux eq. 16)."""
+        """Return the value of 0, 1, ... slots, with the cost of changing them (Pollux eq. 16)."""
         speedups = np.append(0.0, table.speedups)
         have = len(job.running_on)
         if have:
@@ -416,7 +408,7 @@ class Goodput(ImmediatePolicy):
         return value
 
     def _spread(self, job: JobView, bounds: Bounds, table: SizeTable) -> float:
-        """What its present nodes leave of its goodput on as few as possible."""
+        """Return the goodput on the current nodes relative to that on as few as possible."""
         have, nodes = len(job.running_on), len({node_of(slot) for slot in job.running_on})
         batch = int(table.batches[have - 1])
         if not batch or nodes == -(-have // bounds.widest):
@@ -427,7 +419,7 @@ class Goodput(ImmediatePolicy):
         return float(here[0, 0] / table.goodputs[have - 1])
 
     def _kept(self, job: JobView, now: Seconds) -> float:
-        """(T - R delta) / (T + delta): what a job of age T keeps after R + 1 re-allocations."""
+        """Return (T - R delta) / (T + delta): what age T leaves after R + 1 re-allocations."""
         age = max(0.0, now - job.submitted_at)
         cost = self.options.change_s
         if not cost:
@@ -437,7 +429,7 @@ class Goodput(ImmediatePolicy):
     def _target(
         self, job: JobView, table: SizeTable, bounds: Bounds, size: int, now: Seconds
     ) -> _Target:
-        """The batch of its size; the present one if another is not worth it."""
+        """Return the target of a size, with the current batch if another gains too little."""
         if not size:
             return _Target(0, 0, 0.0)
         batch = int(table.batches[size - 1])
@@ -456,10 +448,10 @@ class Goodput(ImmediatePolicy):
         speedup = float(table.speedups[size - 1])
         return _Target(size, batch, speedup, table.fewest, packed)
 
-    # --- what is said
+    # --- results
 
     def _dealt(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
-        """Local batches; those of now where slots and batch stay."""
+        """Return local batches, unchanged where slots and batch stay."""
         target = self._targets.get(job.job)
         stays = job.running_on.keys() == set(slots)
         if target is None or target.slots != len(slots):

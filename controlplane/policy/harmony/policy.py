@@ -1,10 +1,7 @@
-"""`harmony`: gangs of fixed size, placed where jobs slow each other down least.
+"""Policy `harmony`: gangs of fixed size, placed where jobs slow each other down least.
 
-Why a job is where it is: what its neighbours cost it, in words and numbers.
-
-The one migration that gains most: to free slots, or a job in the place of another one.
-
-What an oracle says of neighbours, in the place of what was learnt.
+Also here: the search for the migration that gains most, the reasons for a job's place, and an
+oracle in place of the learnt costs.
 """
 
 from __future__ import annotations
@@ -50,29 +47,28 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-LOOKED_AT: Final = 6  # jobs that lose most together with what they cost others
-PARTNERS: Final = 30  # that each of them may trade with
-START_S: Final = 20.0  # of a job whose start nobody measured
+LOOKED_AT: Final = 6  # candidates: jobs with the greatest loss, own and caused
+PARTNERS: Final = 30  # jobs that each candidate may exchange with
+START_S: Final = 20.0  # assumed duration of a start that was not measured
 CLOSE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Where jobs go, and what that is worth."""
+    """New places of jobs, and the benefit."""
 
     layouts: Mapping[JobId, Layout]
     gain: float  # in the sum of normalised speeds
-    worth_s: float  # seconds of training at full speed that it saves, less what it costs
+    worth_s: float  # saved training seconds at full speed, minus the cost
 
 
 class Migrations:
-    """Looks for a migration in one schedule.
+    """Search for a migration in one schedule.
 
     Args:
-        jobs: that may be moved, by their ids.
-        where: everybody is, or will be by this plan.
-        free: slots on each node that nobody has by this plan.
-        now: seconds on the controller's clock.
+        jobs: that may be moved.
+        where: workers of all jobs in this plan.
+        free: slots on each node that are free in this plan.
     """
 
     def __init__(
@@ -90,7 +86,7 @@ class Migrations:
         self._speeds = all_shares(where, shares)
 
     def best(self) -> Migration | None:
-        """The one that is worth most; None if none pays."""
+        """Return the migration with the greatest benefit; None if none pays."""
         if self._options.migrations == "none":
             return None
         settled = [
@@ -103,7 +99,7 @@ class Migrations:
         return max(found, key=lambda one: one.worth_s, default=None)
 
     def _lost(self, name: JobId) -> float:
-        """What would be gained if the job were nowhere, and had its own speed alone."""
+        """Return the gain if the job were elsewhere, alone, at its own full speed."""
         return 1.0 + gain_of({name: {}}, self._where, self._shares, self._speeds)
 
     def _of(self, name: JobId, partners: list[JobId]) -> Iterator[Migration]:
@@ -123,7 +119,7 @@ class Migrations:
                         yield found
 
     def _elsewhere(self, name: JobId) -> Layout:
-        """The best place among free slots and its own."""
+        """Return the best place among free slots and the job's own."""
         before = self._where.nodes[name]
         free = Counter(self._free) + Counter(before)
         self._where.take(name)
@@ -133,7 +129,7 @@ class Migrations:
         return layout
 
     def _judged(self, layouts: dict[JobId, Layout], aside: JobId | None) -> Migration | None:
-        """The migration, if it pays."""
+        """Return the migration if it pays."""
         if all(self._where.nodes[name] == layout for name, layout in layouts.items()):
             return None
         gain = gain_of(layouts, self._where, self._shares, self._speeds)
@@ -144,7 +140,7 @@ class Migrations:
         return Migration(layouts, gain, worth_s) if worth_s > 0.0 else None
 
     def _cost_s(self, layouts: Mapping[JobId, Layout], aside: JobId | None) -> float:
-        """Seconds of training that moving costs; where no slot is free, one of two has to pause."""
+        """Return the training seconds that moving costs; an exchange adds the pause of one job."""
         costs = [self._options.stall_s for _ in layouts]
         if aside is not None:
             starts = [self._jobs[name].start_s for name in layouts]
@@ -152,14 +148,14 @@ class Migrations:
         return sum(costs)
 
     def _remaining_s(self, job: JobView) -> float:
-        """How long it still trains: as stated, else as long as it did already."""
+        """Return the remaining training seconds: as stated, else as long as the job ran already."""
         if job.stop_samples is not None and job.samples_per_s > 0.0:
             return max(0.0, job.stop_samples - job.samples_done) / job.samples_per_s
         return job.ran_s + max(0.0, self._now - job.moved_at)
 
 
 def _trades(one: JobId, other: JobId, where: Occupancy) -> Iterator[dict[JobId, Layout]]:
-    """Each way in which two jobs can trade as many workers of one node as both have there."""
+    """Yield each way in which two jobs can exchange an equal number of workers of two nodes."""
     mine, its = where.nodes[one], where.nodes[other]
     for here, many in mine.items():
         for there, as_many in its.items():
@@ -175,24 +171,24 @@ def _moved(layout: Layout, start: NodeId, end: NodeId, many: int) -> dict[NodeId
     return {node: workers for node, workers in then.items() if workers > 0}
 
 
-NAMED: Final = 3  # neighbours in a sentence
-WORTH_NAMING: Final = 0.005  # share of its speed
+NAMED: Final = 3  # maximum neighbours in a sentence
+WORTH_NAMING: Final = 0.005  # minimum cost that is named, share of the job's speed
 
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """One plan, and what it was chosen by."""
+    """Reasons for the decisions of one plan."""
 
     partition: Partition
     line: Line
-    where: Occupancy  # by this plan
+    where: Occupancy  # in this plan
     present: Occupancy
     shares: SpeedShares
     migration: Migration | None
-    dropped: Mapping[str, float]  # a speed of each family that nobody can have
+    dropped: Mapping[str, float]  # an implausible speed of each family
 
     def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        """The reason for a job's place, or for its wait."""
+        """Return the reason for a job's place, or for its wait."""
         words, numbers = self._placed(job, slots) if slots else self._waits(job)
         if job.family in self.dropped:
             speed = self.dropped[job.family]
@@ -228,7 +224,7 @@ class Explainer:
         )
 
     def _beside(self, job: JobId, where: Occupancy) -> tuple[str, dict[str, float]]:
-        """What it keeps of its speed, and which neighbours cost it the rest."""
+        """Return the share of its speed that a job keeps, and the cost of each neighbour."""
         share = self.shares.share(job, where)
         costs = self._costs(job, where, share)
         numbers = {
@@ -242,7 +238,7 @@ class Explainer:
         return ": ".join([keeps, ", ".join(named)]) if named else keeps, numbers
 
     def _costs(self, job: JobId, where: Occupancy, share: float) -> Mapping[JobId, float]:
-        """What it would gain if a neighbour were not there, the largest first."""
+        """Return what the job would gain without each neighbour, the largest first."""
         costs: dict[JobId, float] = {}
         for other in where.neighbours(job):
             layout = where.nodes[other]
@@ -255,21 +251,18 @@ class Explainer:
 
 
 Place = tuple[JobId, frozenset[tuple[NodeId, int]]]
-KEPT: Final = 50_000  # answers
+KEPT: Final = 50_000  # cached replies
 
 
 class OracleShares:
-    """A `SpeedShares` that knows: for comparison, in a simulation.
-
-    The same job in the same place beside the same others is asked about once.
-    """
+    """`SpeedShares` from an oracle, for comparison in a simulation; replies are cached."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self._answers: dict[tuple[JobId, frozenset[Place]], float] = {}
 
     def share(self, job: JobId, where: Occupancy) -> float:
-        """See `SpeedShares`."""
+        """Return the normalised speed, see `SpeedShares`."""
         asked = (job, *where.neighbours(job))
         key = (job, frozenset((one, frozenset(where.nodes[one].items())) for one in asked))
         known = self._answers.get(key)
@@ -284,33 +277,30 @@ class OracleShares:
 class Harmony(ImmediatePolicy):
     """Places each gang where the predicted sum of normalised speeds is largest (Harmony's reward).
 
-    Jobs keep their size. What neighbours cost is learnt from the speeds that jobs report; each plan
-    moves at most one job, or trades two, if that pays. See the README of this room.
+    Jobs keep their size. The costs of neighbours are learnt from the speeds that jobs report; each
+    plan moves at most one job, or exchanges two, if that pays. See the README of this folder.
+
+    Args:
+        oracle: knows the costs of neighbours, for `slowdowns = "oracle"`.
     """
 
     def __init__(self, options: HarmonyOptions | None = None, oracle: Oracle | None = None) -> None:
-        """Begin with nothing learnt.
-
-        Args:
-            options: of its settings; None for the defaults.
-            oracle: knows what neighbours cost, for `slowdowns = "oracle"`.
-        """
         self.options = options or HarmonyOptions()
         self.costs = NeighbourCosts(self.options.prior, self.options.ridge, self.options.spread)
         knows = oracle is not None and self.options.slowdowns == "oracle"
         self._placer = HarmonyPlacer(OracleShares(oracle) if knows and oracle else None, self.costs)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn what neighbours cost."""
+        """Learn the costs of neighbours."""
         self._placer.observe(event, now)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Take note of who is where: telemetry is of that."""
+        """Record the places of jobs, which telemetry refers to."""
         self._placer.reports.update(view, now)
         return False
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Start who is next, and move whoever gains most by it."""
+        """Start the next jobs, and move the job that gains most by it."""
         partition = partition_of(view, now)
         line = line_of(partition, self._remaining_s, backfill=self.options.backfill)
         slots = self._placer.place(partition, line.sizes)
@@ -333,9 +323,9 @@ class Harmony(ImmediatePolicy):
         )
 
     def _arrived(self, partition: Partition, where: Occupancy) -> dict[JobId, list[SlotId]]:
-        """Jobs that have their old place and a new one give up the worse of both.
+        """Release the worse of the old and the new place of jobs that have both.
 
-        A job that moves grows to both first, and trains on meanwhile; this is the second half.
+        A job that moves grows to both first, and trains meanwhile; this is the second half.
         """
         found: dict[JobId, list[SlotId]] = {}
         for job in partition.running:
@@ -359,10 +349,10 @@ class Harmony(ImmediatePolicy):
         jobs = {
             job.job: job
             for job in partition.running
-            if len(job.running_on) == len(slots[job.job]) <= job.batch_limit // 2  # in two places
+            if len(job.running_on) == len(slots[job.job]) <= job.batch_limit // 2  # for both places
         }
         free = {node: len(left) for node, left in partition.free.items()}
-        if waits:  # a job that moves has both places for a while
+        if waits:  # a moving job has both places for a while
             free = {}
         looked = Migrations(
             jobs, where, free, shares=self._placer.shares, options=self.options, now=partition.now
@@ -370,7 +360,7 @@ class Harmony(ImmediatePolicy):
         return looked.best()
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """As stated; what waits is taken to be as fast as its relatives, if any were measured."""
+        """Return the stated rest; a waiting job is assumed to be as fast as its family."""
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
@@ -380,7 +370,7 @@ class Harmony(ImmediatePolicy):
         return max(0.0, job.stop_samples - job.samples_done) / speed if speed else math.inf
 
     def _settled_at(self, partition: Partition) -> Seconds | None:
-        """When the next job may be moved."""
+        """Return when the next job may be moved."""
         if self.options.migrations == "none":
             return None
         times = [job.moved_at + self.options.settle_s for job in partition.running]
@@ -388,7 +378,7 @@ class Harmony(ImmediatePolicy):
 
 
 def _planned(view: ClusterView, slots: Mapping[JobId, Sequence[SlotId]]) -> Occupancy:
-    """Everybody where this plan puts them; who may not be moved, where the view shows them."""
+    """Return all jobs where this plan puts them; jobs that may not move as in the view."""
     where = Occupancy.of(view)
     for name, placed in slots.items():
         where.put(name, Counter(map(node_of, placed)))
@@ -396,12 +386,12 @@ def _planned(view: ClusterView, slots: Mapping[JobId, Sequence[SlotId]]) -> Occu
 
 
 def due_size(job: JobView, partition: Partition) -> int:
-    """Slots of a gang; while it moves, it has more."""
+    """Return the slots of a gang without the second place that it has while it moves."""
     return min(len(job.running_on), max(job.least, min(job.wanted, useful_slots(job, partition))))
 
 
 def _first_slots(slots: Iterable[SlotId], layout: Layout) -> list[SlotId]:
-    """As many of the slots of each node as it says."""
+    """Return the first slots of each node, as many as `layout` says."""
     left = Counter(layout)
     found: list[SlotId] = []
     for slot in slots:
@@ -416,7 +406,7 @@ def _slots_of(
     slots: Mapping[JobId, Sequence[SlotId]],
     free: Mapping[NodeId, Sequence[SlotId]],
 ) -> dict[JobId, list[SlotId]]:
-    """Slots for layouts: its own first, then what is free or given up by the others of these."""
+    """Return slots for layouts: own ones first, then free ones or those that others give up."""
     kept: dict[JobId, list[SlotId]] = {}
     rooms = {node: list(left) for node, left in free.items()}
     for name, layout in layouts.items():

@@ -1,8 +1,6 @@
 """Sizes by a policy network, one job at a time (ONES section 4.1, after Gong et al., IWQoS '19).
 
-What can be chosen about `drl`.
-
-What a cluster can know of jobs beforehand: how fast they would be, and how long they last.
+`ObservedJobs` is what a cluster can know of jobs: their speeds and remaining steps.
 """
 
 from __future__ import annotations
@@ -55,16 +53,16 @@ from schemas.ids import JobId, Seconds
 class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `drl`, table `[policy.options]` of the controller's settings."""
 
-    model: str | None = None  # path of a model's file; none: the one that ships
-    interval_s: float = 5.0  # a round: sizes are chosen at most so often
-    one_job: bool = True  # re-scheduled in each round, as the paper says of DRL; else any number
-    preempt: bool = False  # whether a running job may be stopped; the paper: no
-    most: int | None = None  # slots of one job
+    model: str | None = None  # path of a model file; None: the shipped model
+    interval_s: float = 5.0  # minimum length of a round
+    one_job: bool = True  # one job changes per round, as in the paper's DRL; else any number
+    preempt: bool = False  # True: running jobs may be stopped; paper: no
+    most: int | None = None  # maximum slots of one job
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, and a model that cannot be used."""
+        """Check the ranges, and that the model can be used."""
         refuse_below(self, {"interval_s": LEAST_ROUND_S})
         refuse_above(self, {"interval_s": 3600.0})
         if self.most is not None:
@@ -73,9 +71,9 @@ class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             read_actor_model(self.model)
 
 
-KEPT_RELATIVES: Final = 200  # the latest: a bound on memory
-FIRST_STEPS: Final = 1000  # that a job is thought to have, if nothing at all is known
-DRIFT: Final = 0.05  # of a measured time, that makes its family's speeds be fitted again
+KEPT_RELATIVES: Final = 200  # the latest; bounds memory
+FIRST_STEPS: Final = 1000  # assumed length of a job without any information
+DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
 
 
 @dataclass(slots=True)
@@ -83,24 +81,19 @@ class _Family:
     """Jobs of one script and model."""
 
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    reached: int = 0  # samples, by the job that came furthest
-    left: dict[int, float] = field(default_factory=dict)  # samples done -> to come, until news
+    reached: int = 0  # most samples that a job reached
+    left: dict[int, float] = field(default_factory=dict)  # samples done -> left, until an event
 
 
 class ObservedJobs:
-    """Speeds and lengths by family; a job without one is a family of its own."""
+    """Speeds and lengths by family; a job without a family is a family of its own."""
 
     def __init__(self) -> None:
-        """Begin with nothing learnt."""
         self._speeds = RingSpeeds(DRIFT)
         self._families: dict[str, _Family] = {}
 
     def observe(self, event: PolicyEvent) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: epochs and telemetry teach speeds, a job's end how long relatives last.
-        """
+        """Learn speeds from epochs and telemetry, and lengths from jobs that ended."""
         match event:
             case EpochSeen() | StepsSeen():
                 self._speeds.observe(event)
@@ -113,19 +106,19 @@ class ObservedJobs:
                 if event.succeeded and event.samples_done:
                     family.finished.append(event.samples_done)
                 family.reached = max(family.reached, event.samples_done)
-                if not event.family:  # nobody is related to it
+                if not event.family:  # its records are of no use to other jobs
                     self._families.pop(f"job {event.job}", None)
                     self._speeds.forget(event.job)
 
     def coefficients(self, job: JobView) -> tuple[float, float, float, float]:
-        """Of the model of its step times at its user's batch (`prediction.ring_step_time`)."""
+        """Return the coefficients of the step time model (`StepModel`) at the user's batch."""
         return self._speeds.model(job).coefficients
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps of its user's batch that it has left.
+        """Return the remaining steps of the user's batch.
 
-        By what its user stated; else as long as its relatives lasted; else as many again as it
-        has made, or an epoch.
+        From the stated work; else from the lengths of the family; else as many again as done, or an
+        epoch.
         """
         family = self._family(job.family, job.job)
         if job.stop_samples is not None:
@@ -139,7 +132,7 @@ class ObservedJobs:
         return left / job.batch_size
 
     def length_known(self, job: JobView) -> bool:
-        """Whether its length was stated, or a relative has finished."""
+        """True if the length was stated, or a job of the family has finished."""
         return job.stop_samples is not None or bool(self._family(job.family, job.job).finished)
 
     def _family(self, name: str, job: JobId) -> _Family:
@@ -148,32 +141,29 @@ class ObservedJobs:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the last round had to do with a job."""
+    """Facts about a job in the last round, for its reason."""
 
-    probability: float  # of the action taken on it; of one that waits: of its start
-    remaining_s: float  # on the slots that it gets, or would start with
-    known: bool  # whether that is more than a guess
+    probability: float  # of the action taken; for a waiting job of its start
+    remaining_s: float  # on its slots, or on those that it would start with
+    known: bool  # False: `remaining_s` is a guess
 
 
 class Drl(ImmediatePolicy):
-    """A network gives slots job by job, in rounds; sizes hold in between.
+    """A network gives out slots job by job, in rounds; sizes hold in between.
 
-    The batch stays the user's, and a running job is never stopped (the paper's Table 3), unless
-    `preempt` says so. It is evaluated by its most probable action: nothing is drawn.
+    Batches stay the users', and a running job is never stopped (the paper's Table 3), unless
+    `preempt` is set. The most probable action is taken; nothing is random.
+
+    Args:
+        model: decides; None: the one that the options name.
+
+    Raises:
+        SettingsError: if the model cannot be used.
     """
 
     def __init__(
         self, options: DrlOptions | None = None, model: LearnedModel | None = None
     ) -> None:
-        """Load the model; the first plan begins a slot.
-
-        Args:
-            options: of its settings; None for the defaults.
-            model: to decide by; None: the one that the options name.
-
-        Raises:
-            SettingsError: if the model cannot be used.
-        """
         self.options = options or DrlOptions()
         model = model or read_actor_model(self.options.model)
         self._trained_on = model.card.slots
@@ -181,19 +171,19 @@ class Drl(ImmediatePolicy):
         self._observed = ObservedJobs()
         self._placer = placer_of(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
-        self._targets: dict[JobId, int] = {}  # slots of each job of the last round
+        self._targets: dict[JobId, int] = {}  # slots of each job in the last round
         self._said: dict[JobId, Said] = {}
-        self._decided_for: frozenset[JobId] = frozenset()  # all jobs of the view then
-        self._changed = False  # whether it changed anything
-        self._beyond = ""  # said where the cluster is none that the model was trained on
+        self._decided_for: frozenset[JobId] = frozenset()  # all jobs of the view in the last round
+        self._changed = False  # True if the last round changed a size
+        self._beyond = ""  # note for clusters outside the training range
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds and lengths, and let the placer learn."""
+        """Learn speeds and lengths."""
         self._observed.observe(event)
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """The sizes of the last round, as far as there is room for them by now."""
+        """Return the sizes of the last round, as far as there is room for them now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
             self._beyond = beyond(self._trained_on, len(view.slots))
@@ -211,14 +201,9 @@ class Drl(ImmediatePolicy):
         )
 
     def pick(self, moment: Moment, odds: FloatArray, now: Seconds) -> int:
-        """The most probable action; of equal ones the first. A training overrides this.
+        """Return the index of the most probable action, the first of equal ones.
 
-        Args:
-            odds: probability of every action, shape (3 N + 1,).
-            now: seconds on the controller's clock.
-
-        Returns:
-            Index of a legal action.
+        Trainings override this. `odds` are the probabilities of all actions, shape (3 N + 1,).
         """
         return int(odds.argmax())
 
@@ -270,11 +255,7 @@ class Drl(ImmediatePolicy):
 
 
 def beyond(trained_on: tuple[int, int], slots: int) -> str:
-    """What to say of a cluster that is smaller or larger than those of the training; often nothing.
-
-    Args:
-        trained_on: slots of its clusters, from and to.
-    """
+    """Return a note if the cluster is smaller or larger than those of the training, else ""."""
     least, most = trained_on
     if least <= slots <= most:
         return ""
@@ -288,12 +269,11 @@ def job_table(
     targets: Mapping[JobId, int],
     most: int | None,
 ) -> JobTable:
-    """What a round knows of the jobs that may change.
+    """Return the facts about the N jobs that may change in a round.
 
     Args:
-        jobs: running and waiting ones, N of them.
-        targets: slots of jobs whose own are just being freed: these are kept for them.
-        most: slots of one job; None: no more than it allows.
+        targets: last targets; those of jobs whose slots are being freed stay reserved.
+        most: maximum slots of one job; None: its own maximum.
     """
     now = partition.now
     caps = [max(j.least, min(useful_slots(j, partition), most or j.most)) for j in jobs]

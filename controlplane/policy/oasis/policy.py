@@ -1,6 +1,6 @@
-"""OASiS: admit a job if its end is worth more than its slots cost, and keep what it is promised.
+"""OASiS: admit a job if its end is worth more than its slots cost, and keep its promised end.
 
-From schedules to sizes: what is promised for now, then whatever would be idle.
+`sizes_now` turns schedules into current sizes, and uses slots that would be idle.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Line:
-    """Jobs that may be changed or started, by what they are owed."""
+    """Jobs that may be changed or started, by their claim to slots."""
 
-    measured: list[JobView] = field(default_factory=list)  # run first, for a while, on their least
-    promised: list[JobView] = field(default_factory=list)  # by what they were promised
-    others: list[JobView] = field(default_factory=list)  # get what nobody was promised
+    measured: list[JobView] = field(default_factory=list)  # run first for a while, on their minimum
+    promised: list[JobView] = field(default_factory=list)  # in order of their promised ends
+    others: list[JobView] = field(default_factory=list)  # get the slots that are not promised
 
 
 def sizes_now(
@@ -54,17 +54,17 @@ def sizes_now(
     later: Mapping[JobId, int],
     gains: Callable[[JobView, int], bool],
 ) -> dict[JobId, int]:
-    """Slots of each job that has some, all in all at most the room.
+    """Return the slots of each job; in total at most the room.
 
-    Those that are measured have their least, those that were promised something what their
-    schedules say of this interval. What is left is used rather than kept idle: running jobs keep
-    what they have, promised ones begin early, others have their least, and then all of them grow.
+    Measured jobs have their minimum, promised jobs what their schedules say for this interval. The
+    remaining slots are used rather than kept idle: running jobs keep theirs, promised ones start
+    early, others get their minimum, and then all of them grow.
 
     Args:
-        line: its running and waiting jobs, in their order.
+        line: the running and waiting jobs of `partition`, in their order.
         due: slots of each promised job in this interval.
-        later: the same of the next one in which it has some.
-        gains: whether a job is worth growing to so many slots.
+        later: slots of each promised job in the next interval in which it has some.
+        gains: True if a job should grow to this number of slots.
     """
     sizes: dict[JobId, int] = {}
     left = partition.room
@@ -104,7 +104,7 @@ def _grow(
     gains: Callable[[JobView, int], bool],
     left: Callable[[], int],
 ) -> None:
-    """One slot more for each that runs, as long as there is room and it gains by that."""
+    """Give one more slot in turn to each running job that gains by it, while there is room."""
     growing = [job for job in jobs if sizes.get(job.job)]
     while growing and left():
         still: list[JobView] = []
@@ -117,19 +117,17 @@ def _grow(
         growing = still
 
 
-AT_ONCE: Final = 8  # jobs that are decided in one step of a budget
-WORTH_GROWING: Final = 0.5  # of the speed of one slot, that one more has to bring
-WORTH_TRYING: Final = 0.25  # the same, where no relative was ever so large: else nobody would know
+AT_ONCE: Final = 8  # jobs that are decided per step of a budget
+WORTH_GROWING: Final = 0.5  # minimum gain of one more slot, in the speed of one slot
+WORTH_TRYING: Final = 0.25  # the same for sizes that the family never had, to measure them
 
 
 class Oasis(Policy):
     """Online primal-dual admission (OASiS: Bao, Peng, Wu, Li, INFOCOM '18).
 
-    `improve` decides: it holds what was promised against what came, plans again what does not hold,
-    and admits or rejects who is new. `plan` reads out what this means now.
-
-    Args:
-        options: of its settings; None for the defaults.
+    `improve` decides: it checks promises against the current state, plans again what no longer
+    holds, and admits or rejects new jobs. `plan` turns the decisions into sizes for the current
+    interval.
     """
 
     def __init__(self, options: OasisOptions | None = None) -> None:
@@ -141,26 +139,18 @@ class Oasis(Policy):
         self._decisions = 0
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds and lengths.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Learn speeds and lengths."""
         self._estimates.observe(event, now)
         self._placer.observe(event, now)
         if isinstance(event, JobEnded):
             self._admissions.forget(event.job)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Decide about who waits for that; nothing is drawn.
+        """Decide about undecided jobs; return True if some are left.
 
         Args:
             budget: generations: decide about all; steps: about `AT_ONCE` jobs each.
             rng: not used.
-            now: seconds on the controller's clock.
-
-        Returns:
-            Whether some are still to be decided.
         """
         many = len(view.jobs) if budget.generations else AT_ONCE * budget.steps
         self._decided = self._admissions.decide(view, now, at_most=many)
@@ -168,11 +158,7 @@ class Oasis(Policy):
         return self._decided.more
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """What was promised for this interval, and what is left used for the others.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Give jobs the slots promised for this interval, and the remaining slots to the others."""
         partition, decided = partition_of(view, now), self._decided
         grid = grid_of(view, now, self.options.interval_s, self.options.horizon)
         rejected = {
@@ -194,7 +180,7 @@ class Oasis(Policy):
         return _with_decisions(plan, rejected, self._told(view, grid))
 
     def stats(self) -> SearchStats:
-        """Its fitness is what the ends that it expects are worth in all."""
+        """Return statistics whose fitness is the total worth of all expected ends."""
         worth = self._decided.worth
         return SearchStats(
             generations=self._decisions,
@@ -203,10 +189,10 @@ class Oasis(Policy):
             incumbent_fitness=worth,
         )
 
-    # --- who is owed what
+    # --- claims
 
     def _line(self, partition: Partition, grid: Grid, rejected: Container[JobId]) -> Line:
-        """Jobs in the order in which they are served; who is to be decided about is in no line."""
+        """Return the jobs in the order in which they are served, without the undecided ones."""
         line, decided = Line(), self._decided
         measured = max(1, grid.slots // self.options.measured_at_once)
         jobs = [*partition.running, *partition.waiting]
@@ -223,7 +209,7 @@ class Oasis(Policy):
         return line
 
     def _gains(self, job: JobView, slots: int) -> bool:
-        """Whether the last of so many slots brings enough; jobs never measured are not bet on."""
+        """True if the last of these slots gains enough; never for jobs without a measured speed."""
         if not self._estimates.knows_speed(job):
             return False
         one, before, then = self._estimates.samples_per_s(job, (1, slots - 1, slots), (1, 1, 1))
@@ -231,17 +217,17 @@ class Oasis(Policy):
         return bool(then - before >= (WORTH_GROWING if tried else WORTH_TRYING) * one)
 
     def _next_interval(self, view: ClusterView, grid: Grid) -> Seconds | None:
-        """When sizes change by themselves; None where nobody has a schedule."""
+        """Return when sizes change without an event; None if no job has a schedule."""
         waits = any(job.undecided for job in view.jobs.values())
         planned = any(name in view.jobs for name in self._decided.schedules)
         return Seconds(grid.end_of(grid.first)) if planned or waits else None
 
-    # --- what is said
+    # --- results
 
     def _told(self, view: ClusterView, grid: Grid) -> dict[JobId, Seconds]:
-        """Promises as they stand: the first one, unless what is expected now is later.
+        """Return the current promises: the first one, or the expected end if that is later.
 
-        An expectation that moved by less than an interval is no news.
+        An expectation that moved by less than an interval stays unchanged.
         """
         told: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():
@@ -274,7 +260,7 @@ def _may_be_rejected(view: ClusterView, name: JobId) -> bool:
 
 
 def _with_decisions(plan: Plan, rejected: dict[JobId, Reason], told: dict[JobId, Seconds]) -> Plan:
-    """The plan with who is rejected, and what is promised to the others."""
+    """Return the plan with the rejections, and the promises to other jobs."""
     return Plan(
         based_on=plan.based_on,
         local_batch=plan.local_batch,

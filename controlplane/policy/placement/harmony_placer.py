@@ -1,8 +1,7 @@
-"""The placer `harmony`: where jobs lose least by each other, as far as was learnt.
+"""The placer `harmony`: puts a job of fixed size where interference costs the least speed.
 
-On which nodes a job of fixed size loses least by its neighbours, and costs them least.
-
-Puts what jobs report beside where they were: what neighbour costs are learnt from.
+`LayoutSearch` finds the nodes. `ReportedSpeeds` matches reported speeds with the neighbours at that
+time, from which the costs of neighbours are learnt.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from controlplane.policy.placement.occupancy import (
 from controlplane.policy.placement.slot_partition import Partition
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-FIRST_NODES: Final = 6  # that a layout is begun on, the best for one worker alone
-DIGITS: Final = 6  # of normalised speed, in which layouts are equally good
+FIRST_NODES: Final = 6  # starting nodes of the search, the best ones for a single worker
+DIGITS: Final = 6  # rounding of normalised speed, for ties between layouts
 
 
 class LayoutSearch:
-    """Where the sum of normalised speeds is largest; among equals on few and well-filled nodes.
+    """Greedy search for the layout with the largest sum of normalised speeds.
 
-    Greedy, worker by worker, from each of a few first nodes: once with one worker there, and once
-    with as many as it has room for.
+    Ties go to few and well-filled nodes. Workers are added one by one, starting from each of a few
+    first nodes: once with one worker there, and once with as many as fit.
 
     Args:
-        where: everybody is; the same afterwards.
+        where: current workers of all jobs; unchanged afterwards.
     """
 
     def __init__(self, free: Mapping[NodeId, int], where: Occupancy, shares: SpeedShares) -> None:
@@ -44,14 +43,11 @@ class LayoutSearch:
         self._where, self._shares = where, shares
 
     def best(self, job: JobId, size: int, own: Layout | None = None) -> Layout:
-        """The best layout that greedy finds.
+        """Return the best layout found: workers on each node.
 
         Args:
-            size: workers; at most what is free and its own.
-            own: workers that stay where they are.
-
-        Returns:
-            Workers on each node.
+            size: workers; at most the free slots and its own.
+            own: workers that stay in place.
         """
         kept = Counter(own or {})
         need = size - kept.total()
@@ -72,7 +68,7 @@ class LayoutSearch:
         self, job: JobId, size: int, layout: Counter[NodeId], kept: Counter[NodeId],
         first: list[NodeId],
     ) -> Counter[NodeId]:  # fmt: skip
-        """`layout` with workers added one by one, each where it costs least."""
+        """Return `layout` with workers added one by one, each where it costs least."""
         while layout.total() < size:
             open_ = [n for n, room in self._free.items() if room > layout[n] - kept[n]]
             near = [node for node in open_ if node in first or layout[node]]
@@ -81,11 +77,11 @@ class LayoutSearch:
         return layout
 
     def _spare(self, layout: Layout) -> tuple[int, int]:
-        """Nodes, and free slots there: the fewer the better."""
+        """Return the number of nodes, and of free slots there; fewer is better."""
         return len(layout), sum(self._free.get(node, 0) for node in layout)
 
     def _distinct(self, kept: Layout) -> list[NodeId]:
-        """Of empty nodes with the same room, as many as could be needed: they are alike."""
+        """Return the candidate nodes; of equal empty nodes no more than could be needed."""
         found: list[NodeId] = []
         empty: Counter[int] = Counter()
         for node, room in self._free.items():
@@ -100,25 +96,21 @@ class LayoutSearch:
         return round(gain_of({job: dict(layout)}, self._where, self._shares), DIGITS)
 
 
-SETTLED_S: Final = 4.0  # after neighbours changed: two windows of a worker's speed
+SETTLED_S: Final = 4.0  # wait after a change of neighbours: two windows of a worker's speed
 
 
 class ReportedSpeeds:
-    """Learns from telemetry, and from epochs that passed beside the same neighbours."""
+    """Learns from telemetry, and from epochs with constant neighbours."""
 
     def __init__(self, costs: NeighbourCosts) -> None:
         self._costs = costs
         self._types: dict[SlotId, str] = {}
         self._view: ClusterView | None = None
-        self._places: dict[JobId, tuple[Place, Seconds]] = {}  # and since when, of those that train
-        self._groups: dict[JobId, int] = {}  # that telemetry was last of
+        self._places: dict[JobId, tuple[Place, Seconds]] = {}  # of training jobs: place, since when
+        self._groups: dict[JobId, int] = {}  # group version of the last telemetry
 
     def update(self, view: ClusterView, now: Seconds) -> None:
-        """From now on jobs are where this view shows them.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Take the places of jobs from this view."""
         if view is self._view:
             return
         if self._view is None or view.slots is not self._view.slots:
@@ -134,16 +126,12 @@ class ReportedSpeeds:
         self._groups = {name: at for name, at in self._groups.items() if name in view.jobs}
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from a speed that was measured where its job still is.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Learn from a speed if its job is still where it was measured."""
         match event:
             case StepsSeen():
                 again = self._groups.get(event.job) == event.group
                 self._groups[event.job] = event.group
-                if again and event.samples_per_s:  # the first may be of a group half formed
+                if again and event.samples_per_s:  # the first may be of a forming group
                     self._measured(event, now)
             case EpochSeen(beside=beside) if beside is not None and event.whole and event.slots:
                 local = max(1, round(event.global_batch / event.slots))
@@ -157,7 +145,7 @@ class ReportedSpeeds:
         self._costs.add(event.family, place, event.global_batch, event.samples_per_s)
 
     def _is_steady(self, job: JobView, view: ClusterView, where: Occupancy) -> bool:
-        """Whether it and its neighbours train where the view shows them."""
+        """True if the job and its neighbours train where the view shows them."""
         return job.movable and all(view.jobs[one].movable for one in where.neighbours(job.job))
 
     def _place(self, job: JobView, where: Occupancy) -> Place:
@@ -167,19 +155,17 @@ class ReportedSpeeds:
         return slots, local, "+".join(models), crowds_of(job.job, where)
 
 
-PRIOR: Final = (
-    0.3  # of its speed that a job is believed to lose by a neighbour, before anything is known
-)
-RIDGE: Final = 0.5  # measurements that this belief weighs
-SPREAD: Final = 0.1  # the same, for being on several nodes
+PRIOR: Final = 0.3  # prior share of its speed that a job loses by a neighbour
+RIDGE: Final = 0.5  # weight of the prior, in measurements
+SPREAD: Final = 0.1  # prior share that a job loses by being on several nodes
 
 
 class HarmonyPlacer(Placer):
-    """Moves as little as any placer; starts and growths go where the least speed is lost.
+    """Moves as few jobs as any placer; starts and growths go where the least speed is lost.
 
     Args:
-        shares: who knows what neighbours cost; None: it is learnt from reported speeds.
-        costs: that learn; None: new ones.
+        shares: source of normalised speeds; None: learnt from reported speeds.
+        costs: model that learns; None: a new one.
     """
 
     def __init__(
@@ -200,13 +186,18 @@ class HarmonyPlacer(Placer):
     def rooms(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> InterferenceRooms:
-        """What is free, and who is where."""
+        """Return the free slots beside the current workers."""
         self.reports.update(partition.view, partition.now)
         return InterferenceRooms(partition, placed, self.shares)
 
 
 class InterferenceRooms:
-    """Free slots by node, beside the workers of everybody who was placed by now."""
+    """Free slots by node, beside the workers of all jobs placed so far.
+
+    Args:
+        partition: with the slots that jobs gave up.
+        placed: slots of those `running` jobs that keep some; other running jobs stay.
+    """
 
     def __init__(
         self,
@@ -214,12 +205,6 @@ class InterferenceRooms:
         placed: Mapping[JobId, Sequence[SlotId]],
         shares: SpeedShares,
     ) -> None:
-        """Begin before the first start.
-
-        Args:
-            partition: with the slots that jobs gave up.
-            placed: slots of those `running` jobs that keep some; others that run stay.
-        """
         self._free = partition.free  # used up
         self._shares = shares
         self._where = Occupancy.of(partition.view)
@@ -227,22 +212,22 @@ class InterferenceRooms:
             self._where.put(job.job, Counter(map(node_of, placed.get(job.job, ()))))
 
     def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Where the sum of normalised speeds is largest."""
+        """Take slots where the sum of normalised speeds is largest."""
         return self._take(job, [], self._best(job, size, {}))
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """`own`, and where the sum of normalised speeds is largest."""
+        """Take `own`, and slots where the sum of normalised speeds is largest."""
         return self._take(job, own, self._best(job, size, Counter(map(node_of, own))))
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Where the sum of normalised speeds is largest; its own slots there first."""
+        """Take slots where the sum of normalised speeds is largest, the job's own ones first."""
         mine = set(own)
         for slots in self._free.values():
             slots.sort(key=lambda slot: slot not in mine)
         return self._take(job, [], self._best(job, size, {}))
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these, or nothing."""
+        """Take exactly these slots, or none."""
         if any(slot not in self._free.get(node_of(slot), ()) for slot in slots):
             return False
         for slot in slots:

@@ -1,8 +1,6 @@
-"""Which jobs have how many workers on which node: as it is, or as it could be.
+"""Workers by node, and the cost of neighbours on a node, learnt from the speeds that jobs report.
 
-What neighbours cost each other, learnt from the speeds that jobs report.
-
-Who knows how neighbours slow jobs down is asked this: somebody who learns, or an oracle.
+`SpeedShares` is the interface to normalised speeds; a learnt model and an oracle implement it.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ Layout = Mapping[NodeId, int]  # workers of a job on each of its nodes, at least
 
 
 class Occupancy:
-    """Who is beside whom.
+    """Workers of jobs on nodes, as they are or as they could be.
 
     Args:
-        families: of all jobs that are ever put somewhere.
+        families: of all jobs that are ever placed.
     """
 
     def __init__(self, families: Mapping[JobId, str]) -> None:
         self.families = families
-        self.nodes: dict[JobId, Layout] = {}  # of each job that has any
-        self.jobs: dict[NodeId, dict[JobId, int]] = {}  # on each node: its workers there
+        self.nodes: dict[JobId, Layout] = {}  # of each job with workers
+        self.jobs: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
 
     @classmethod
     def of(cls, view: ClusterView) -> Occupancy:
-        """As a view shows it; jobs that change are where they are going to be."""
+        """Return the occupancy of a view; jobs that change are at their target."""
         found = cls({name: job.family for name, job in view.jobs.items()})
         for name, job in view.jobs.items():
             if job.running_on:
@@ -45,12 +43,7 @@ class Occupancy:
         return found
 
     def put(self, job: JobId, layout: Layout) -> None:
-        """The job has these workers and no others.
-
-        Args:
-            job: may be somewhere else until now.
-            layout: empty: none.
-        """
+        """Set the workers of a job; an empty layout removes them."""
         self.take(job)
         if layout:
             self.nodes[job] = layout
@@ -58,60 +51,48 @@ class Occupancy:
             self.jobs.setdefault(node, {})[job] = workers
 
     def take(self, job: JobId) -> None:
-        """The job has no workers any more.
-
-        Args:
-            job: may have none already.
-        """
+        """Remove the workers of a job, if any."""
         for node in self.nodes.pop(job, {}):
             del self.jobs[node][job]
 
     def on(self, node: NodeId) -> Mapping[JobId, int]:
-        """Jobs on a node, and how many workers each has there.
-
-        Args:
-            node: may be empty.
-        """
+        """Return the jobs on a node with their number of workers there."""
         return self.jobs.get(node, {})
 
     def neighbours(self, job: JobId) -> list[JobId]:
-        """Other jobs on any node of this one, each once.
-
-        Args:
-            job: itself is not among them.
-        """
+        """Return the other jobs on any node of this one, each once."""
         here = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
         here.pop(job, None)
         return list(here)
 
 
-ROUNDS: Final = 2  # of asking which node counts, given what neighbours are believed to cost
-KEPT: Final = 300  # placements of a family that are remembered: a bound on the time of a fit
-DRIFT: Final = 0.03  # relative change of a mean that makes it count anew
-SHORTEST_S, LONGEST_S = 1e-6, 1e7  # of a step: whatever lies beyond was not measured
-ALIKE: Final = 0.03  # logarithm: costs below this are taken for noise
-ODD: Final = 3.0  # logarithm: further from its mean than any neighbour explains
-AGREE: Final = 0.7  # logarithm: two odd ones so close to each other are believed
+ROUNDS: Final = 2  # iterations of choosing the worst node by the current costs
+KEPT: Final = 300  # placements of a family: bounds the time of a fit
+DRIFT: Final = 0.03  # relative change of a mean that triggers a new fit
+SHORTEST_S, LONGEST_S = 1e-6, 1e7  # of a step; values outside are not measurements
+ALIKE: Final = 0.03  # logarithm: smaller costs count as noise
+ODD: Final = 3.0  # logarithm: farther from the mean than a neighbour explains
+AGREE: Final = 0.7  # logarithm: two odd values this close to each other are accepted
 NO_PARTS: Final = Parts({}, {}, {})
 
 
 class Own(Enum):
-    """What a job's own workers cost each other."""
+    """Cost of a job's own workers to each other."""
 
-    BESIDE = "beside"  # another worker of it on the same node
-    SPREAD = "spread"  # to be on several nodes at all
+    BESIDE = "beside"  # another worker of the job on the same node
+    SPREAD = "spread"  # being on several nodes
 
 
-Class = str | Own  # a family of neighbours, or the job itself
+Class = str | Own  # family of a neighbour, or the job's own workers
 Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU type; nodes, sorted
 
 
 @dataclass(slots=True)
 class _Family:
-    """Steps of jobs of one script and model."""
+    """Step times of jobs of one script and model."""
 
     steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT))
-    odd: dict[Place, float] = field(default_factory=dict)  # last log step that was not believed
+    odd: dict[Place, float] = field(default_factory=dict)  # last rejected log step
     parts: Parts = NO_PARTS
 
 
@@ -119,15 +100,15 @@ class NeighbourCosts:
     """Theta: log(step / step alone) = max over nodes of sum theta[family, neighbour] + spread.
 
     The sum is over other jobs on a node and over own workers beside each other there. Theta, which
-    is not negative, comes from a ridge regression for each family (`prediction/slowdowns`) together
-    with its step times alone, which nobody tells it. Harmony (Bao et al., INFOCOM '19, "Reward
-    model training") learns a network for the same. What was never seen is believed to be as for
-    other pairs with the same neighbour or the same family; before that, a loss of `prior`.
+    is not negative, comes from a ridge regression for each family (`prediction/slowdowns`),
+    together with its step times alone, which are not reported. Harmony (Bao et al., INFOCOM '19,
+    "Reward model training") learns a network for the same. An unmeasured pair uses the mean of
+    other pairs with the same neighbour or the same family; before any, `prior`.
 
     Args:
-        prior: share of its speed that a job is believed to lose by a neighbour, in [0, 1).
-        ridge: weight of what is believed beforehand, in measurements, above 0.
-        spread: the share that is lost by being on several nodes.
+        prior: share of its speed that a job loses by a neighbour, in [0, 1), before measurements.
+        ridge: weight of the prior, in measurements, above 0.
+        spread: prior share that is lost by being on several nodes.
     """
 
     def __init__(self, prior: float, ridge: float, spread: float) -> None:
@@ -135,15 +116,15 @@ class NeighbourCosts:
         self._ridge = ridge
         self._spread = -math.log1p(-spread)
         self._families: dict[str, _Family] = {}
-        self._stale: dict[str, None] = {}  # families that measured something new
-        self._hurts: dict[Class, list[float]] = {}  # what each neighbour costs others
-        self._costs: dict[tuple[str, Class], float] = {}  # as looked up since the last fit
-        self.dropped: dict[str, float] = {}  # the first speed of each family that made no sense
+        self._stale: dict[str, None] = {}  # families with new measurements
+        self._hurts: dict[Class, list[float]] = {}  # measured costs of each neighbour to others
+        self._costs: dict[tuple[str, Class], float] = {}  # cache since the last fit
+        self.dropped: dict[str, float] = {}  # first implausible speed of each family
 
     # --- learning
 
     def add(self, family: str, place: Place, batch: int, samples_per_s: float) -> None:
-        """One more measurement; one that nobody can have made is dropped.
+        """Add a measurement; an implausible one is dropped.
 
         Args:
             batch: global, samples per step.
@@ -159,7 +140,7 @@ class NeighbourCosts:
             self._stale[family] = None
 
     def _is_odd(self, known: _Family, place: Place, step_s: float) -> bool:
-        """Whether it is far from all before at this place; if it comes again, it is not."""
+        """True if the step is far from the mean at this place, and not repeated."""
         mean = known.steps.means.get(place)
         if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD:
             return False
@@ -170,14 +151,10 @@ class NeighbourCosts:
         known.odd[place] = math.log(step_s)
         return True
 
-    # --- answers
+    # --- predictions
 
     def cost(self, family: str, other: Class) -> float:
-        """Theta: the logarithm of the factor on a step; at least 0.
-
-        Args:
-            other: a neighbour's family, or what own workers cost.
-        """
+        """Return theta: the logarithm of the factor on a step; at least 0."""
         if self._stale:
             self._fit_stale()
         found = self._costs.get((family, other))
@@ -190,7 +167,7 @@ class NeighbourCosts:
         return found
 
     def share(self, job: JobId, where: Occupancy) -> float:
-        """See `SpeedShares`."""
+        """Return the normalised speed, see `SpeedShares`."""
         families, nodes, worst = where.families, where.nodes[job], 0.0
         mine = families[job]
         for node, workers in nodes.items():
@@ -202,7 +179,7 @@ class NeighbourCosts:
         return math.exp(-worst - (self.cost(mine, Own.SPREAD) if len(nodes) > 1 else 0.0))
 
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
-        """Seconds of a step alone and close together; None if nothing of it was measured.
+        """Return the seconds of a step alone and close together; None if not measured.
 
         Args:
             local_batch: samples of one slot in a step.
@@ -213,14 +190,14 @@ class NeighbourCosts:
         return None if base is None else math.exp(base)
 
     def learnt(self) -> dict[str, Mapping[Class, float]]:
-        """Theta of every pair that was measured, by family."""
+        """Return theta of every measured pair, by family."""
         self._fit_stale()
         return {name: known.parts.colocations for name, known in self._families.items()}
 
     # --- the model
 
     def _believed(self, family: str, other: Class) -> float:
-        """What is thought of a pair that was never measured."""
+        """Return the estimate for a pair that was never measured."""
         if isinstance(other, Own):
             return self._mean(self._hurts.get(other, ()), self._spread * (other is Own.SPREAD))
         known = self._families.get(family)
@@ -232,12 +209,12 @@ class NeighbourCosts:
 
     @staticmethod
     def _mean(seen: Iterable[float], prior: float) -> float:
-        """The prior counts as one of them."""
+        """Return the mean, with the prior as one of the values."""
         found = [prior, *seen]
         return sum(found) / len(found)
 
     def _fit_stale(self) -> None:
-        """Fit families again that measured something new."""
+        """Fit again the families with new measurements."""
         for family in self._stale:
             known = self._families[family]
             for _ in range(ROUNDS):
@@ -261,7 +238,7 @@ class NeighbourCosts:
         return separate(seen, {}, believed, self._ridge)
 
     def _counted(self, family: str, nodes: tuple[NodeCrowd, ...]) -> tuple[Class, ...]:
-        """Classes of the node that costs most, as far as is known."""
+        """Return the classes of the node that costs most by the current estimates."""
         known = self._families[family].parts.colocations
 
         def cost(crowd: NodeCrowd) -> float:
@@ -272,7 +249,7 @@ class NeighbourCosts:
 
 
 def crowds_of(job: JobId, where: Occupancy) -> tuple[NodeCrowd, ...]:
-    """Each node of a job: its own workers there, and the families of others; sorted."""
+    """Return for each node of a job its own workers there and the families of others; sorted."""
     families = where.families
     return tuple(sorted(
         (workers, tuple(sorted(families[other] for other in where.on(node) if other != job)))
@@ -286,15 +263,15 @@ def _classes(crowd: NodeCrowd) -> tuple[Class, ...]:
 
 
 class SpeedShares(Protocol):
-    """The share of its speed alone and close together that a job keeps."""
+    """Source of normalised speeds: shares of the speed that a job has alone and close together."""
 
     def share(self, job: JobId, where: Occupancy) -> float:
-        """Normalised speed, in (0, 1]."""
+        """Return the normalised speed of a job, in (0, 1]."""
         ...
 
 
 def all_shares(where: Occupancy, shares: SpeedShares) -> dict[JobId, float]:
-    """Normalised speeds of everybody, whose sum a placement is judged by (Harmony's reward)."""
+    """Return the normalised speeds of all jobs; their sum rates a placement (Harmony's reward)."""
     return {job: shares.share(job, where) for job in where.nodes}
 
 
@@ -304,11 +281,11 @@ def gain_of(
     shares: SpeedShares,
     now: Mapping[JobId, float] | None = None,
 ) -> float:
-    """What it adds to the sum of normalised speeds if jobs have other workers.
+    """Return the change in the sum of normalised speeds if jobs have other workers.
 
     Args:
-        changes: new workers of each; `where` is the same afterwards.
-        now: normalised speeds of everybody, if they are known already.
+        changes: new workers of each job; `where` is unchanged afterwards.
+        now: current normalised speeds of all jobs, if already known.
     """
     before = {job: where.nodes.get(job, {}) for job in changes}
     concerned = _with_neighbours(changes, where)

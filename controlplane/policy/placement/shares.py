@@ -1,10 +1,8 @@
-"""Equal shares of slots, all of them used as far as jobs can use them.
+"""Sizes for jobs that share slots: max-min fair shares, gangs by rank, and backfill.
 
-Gangs of fixed size by rank, pre-emptive and with backfill.
-
-Who has slots first where not all can have their least: by arrival, or in turns.
-
-Who starts: gangs in order of arrival, and later ones where that delays nobody.
+Gangs by rank are pre-emptive; a gang that fits may overtake one that does not. `Turns` orders jobs
+where not all can have their minimum. `line_of` starts gangs in order of arrival; with backfill,
+later ones overtake if that does not delay the first.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from schemas.ids import JobId, Seconds
 def shares(
     line: Sequence[JobView], partition: Partition, room: int | None = None
 ) -> dict[JobId, int]:
-    """Slots of each job that has some, in the order of the line.
+    """Return the max-min fair slots of each job that gets any, in the order of `line`.
 
     Args:
-        line: jobs in the order in which they are given their least.
+        line: jobs in the order in which they are given their minimum.
         room: slots for these jobs; None: all of the partition's.
     """
     room = partition.room if room is None else room
@@ -56,7 +54,7 @@ def shares(
 
 
 def _level(bounds: Sequence[tuple[int, int]], room: int) -> int:
-    """The greatest share that all can be raised to within their bounds and the room."""
+    """Return the greatest share to which all can be raised within their bounds and the room."""
     low, high = 0, max(high for _, high in bounds)
     while low < high:
         middle = math.ceil((low + high) / 2)
@@ -67,14 +65,14 @@ def _level(bounds: Sequence[tuple[int, int]], room: int) -> int:
     return low
 
 
-Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # of a job, in words and numbers
+Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # reason of a rank: words, numbers
 
 
 def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
-    """Sizes of those that run, in their order: each that fits in what those before it leave.
+    """Return the sizes of the gangs that run: each that fits in what the gangs before it leave.
 
     Args:
-        ranked: `partition.running` and `partition.waiting` jobs, the first to be served first.
+        ranked: `running` and `waiting` jobs of the partition, the first to be served first.
     """
     left = partition.room
     sizes: dict[JobId, int] = {}
@@ -93,11 +91,11 @@ def gang_plan(
     rank: Rank,
     wake_at: Seconds | None = None,
 ) -> Plan:
-    """The plan that runs gangs of these sizes and lets the others wait.
+    """Return the plan that runs gangs of these sizes and lets the others wait.
 
     Args:
-        rank: why a job is served before others, or after them.
-        wake_at: when ranks change by themselves.
+        rank: explains the rank of a job.
+        wake_at: when ranks change without an event.
     """
     room = partition.room
     left = room - sum(sizes.values())
@@ -115,23 +113,18 @@ def gang_plan(
 
 
 class Turns:
-    """A job that ran for a quantum goes behind those that wait, so that nobody starves."""
+    """Round robin: a job that ran for a quantum goes behind the waiting jobs, so that none starves.
+
+    Args:
+        quantum_s: seconds; 0: no turns, the oldest jobs run to their end.
+    """
 
     def __init__(self, quantum_s: float) -> None:
-        """Begin with no job known.
-
-        Args:
-            quantum_s: seconds; 0: no turns, the oldest run to their end.
-        """
         self._quantum_s = quantum_s
-        self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # whether it runs, and since when
+        self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
 
     def follow(self, view: ClusterView, now: Seconds) -> None:
-        """Since when jobs run or wait; other than `moved_at`, a new size does not count.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Record since when jobs run or wait; unlike for `moved_at`, a new size does not count."""
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
             runs = bool(job.running_on)
@@ -140,7 +133,7 @@ class Turns:
         self._stays = stays
 
     def line(self, partition: Partition) -> list[JobView]:
-        """Jobs in the order in which they are given their least.
+        """Return the jobs in the order in which they are given their minimum.
 
         Args:
             partition: of the view that was followed last.
@@ -163,11 +156,11 @@ class Turns:
         return [*fresh, *waiting, *tired]
 
     def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
-        """When the turn of somebody is over for whom others wait; None: nobody waits.
+        """Return when the first turn ends while jobs wait; None: no job waits.
 
         Args:
             partition: of the view that was followed last.
-            served: jobs that have slots by the plan.
+            served: jobs that have slots in the plan.
         """
         jobs: Iterable[JobView] = (*partition.running, *partition.waiting)
         names = [job.job for job in jobs]
@@ -184,30 +177,30 @@ class Turns:
 
 @dataclass(slots=True)
 class Line:
-    """Who has slots, and what the first that has none waits for."""
+    """Jobs that get slots, and the queue of those that do not."""
 
     sizes: dict[JobId, int] = field(default_factory=dict)
-    left: int = 0  # slots that nobody gets
-    ahead: dict[JobId, int] = field(default_factory=dict)  # of who waits: jobs before it that wait
-    before: dict[JobId, JobId] = field(default_factory=dict)  # who starts, and whom it passes by
+    left: int = 0  # slots that stay free
+    ahead: dict[JobId, int] = field(default_factory=dict)  # waiting job -> jobs before it
+    before: dict[JobId, JobId] = field(default_factory=dict)  # started job -> job that it overtakes
 
 
 def line_of(
     partition: Partition, remaining_s: Callable[[JobView, int], float], *, backfill: bool
 ) -> Line:
-    """Everybody who runs goes on; who waits starts in order of arrival, as far as there is room.
+    """Keep running jobs, and start waiting gangs in order of arrival as far as there is room.
 
-    Backfill is EASY's (Lifka 1995): the first that does not fit has its slots promised for the
-    moment at which running jobs will have left so many; another one may pass it if it is done by
-    then, or takes slots that are not needed then.
+    Backfill is EASY's (Lifka 1995): the first job that does not fit has slots promised for the
+    moment at which the running jobs will have left enough. A later job may overtake it if it ends
+    before that moment, or uses slots that are not needed then.
 
     Args:
-        remaining_s: how long a job still trains on so many slots, seconds; infinite: nobody knows.
-        backfill: whether anybody may start before who came earlier.
+        remaining_s: seconds that a job still trains on a number of slots; infinite if unknown.
+        backfill: True if a job may start before one that arrived earlier.
     """
     line = Line({job.job: len(job.running_on) for job in partition.running}, partition.room)
     line.left -= sum(line.sizes.values())
-    first: JobView | None = None  # that does not fit
+    first: JobView | None = None  # first job that does not fit
     until, spare = 0.0, 0
     for job in sorted(partition.waiting, key=lambda job: job.submitted_at):
         size = gang_size(job, partition)
@@ -230,7 +223,7 @@ def line_of(
 def _promise(
     partition: Partition, size: int, line: Line, remaining_s: Callable[[JobView, int], float]
 ) -> tuple[float, int]:
-    """In how many seconds so many slots are free, and how many more are free then."""
+    """Return the seconds until `size` slots are free, and the surplus of free slots then."""
     jobs = [*partition.running, *partition.pinned]
     started = [job for job in partition.waiting if job.job in line.sizes]
     ends = [(remaining_s(job, len(job.running_on)), len(job.running_on)) for job in jobs]
