@@ -350,7 +350,7 @@ class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("u", "l"):
             value = getattr(self, name)
             if value is not None and not LEAST_PRICE <= value < float("inf"):
-                refuse(name, f"{value} is no price", "give a value per slot second above 0")
+                refuse(name, f"{value} is not a price", "give a value per slot second above 0")
         if self.u is not None and self.l is not None and self.u < self.l:
             refuse("u", f"{self.u} is below l, {self.l}", "raise the first or lower the second")
 

@@ -262,5 +262,5 @@ def _no_losses(policy: str, epochs: int, train_loss: float | None) -> str | None
     what = f"no loss in {many}" if train_loss is None else f"its loss is {train_loss}"
     return (
         f"{what}: under {policy}, which shares slots by training losses, it has a fair share; "
-        "`agent.report(loss=...)` tells one"
+        "report it with `agent.report(loss=...)`"
     )

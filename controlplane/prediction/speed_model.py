@@ -77,9 +77,8 @@ class SeenPasses:
 
 FIXED_SHARE: Final = 0.3  # prior share of a step that does not depend on the batch
 FAR: Final = 1.1  # prior factor of a step across nodes
-SLOWER: Final = (
-    2.0  # factor beyond which a correction extends to other sizes; 1.25 cost 1.5% on two workloads
-)
+# Corrections above this extend to other sizes; 1.25 cost 1.5% on two measured workloads.
+SLOWER: Final = 2.0
 TINIEST: Final = 1e-300  # avoids a division by 0
 
 
@@ -88,9 +87,7 @@ class Scaling:
     """Exponents of the assumed speed-up of a family until several slots were measured."""
 
     to_two: float = 0.9  # prior: 2^0.9 times as fast on two slots
-    beyond: float = (
-        0.5  # and (r / 2)^0.5 times that on more: cautious until a doubling was measured
-    )
+    beyond: float = 0.5  # and (r / 2)^0.5 times that on more: cautious until measured
 
 
 PRIOR_SCALING: Final = Scaling()  # of a cluster without measurements

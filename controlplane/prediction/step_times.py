@@ -12,10 +12,8 @@ from scipy.optimize import nnls
 from controlplane.prediction import FloatArray, IntArray
 
 SPEED_UP: Final = 0.9  # exponent: r^0.9 on r slots until measured
-PRIOR_WEIGHT: Final = (
-    0.1  # weight of the prior, in samples, at each of the sizes below; falls with measured sizes
-)
-PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # slots
+PRIOR_WEIGHT: Final = 0.1  # of the prior, in samples per size below; falls with measured sizes
+PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # sizes of the prior
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -
         batch: of the job that the model is for; the prior assumes this batch.
         alone_s: seconds of a step on one slot, if there are no samples.
     """
-    if samples:  # per sample of a batch: what a single slot would take
+    if samples:  # scaled to one slot and to `batch`
         alone = [s.step_s * s.slots**SPEED_UP * batch / s.batch for s in samples]
         alone_s = float(np.exp(np.mean(np.log(alone))))
     priors = [StepSample(w, batch, alone_s / w**SPEED_UP) for w in PRIOR_SLOTS]

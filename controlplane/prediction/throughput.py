@@ -217,7 +217,7 @@ def separated(samples: Sequence[Sample]) -> SpeedModel:
     elif near is None and far is not None:
         near = far / FAR_TIMES
     elif near is None or far is None:
-        raise ValueError("no sample is of several slots")
+        raise ValueError("no sample is on several slots")
     best = reduced.best(near, far)
     return SpeedModel(
         compute=compute,

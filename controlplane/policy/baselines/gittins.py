@@ -108,7 +108,7 @@ class Gittins(ImmediatePolicy):
             served = job.served(now)
             numbers = {"index": -index, "served": served, "quanta": float(quanta)}
             if self._history.size < self.options.least_history:
-                return f"{served:.0f} slot seconds attained, too few jobs ended to tell", numbers
+                return f"{served:.0f} slot seconds attained, too few jobs have ended", numbers
             return f"Gittins index {-index:.3g} after {served:.0f} slot seconds", numbers
 
         pinned = {job.job: len(job.running_on) for job in partition.pinned}

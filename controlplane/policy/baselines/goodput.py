@@ -477,4 +477,4 @@ class Goodput(ImmediatePolicy):
             return words, numbers
         if target.slots:
             return f"its {target.slots} slots are not free yet", numbers
-        return "every slot is worth more to others", numbers
+        return "every slot is worth more to other jobs", numbers

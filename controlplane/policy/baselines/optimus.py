@@ -206,7 +206,7 @@ class Optimus(ImmediatePolicy):
         if not slots:
             if target:
                 return f"its {target} slots are not free yet", numbers
-            return "every slot saves others more time", numbers
+            return "every slot saves other jobs more time", numbers
         numbers["step_s"] = self._lengths.step_s(job, slots)
         return f"about {steps * numbers['step_s']:.0f} s left on them", numbers
 

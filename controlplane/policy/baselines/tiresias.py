@@ -29,7 +29,7 @@ class TiresiasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """Check the ranges."""
         refuse_below(self, {"promote_after": 0.0})
         if not self.limits:
-            refuse("limits", "there is none", "give at least one, in slot seconds")
+            refuse("limits", "empty", "give at least one, in slot seconds")
         if not all(math.isfinite(limit) and limit > 0 for limit in self.limits):
             refuse("limits", f"{list(self.limits)} are not all above 0", "give slot seconds")
         if any(high <= low for low, high in zip(self.limits, self.limits[1:], strict=False)):

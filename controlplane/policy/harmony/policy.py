@@ -192,13 +192,13 @@ class Explainer:
         words, numbers = self._placed(job, slots) if slots else self._waits(job)
         if job.family in self.dropped:
             speed = self.dropped[job.family]
-            words += f"; its family reported {speed:g} samples/s, which is not counted"
+            words += f"; its family reported {speed:g} samples/s, which is implausible and ignored"
         return words, numbers
 
     def _placed(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         words, numbers = self._beside(job.job, self.where)
         if job.job in self.line.before:
-            words += f"; it delays {self.line.before[job.job]} by nothing"
+            words += f"; it does not delay {self.line.before[job.job]}"
         if len(job.running_on) > slots:
             words = f"it has moved, and {words}"
         moved = self.migration

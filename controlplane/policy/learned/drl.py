@@ -250,7 +250,7 @@ class Drl(ImmediatePolicy):
         elif target:
             words = f"its {slots_in_words(target)} are not free yet"
         else:
-            words = "the network does not start it as yet"
+            words = "the network does not start it yet"
         return words + self._beyond, numbers
 
 
@@ -259,7 +259,7 @@ def beyond(trained_on: tuple[int, int], slots: int) -> str:
     least, most = trained_on
     if least <= slots <= most:
         return ""
-    return f" (it was trained on {least} to {most} slots, here are {slots})"
+    return f" (it was trained on {least} to {most} slots; this cluster has {slots})"
 
 
 def job_table(

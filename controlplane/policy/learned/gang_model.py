@@ -222,7 +222,7 @@ def unpack(model: LearnedModel) -> TrainedModel:
     """
     arrays, families = model.arrays, model.card.families
     if len(families) >= CLASSES:
-        raise _refusal(f"{len(families)} families, {CLASSES - 1} are the most")
+        raise _refusal(f"{len(families)} families, more than {CLASSES - 1}")
     for name in families:
         if families.count(name) > 1:
             raise _refusal(f"family {name!r} twice")

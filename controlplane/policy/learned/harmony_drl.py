@@ -107,7 +107,7 @@ def waits(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
 def _expected(own: float, neighbours: float) -> str:
     mine = f"it keeps {100.0 * (1.0 - own):.0f}% of its speed"
     if neighbours < NOTHING:
-        return f"{mine} and costs nobody any"
+        return f"{mine} and costs no neighbour any"
     return f"{mine} and costs its neighbours {100.0 * neighbours:.0f}% of one job's"
 
 
@@ -239,9 +239,7 @@ class HarmonyDrl(ImmediatePolicy):
             if slots:
                 one = explained[job.job]
                 passed = line.before.get(job.job)
-                return one.words + (
-                    f"; it delays {passed} by nothing" if passed else ""
-                ), one.numbers
+                return one.words + (f"; it does not delay {passed}" if passed else ""), one.numbers
             return waits(gang_size(job, partition), room, line.ahead.get(job.job, 0))
 
         return compose_plan(partition, with_user_batches(partition, placed), why)

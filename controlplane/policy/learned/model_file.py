@@ -135,15 +135,15 @@ def decode_model(
             _check_shapes(card, shapes, name, policy)
             arrays = {key: _array(file, key) for key in shapes}
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError):
-        raise _refusal(name, "no whole model file", policy) from None
+        raise _refusal(name, "not a complete model file", policy) from None
     except NotImplementedError:  # unknown compression
-        raise _refusal(name, "no model file of ours", policy) from None
+        raise _refusal(name, "its compression is not supported", policy) from None
     for key, value in arrays.items():
         if value.shape != shapes[key]:
             what = f"{key} has shape {value.shape}, not {tuple(shapes[key])}"
             raise _refusal(name, what, policy)
         if not np.isfinite(value).all():
-            raise _refusal(name, f"{key} has values that are no numbers", policy)
+            raise _refusal(name, f"{key} has values that are not finite", policy)
     return LearnedModel(card, arrays)
 
 

@@ -46,7 +46,7 @@ def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Re
         numbers["value_gone"] = gone_at
     else:
         words = f"it would be done at {_clock(end, now)}, which is worth {numbers['worth']:.3g}, "
-        words += f"and others would pay {cost:.3g} for its slots"
+        words += f"less than the price of its slots, {cost:.3g}"
     window_s = accepted_deadline_s(utility, plans, now)
     if window_s is not None:
         numbers["accepted_deadline_s"] = window_s
@@ -113,9 +113,9 @@ def _span(seconds: float) -> str:
 
 
 PLAIN: Final = Utility(value=1.0)  # utility of a job that states none
-UNKNOWN: Final = "nobody knows how long it takes"
-TOO_DEAR: Final = "its end is worth less than its slots would cost"
-NO_ROOM: Final = "there is no room for it in all that is planned ahead"
+UNKNOWN: Final = "its length is unknown"
+TOO_EXPENSIVE: Final = "its end is worth less than its slots would cost"
+NO_ROOM: Final = "it does not fit into the planned intervals"
 TRY_AGAIN: Final = 10  # intervals until a failed plan is tried again
 
 
@@ -269,7 +269,7 @@ class Admissions:
         self._count(job, job.utility, remaining)
         plans = None if self._was_tried(job, grid) else self._plans(job, grid, used)
         if plans is None:
-            decided.unplanned[job.job] = TOO_DEAR
+            decided.unplanned[job.job] = TOO_EXPENSIVE
             return False
         worth = plans.worth(job.utility, job.submitted_at)
         last = most_worth(plans, worth)
@@ -280,7 +280,7 @@ class Admissions:
         elif job.undecided:
             decided.rejected[job.job] = rejection(job, job.utility, plans, grid.now)
         else:
-            decided.unplanned[job.job], self._tried[job.job] = TOO_DEAR, grid.first
+            decided.unplanned[job.job], self._tried[job.job] = TOO_EXPENSIVE, grid.first
         return True
 
     def _admit(

@@ -246,12 +246,12 @@ class Oasis(Policy):
             words = "its schedule, by which its end is promised"
             return (words if slots else "its schedule has no slots for it now"), numbers
         if job.job in decided.measured:
-            words = "to be measured: nobody knows how fast it is, or how long it takes"
-            return (words if slots else "to be measured, when others have been"), numbers
+            words = "to be measured: its speed or its length is unknown"
+            return (words if slots else "to be measured after other jobs"), numbers
         if job.undecided:
-            return "to be admitted: a relative is measured first", numbers
+            return "to be admitted after a job of its family is measured", numbers
         why = decided.unplanned.get(job.job, "it states no utility")
-        return f"{why}: it has what nobody was promised", numbers
+        return f"{why}: it gets slots that are not promised", numbers
 
 
 def _may_be_rejected(view: ClusterView, name: JobId) -> bool:

@@ -120,7 +120,7 @@ class NodeRooms:
                 place = self._first(heaps[room], room)
                 if place is not None:
                     return place
-        raise AssertionError("more slots are given out than there are")
+        raise AssertionError("more slots are requested than free")
 
     def _first(self, heap: list[int], room: int) -> int | None:
         while heap and len(self._free[heap[0]]) != room:

@@ -203,11 +203,11 @@ def _reason(job: JobView, target: Mapping[SlotId, int], why: Why, *, again: bool
             return Reason("pause", f"paused: {words}", numbers)
         return Reason("waits", f"waits: {words}", numbers)
     if not was:
-        verb = "goes on, on" if job.epoch or job.samples_done else "starts on"
+        verb = "resumes on" if job.epoch or job.samples_done else "starts on"
         code = "resume" if job.epoch or job.samples_done else "start"
         return Reason(code, f"{verb} {slots_in_words(now)}: {words}", numbers)
     if again:
-        return Reason("restart", f"stops to go on with {slots_in_words(now)}: {words}", numbers)
+        return Reason("restart", f"stops to resume with {slots_in_words(now)}: {words}", numbers)
     if now != was:
         code, verb = ("grow", "grows") if now > was else ("shrink", "shrinks")
         return Reason(code, f"{verb} to {slots_in_words(now)}: {words}", numbers)

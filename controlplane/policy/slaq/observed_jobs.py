@@ -206,7 +206,7 @@ class ObservedJobs:
         if form == Form.NONE:
             if not reports.losses:
                 return "it has reported no loss"
-            return f"{len(reports.losses)} of its losses are known, {LEAST_REPORTS} tell a curve"
+            return f"{len(reports.losses)} of its losses are known, a curve needs {LEAST_REPORTS}"
         first = reports.first if reports.first is not None else math.nan
         fell = first - reports.lowest
         if not fell > 0.0 or reports.largest_drop <= 0.0:
