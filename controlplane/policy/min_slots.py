@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownWhole:
+class ExpandedView:
     """View for a policy, and the jobs whose real state differs from it."""
 
     view: ClusterView
@@ -44,7 +44,7 @@ class ShownWhole:
     wake_at: Seconds | None = None  # when another job that lost members may change again
 
 
-def show_whole(view: ClusterView, now: Seconds, *, gangs: bool = False) -> ShownWhole:
+def expand_view(view: ClusterView, now: Seconds, *, gangs: bool = False) -> ExpandedView:
     """Return the view in which jobs that lost members are growing back, or waiting.
 
     A job that is changing, that waits after a failed change, or that has a slot on a node that is
@@ -53,43 +53,45 @@ def show_whole(view: ClusterView, now: Seconds, *, gangs: bool = False) -> Shown
     due = {name: _due(job, view, gangs=gangs) for name, job in view.jobs.items() if job.running_on}
     short = [view.jobs[name] for name in due if len(view.jobs[name].running_on) < due[name]]
     if not short:
-        return ShownWhole(view, {})
+        return ExpandedView(view, {})
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     slots = {slot.slot: slot for slot in view.slots}
     free = [slot for slot in view.slots if slot.usable and slot.slot not in held]
-    shown: dict[JobId, JobView] = {}
+    expanded: dict[JobId, JobView] = {}
     waits = [job.retry_at for job in short if job.movable and job.retry_at > now]
     for job in sorted(short, key=lambda job: job.submitted_at):  # stable: the view is in order
         up = all(slot in slots and slots[slot].up for slot in job.running_on)
         if not job.movable or job.retry_at > now or not up:
             continue
-        size = _fits(job, due[job.job], len(free))
+        size = _restored_size(job, due[job.job], len(free))
         if size:
-            new = _close_to(job, free, size - len(job.running_on))
+            new = _nearby_slots(job, free, size - len(job.running_on))
             free = [slot for slot in free if slot.slot not in new]
-            shown[job.job] = _grown(job, new)
+            expanded[job.job] = _grown(job, new)
         elif len(job.running_on) < job.least:
-            shown[job.job] = msgspec.structs.replace(
+            expanded[job.job] = msgspec.structs.replace(
                 job, running_on={}, ready_at=Seconds(0.0), retry_at=Seconds(0.0)
             )
-    now_held = {slot for job in shown.values() for slot in job.running_on}
-    given_up = {slot for name in shown for slot in view.jobs[name].running_on} - now_held
+    now_held = {slot for job in expanded.values() for slot in job.running_on}
+    given_up = {slot for name in expanded for slot in view.jobs[name].running_on} - now_held
     changed = msgspec.structs.replace(
         view,
-        slots=tuple(_as_shown(slot, now_held, given_up) for slot in view.slots),
-        jobs={name: shown.get(name, job) for name, job in view.jobs.items()},
+        slots=tuple(_adapted_slot(slot, now_held, given_up) for slot in view.slots),
+        jobs={name: expanded.get(name, job) for name, job in view.jobs.items()},
     )
-    return ShownWhole(changed, {name: view.jobs[name] for name in shown}, min(waits, default=None))
+    return ExpandedView(
+        changed, {name: view.jobs[name] for name in expanded}, min(waits, default=None)
+    )
 
 
-def tell_whole(shown: ShownWhole, plan: Plan) -> Plan:
+def merge_plan(expanded: ExpandedView, plan: Plan) -> Plan:
     """Return the plan with the reasons of jobs that lost members replaced by accurate ones."""
-    if not shown.short and shown.wake_at is None:
+    if not expanded.short and expanded.wake_at is None:
         return plan
     reasons = dict(plan.reasons)
-    for name, job in shown.short.items():
+    for name, job in expanded.short.items():
         reasons[name] = _reason(job, plan.local_batch.get(name, {}), plan.reasons.get(name))
-    times = [at for at in (plan.wake_at, shown.wake_at) if at is not None]
+    times = [at for at in (plan.wake_at, expanded.wake_at) if at is not None]
     return msgspec.structs.replace(plan, reasons=reasons, wake_at=min(times, default=None))
 
 
@@ -98,13 +100,13 @@ def _due(job: JobView, view: ClusterView, *, gangs: bool) -> int:
     return max(job.least, useful) if gangs else job.least
 
 
-def _fits(job: JobView, due: int, free: int) -> int:
+def _restored_size(job: JobView, due: int, free: int) -> int:
     """Return the first of `due`, `job.least` that exceeds the job's size and fits, else 0."""
     have = len(job.running_on)
     return next((size for size in (due, job.least) if have < size <= have + free), 0)
 
 
-def _close_to(job: JobView, free: list[SlotView], many: int) -> list[SlotId]:
+def _nearby_slots(job: JobView, free: list[SlotView], many: int) -> list[SlotId]:
     """Return free slots on the nodes of the job first, then on as few other nodes as possible."""
     nodes = {node_of(slot) for slot in job.running_on}
     near = [slot for slot in free if slot.node in nodes][:many]
@@ -119,7 +121,7 @@ def _grown(job: JobView, new: list[SlotId]) -> JobView:
     return msgspec.structs.replace(job, running_on=split(batch, slots), movable=False)
 
 
-def _as_shown(slot: SlotView, held: set[SlotId], given_up: set[SlotId]) -> SlotView:
+def _adapted_slot(slot: SlotView, held: set[SlotId], given_up: set[SlotId]) -> SlotView:
     if slot.slot in held and slot.usable:
         return msgspec.structs.replace(slot, usable=False)
     if slot.slot in given_up:
@@ -145,7 +147,7 @@ class RestoringPolicy(Policy):
     """Wrapper that lets `policy` decide about a cluster without jobs below their minimum slots.
 
     The policy needs no handling of lost members: it sees these jobs growing back or waiting
-    (`show_whole`), and decides about all others around them.
+    (`expand_view`), and decides about all others around them.
 
     Args:
         gangs: True if the policy always gives jobs their wanted slots; jobs that lost members get
@@ -162,24 +164,24 @@ class RestoringPolicy(Policy):
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Let the policy search with the adapted view."""
-        return self.policy.improve(self._shown(view, now).view, budget, rng, now)
+        return self.policy.improve(self._expanded(view, now).view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the policy's plan, in which jobs that lost members grow back or stop."""
-        shown = self._shown(view, now)
-        return tell_whole(shown, self.policy.plan(shown.view, now))
+        expanded = self._expanded(view, now)
+        return merge_plan(expanded, self.policy.plan(expanded.view, now))
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the policy's batches for the adapted view."""
-        shown = self._shown(view, now)
-        return self.policy.batches(shown.view, now)
+        expanded = self._expanded(view, now)
+        return self.policy.batches(expanded.view, now)
 
     def stats(self) -> SearchStats:
         """Return the statistics of the policy."""
         return self.policy.stats()
 
-    def _shown(self, view: ClusterView, now: Seconds) -> ShownWhole:
-        return show_whole(view, now, gangs=self._gangs)
+    def _expanded(self, view: ClusterView, now: Seconds) -> ExpandedView:
+        return expand_view(view, now, gangs=self._gangs)
 
 
 def fallback_plan(view: ClusterView, now: Seconds, *, admits: bool = False) -> Plan:
@@ -191,11 +193,11 @@ def fallback_plan(view: ClusterView, now: Seconds, *, admits: bool = False) -> P
         admits: True if the policy decides which jobs start at all: a job that states its utility
             and never started then waits, since it could not be rejected afterwards.
     """
-    shown = show_whole(view, now)
-    return tell_whole(shown, _filled(shown.view, now, admits=admits))
+    expanded = expand_view(view, now)
+    return merge_plan(expanded, _fill_free_slots(expanded.view, now, admits=admits))
 
 
-def _filled(view: ClusterView, now: Seconds, *, admits: bool) -> Plan:
+def _fill_free_slots(view: ClusterView, now: Seconds, *, admits: bool) -> Plan:
     placed = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
     taken = {slot for slots in placed.values() for slot in slots}
     free = [slot for slot in view.slots if slot.usable and slot.slot not in taken]

@@ -17,7 +17,7 @@ from controlplane.policy.placement.rounds import Starts
 from controlplane.policy.search.batch_limits import ScaleDown
 from schemas.errors import SettingsError
 
-LEAST_ROUND_S: Final = 0.1  # shortest interval between rounds
+MIN_ROUND_S: Final = 0.1  # shortest interval between rounds
 
 
 def refuse_below(options: Any, least: Mapping[str, float]) -> None:
@@ -317,7 +317,7 @@ class SlaqOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             refuse_below(self, {"most": 1})
 
 
-LEAST_PRICE: Final = 1e-12  # smallest U and L, value per slot second
+MIN_PRICE: Final = 1e-12  # smallest U and L, value per slot second
 
 
 class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -338,7 +338,7 @@ class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         refuse_below(
             self,
             {
-                "interval_s": LEAST_ROUND_S,
+                "interval_s": MIN_ROUND_S,
                 "horizon": 2,
                 "window": 2,
                 "margin": 0.0,
@@ -349,7 +349,7 @@ class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         refuse_above(self, {"horizon": 5000, "window": 100_000, "margin": 10.0})
         for name in ("u", "l"):
             value = getattr(self, name)
-            if value is not None and not LEAST_PRICE <= value < float("inf"):
+            if value is not None and not MIN_PRICE <= value < float("inf"):
                 refuse(name, f"{value} is not a price", "give a value per slot second above 0")
         if self.u is not None and self.l is not None and self.u < self.l:
             refuse("u", f"{self.u} is below l, {self.l}", "raise the first or lower the second")
@@ -400,8 +400,8 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if 0.0 < self.interval_s < LEAST_ROUND_S:
-            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {LEAST_ROUND_S}")
+        if 0.0 < self.interval_s < MIN_ROUND_S:
+            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {MIN_ROUND_S}")
         refuse_below(
             self,
             {
@@ -440,8 +440,8 @@ class OptimusOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if 0.0 < self.interval_s < LEAST_ROUND_S:
-            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {LEAST_ROUND_S}")
+        if 0.0 < self.interval_s < MIN_ROUND_S:
+            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {MIN_ROUND_S}")
         refuse_below(self, {"interval_s": 0.0, "age_share": 0.0, "convergence": 1e-6})
         refuse_above(self, {"age_share": 10.0, "convergence": 0.5})
         if self.most is not None:

@@ -48,8 +48,8 @@ def fit_sublinear(
     powers_t = times[:, None, :] ** np.arange(5)[:, None]  # (J, 5, N)
     powers_l = losses[:, None, :] ** np.arange(5)[:, None] * weights[:, None, :]
     moments = powers_l @ powers_t.transpose(0, 2, 1)  # (J, m, p): sum of w loss^m t^p
-    fourth = [_about(moments, gaps, 4, power) for power in range(5)]
-    third = [_about(moments, gaps, 3, power) for power in range(3)]
+    fourth = [_moments_about(moments, gaps, 4, power) for power in range(5)]
+    third = [_moments_about(moments, gaps, 3, power) for power in range(3)]
     found = _non_negative(fourth, third)  # (J, D, 3): a, b, c
     inverse = np.maximum(found @ powers_t[:, 2::-1, :], TINY)
     np.reciprocal(inverse, out=inverse)
@@ -119,7 +119,7 @@ def _at_rates(
     return Fit(np.column_stack(found), np.maximum(errors[rows, best], 0.0))
 
 
-def _about(moments: FloatArray, gaps: FloatArray, order: int, power: int) -> FloatArray:
+def _moments_about(moments: FloatArray, gaps: FloatArray, order: int, power: int) -> FloatArray:
     """Return the sum of w (loss + gap)^order t^power for each gap; shape (J, D)."""
     total = np.zeros_like(gaps)
     for exponent, many in enumerate(BINOMIAL[order]):  # Horner, from the highest power of the gap
@@ -190,10 +190,10 @@ Values = TypeVar("Values", FloatArray, IntArray)
 
 KEPT_REPORTS: Final = 40  # latest reports that a curve is fitted to
 DECAY: Final = 0.85  # weight of a report relative to the next one; paper: 0.8 to 0.9
-LEAST_REPORTS: Final = 3
-LARGEST: Final = 1e30  # larger losses are no measurements
+MIN_REPORTS: Final = 3
+MAX_LOSS: Final = 1e30  # larger losses are no measurements
 FLAT: Final = 1e-9  # relative: smaller ranges of losses count as constant
-AT_ONCE: Final = 64  # jobs per batch, so that their arrays stay in the cache
+JOBS_PER_BATCH: Final = 64  # jobs per batch, so that their arrays stay in the cache
 
 
 class Form(IntEnum):
@@ -295,14 +295,14 @@ def fit_curves(
     Returns:
         J curves.
     """
-    if losses.shape[1] < LEAST_REPORTS:  # no job has enough reports
-        missing = ((0, 0), (0, LEAST_REPORTS))
+    if losses.shape[1] < MIN_REPORTS:  # no job has enough reports
+        missing = ((0, 0), (0, MIN_REPORTS))
         positions, losses = (
             np.pad(values, missing, constant_values=np.nan) for values in (positions, losses)
         )
-    curves = _fit(positions[:AT_ONCE], losses[:AT_ONCE], decay)
-    for begin in range(AT_ONCE, len(losses), AT_ONCE):
-        chosen = slice(begin, begin + AT_ONCE)
+    curves = _fit(positions[:JOBS_PER_BATCH], losses[:JOBS_PER_BATCH], decay)
+    for begin in range(JOBS_PER_BATCH, len(losses), JOBS_PER_BATCH):
+        chosen = slice(begin, begin + JOBS_PER_BATCH)
         curves = curves.followed_by(_fit(positions[chosen], losses[chosen], decay))
     return curves
 
@@ -366,10 +366,10 @@ class _Scaled:
 
 
 def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
-    known = np.isfinite(losses) & np.isfinite(positions) & (np.abs(losses) < LARGEST)
+    known = np.isfinite(losses) & np.isfinite(positions) & (np.abs(losses) < MAX_LOSS)
     calm = _without_spikes(np.where(known, losses, 0.0), known)
     first, span = _extent(positions, known)
-    enough = (known.sum(axis=1) >= LEAST_REPORTS) & (span > 0.0)
+    enough = (known.sum(axis=1) >= MIN_REPORTS) & (span > 0.0)
     known &= enough[:, None]
     first, span = np.where(enough, first, 0.0), np.where(enough, span, 1.0)
     lowest, height = (np.where(enough, values, 0.0) for values in _extent(calm, known))

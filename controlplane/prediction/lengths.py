@@ -19,11 +19,11 @@ from scipy.special import log_ndtr, ndtr
 
 from controlplane.prediction import FloatArray
 
-LEAST_SPREAD: Final = 0.01  # of a logarithm: lengths are known to a per cent at best
-LEAST_TAIL: Final = 1e-12  # probability of continuing below which a job has outlived all components
-LEAST: Final = 1e-9  # samples; keeps a logarithm finite
-STEPS: Final = 60  # bisection steps, which leave 2^-60 of the interval
-FURTHEST: Final = 12.0  # range of quantiles beyond the last component, standard deviations
+MIN_SPREAD: Final = 0.01  # of a logarithm: lengths are known to a per cent at best
+MIN_TAIL: Final = 1e-12  # probability of continuing below which a job has outlived all components
+MIN_SAMPLES: Final = 1e-9  # samples; keeps a logarithm finite
+BISECTION_STEPS: Final = 60  # bisection steps, which leave 2^-60 of the interval
+MAX_DEVIATIONS: Final = 12.0  # range of quantiles beyond the last component, standard deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class LengthDistribution:
         apart = self.log_totals - evidence.log_total
         logs = np.log(self.weights) - 0.5 * apart**2 / both
         weights = np.exp(logs - logs.max())
-        kept = weights > LEAST_TAIL
+        kept = weights > MIN_TAIL
         centres = (self.log_totals * other + evidence.log_total * own) / both
-        spread = max(LEAST_SPREAD, math.sqrt(own * other / both))
+        spread = max(MIN_SPREAD, math.sqrt(own * other / both))
         return LengthDistribution(centres[kept], weights[kept] / weights[kept].sum(), spread)
 
     def mean_left(self, done: float) -> float:
@@ -67,8 +67,8 @@ class LengthDistribution:
         if done <= 0.0:
             means = np.exp(self.log_totals + 0.5 * self.spread**2)
             return float(self.weights @ means)
-        total = math.exp(min(self._log_mean(done, 1.0), math.log(done) + FURTHEST))
-        return max(total - done, LEAST)
+        total = math.exp(min(self._log_mean(done, 1.0), math.log(done) + MAX_DEVIATIONS))
+        return max(total - done, MIN_SAMPLES)
 
     def _log_mean(self, done: float, power: float) -> float:
         """Return log(E[T^power; T > done] / P(T > done)), per component, without underflow."""
@@ -85,13 +85,13 @@ class LengthDistribution:
             done: samples.
             shares: probabilities, in (0, 1).
         """
-        at = math.log(max(done, LEAST))
+        at = math.log(max(done, MIN_SAMPLES))
         alive = float(self.weights @ ndtr((self.log_totals - at) / self.spread))
-        if done > 0.0 and alive < LEAST_TAIL:  # outlived all: an exponential tail with the spread
+        if done > 0.0 and alive < MIN_TAIL:  # outlived all: an exponential tail with the spread
             wide = self.spread
             return [done * (math.exp(-wide * math.log1p(-share)) - 1.0) for share in shares]
-        low = at if done > 0.0 else float(self.log_totals.min()) - FURTHEST * self.spread
-        high = max(low, float(self.log_totals.max())) + FURTHEST * self.spread
+        low = at if done > 0.0 else float(self.log_totals.min()) - MAX_DEVIATIONS * self.spread
+        high = max(low, float(self.log_totals.max())) + MAX_DEVIATIONS * self.spread
         over = (1.0 - np.asarray(shares)) * (alive if done > 0.0 else 1.0)
         totals = np.exp(self._where_survival_is(over, low, high))
         return [max(total - done, 0.0) for total in totals.tolist()]
@@ -99,7 +99,7 @@ class LengthDistribution:
     def _where_survival_is(self, wanted: FloatArray, low: float, high: float) -> FloatArray:
         """Return the logarithms of totals that are exceeded with these probabilities."""
         lows, highs = np.full(len(wanted), low), np.full(len(wanted), high)
-        for _ in range(STEPS):
+        for _ in range(BISECTION_STEPS):
             middle = 0.5 * (lows + highs)
             over = ndtr((self.log_totals - middle[:, None]) / self.spread) @ self.weights
             lows, highs = (
@@ -117,7 +117,7 @@ def _log_sum(values: FloatArray) -> float:
 def one_length(evidence: Evidence) -> LengthDistribution:
     """Return a distribution of one component."""
     return LengthDistribution(
-        np.array([evidence.log_total]), np.ones(1), max(evidence.spread, LEAST_SPREAD)
+        np.array([evidence.log_total]), np.ones(1), max(evidence.spread, MIN_SPREAD)
     )
 
 
@@ -137,8 +137,8 @@ def of_relatives(
             are (Silverman 1986: by the fifth root of their number), and wider while few of them
             also have to represent the middle.
     """
-    sane = np.maximum(np.asarray(finished, dtype=np.float64), LEAST)
-    totals, counts = np.unique(sane, return_counts=True)
+    valid = np.maximum(np.asarray(finished, dtype=np.float64), MIN_SAMPLES)
+    totals, counts = np.unique(valid, return_counts=True)
     gone = np.sort(np.asarray(outlived, dtype=np.float64))
     many = len(finished) + len(gone)
     survived, weights = 1.0, np.zeros(len(totals))
@@ -150,7 +150,7 @@ def of_relatives(
         before += count
     weights[-1] += max(survived, 0.0)  # jobs that outlived all count as the longest finished one
     number = len(finished)
-    width = max(LEAST_SPREAD, spread * math.sqrt(1.0 + 1.0 / number) * number**-0.2)
+    width = max(MIN_SPREAD, spread * math.sqrt(1.0 + 1.0 / number) * number**-0.2)
     return LengthDistribution(np.log(totals), weights / weights.sum(), width)
 
 
@@ -165,10 +165,10 @@ def pooled_spread(families: Sequence[Sequence[float]], prior: float, trust: floa
     squares, freedom = trust * prior**2, trust
     for totals in families:
         if len(totals) > 1:
-            logs = np.log(np.maximum(np.asarray(totals, dtype=np.float64), LEAST))
+            logs = np.log(np.maximum(np.asarray(totals, dtype=np.float64), MIN_SAMPLES))
             squares += float(((logs - logs.mean()) ** 2).sum())
             freedom += len(totals) - 1
-    return max(LEAST_SPREAD, math.sqrt(squares / freedom))
+    return max(MIN_SPREAD, math.sqrt(squares / freedom))
 
 
 def remaining_samples(
@@ -195,7 +195,7 @@ def remaining_samples(
 
 
 FLOORS: Final = 40  # tried values of the loss's lower bound
-LEAST_POINTS: Final = 3  # the curve has three coefficients
+MIN_POINTS: Final = 3  # the curve has three coefficients
 MAX_LOSS_EPOCHS: Final = 10_000  # limit of the search for convergence
 
 
@@ -239,9 +239,9 @@ def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None
         losses: mean training loss of each epoch, above 0.
     """
     k, loss = np.array(epochs, dtype=float), np.array(losses, dtype=float)
-    sane = np.isfinite(loss) & (loss > 0)
-    k, loss = k[sane], loss[sane]
-    if len(k) < LEAST_POINTS or np.ptp(loss) <= 0:
+    valid = np.isfinite(loss) & (loss > 0)
+    k, loss = k[valid], loss[valid]
+    if len(k) < MIN_POINTS or np.ptp(loss) <= 0:
         return None
     floors = float(loss.min()) * np.linspace(0.0, 0.99, FLOORS)
     fits = [_with_floor(k, loss, float(floor)) for floor in floors]
@@ -255,5 +255,5 @@ def _with_floor(k: FloatArray, loss: FloatArray, floor: float) -> tuple[float, L
     matrix = np.column_stack([k, np.ones_like(k)]) * weight[:, None]
     (b0, b1), _ = nnls(matrix, weight / above)
     curve = LossCurve(float(b0), float(b1), floor)
-    said = 1.0 / np.maximum(b0 * k + b1, 1e-12) + floor
-    return float(np.sum((said - loss) ** 2)), curve
+    predicted = 1.0 / np.maximum(b0 * k + b1, 1e-12) + floor
+    return float(np.sum((predicted - loss) ** 2)), curve

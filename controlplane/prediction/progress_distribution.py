@@ -16,7 +16,7 @@ from controlplane.prediction import FloatArray
 FEATURES: Final = 5  # ||D||, initial loss, Y_processed, loss improvement ratio, accuracy
 MARGIN: Final = 1e-3  # minimum distance of progress from 0 and 1, where a density may be infinite
 RIDGE: Final = 1e-3  # penalty on coefficients of standardised features, per point
-COVERED: Final = 0.9  # probability of the interval in a calibration
+COVERAGE: Final = 0.9  # probability of the interval in a calibration
 BANDS: Final = 4  # bands of progress in a calibration
 
 
@@ -121,11 +121,11 @@ def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | N
     Args:
         start: former model; the search starts there if it is better than least squares.
     """
-    sane = np.isfinite(points.progress) & np.isfinite(points.epochs) & (points.epochs > 0)
-    if not sane.any():
+    valid = np.isfinite(points.progress) & np.isfinite(points.epochs) & (points.epochs > 0)
+    if not valid.any():
         return None
-    rows, epochs = points.features[sane], points.epochs[sane]
-    progress = np.clip(points.progress[sane], MARGIN, 1.0 - MARGIN)
+    rows, epochs = points.features[valid], points.epochs[valid]
+    progress = np.clip(points.progress[valid], MARGIN, 1.0 - MARGIN)
     mean, scale = _moments(rows)
     design = np.column_stack([_standard(rows, mean, scale), np.ones(len(rows))])
     alpha = np.maximum(epochs, 1.0)
@@ -248,7 +248,7 @@ class Calibration:
 def calibration(model: ProgressModel, points: Points) -> Calibration:
     """Compare predictions for `points` (at least one) with their progress."""
     alpha, beta = model.shapes(points.features, points.epochs)
-    tail = (1.0 - COVERED) / 2.0
+    tail = (1.0 - COVERAGE) / 2.0
     rank = betainc(alpha, beta, np.clip(points.progress, 0.0, 1.0))  # probability of less progress
     inside = (rank >= tail) & (rank <= 1.0 - tail)
     error = np.abs(mean_progress(alpha, beta) - points.progress)

@@ -13,8 +13,8 @@ from controlplane.prediction import FloatArray, IntArray
 
 TYPE_TRUST: Final = 0.5  # weight of the prior of a GPU type, in samples
 COLOCATION_TRUST: Final = 0.5  # weight of the prior of a neighbour, in samples
-MOST_SLOWDOWN: Final = 2.0  # logarithm of the largest slow-down by a neighbour
-ROUNDS: Final = 4  # rounds of removing negative slow-downs
+MAX_COLOCATION_LOG: Final = 2.0  # logarithm of the largest slow-down by a neighbour
+ITERATIONS: Final = 4  # rounds of removing negative slow-downs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def separate(
     return Parts(
         base={size: float(found[at]) for size, at in sizes.items()},
         gpu_types={gpu_type: float(found[at]) for gpu_type, at in types.items()},
-        colocations={one: min(float(found[at]), MOST_SLOWDOWN) for one, at in classes.items()},
+        colocations={one: min(float(found[at]), MAX_COLOCATION_LOG) for one, at in classes.items()},
     )
 
 
@@ -102,7 +102,7 @@ def _ridge(
     """Weighted least squares towards priors; unknowns from `signed` on are at least 0."""
     free = np.ones(len(prior), dtype=np.bool_)
     found = prior.copy()
-    for _ in range(ROUNDS):
+    for _ in range(ITERATIONS):
         part = matrix[:, free]
         normal = part.T @ (weight[:, None] * part) + np.diag(trust[free])
         right = part.T @ (weight * target) + trust[free] * prior[free]
@@ -118,8 +118,8 @@ def _ridge(
 
 CORES: Final = 4.0  # one unit of processor use
 BYTES_PER_S: Final = 1e9  # one unit of bandwidth
-BELIEVED: Final = 0.15  # prior: logarithm of the slow-down by one unit of either
-MOST: Final = 2.0  # logarithm of the largest predicted slow-down
+PRIOR_LOG_SLOWDOWN: Final = 0.15  # prior: logarithm of the slow-down by one unit of either
+MAX_LOG_SLOWDOWN: Final = 2.0  # logarithm of the largest predicted slow-down
 Form = Literal["linear", "quadratic"]
 
 
@@ -135,10 +135,10 @@ def usage_features(form: Form, cores: float, bytes_per_s: float) -> tuple[float,
     return (cpu, sent) if form == "linear" else (cpu, sent, cpu * cpu, sent * sent, cpu * sent)
 
 
-def believed_weights(form: Form) -> FloatArray:
+def prior_weights(form: Form) -> FloatArray:
     """Return the prior weights, shape (features,): neighbours that use more cost more."""
     many = len(usage_features(form, 0.0, 0.0))
-    return np.array([BELIEVED, BELIEVED] + [0.0] * (many - 2))
+    return np.array([PRIOR_LOG_SLOWDOWN, PRIOR_LOG_SLOWDOWN] + [0.0] * (many - 2))
 
 
 def fit_usage_slowdowns(
@@ -159,7 +159,7 @@ def fit_usage_slowdowns(
     Returns:
         Shape (features,).
     """
-    believed = believed_weights(form)
+    believed = prior_weights(form)
     if not len(sizes):
         return believed
     numbers = {size: number for number, size in enumerate(dict.fromkeys(sizes))}
@@ -175,14 +175,14 @@ def fit_usage_slowdowns(
 
 
 def predicted_slowdown(form: Form, weights: FloatArray, cores: float, bytes_per_s: float) -> float:
-    """Return the logarithm of the factor on a step, from 0 to `MOST`.
+    """Return the logarithm of the factor on a step, from 0 to `MAX_LOG_SLOWDOWN`.
 
     Args:
         cores: used by neighbours.
         bytes_per_s: sent by neighbours.
     """
     features = usage_features(form, cores, bytes_per_s)
-    return min(MOST, max(0.0, float(np.dot(weights, features))))
+    return min(MAX_LOG_SLOWDOWN, max(0.0, float(np.dot(weights, features))))
 
 
 def stretch(busy: int, cores: float) -> float:

@@ -78,8 +78,8 @@ class SeenPasses:
 FIXED_SHARE: Final = 0.3  # prior share of a step that does not depend on the batch
 FAR: Final = 1.1  # prior factor of a step across nodes
 # Corrections above this extend to other sizes; 1.25 cost 1.5% on two measured workloads.
-SLOWER: Final = 2.0
-TINIEST: Final = 1e-300  # avoids a division by 0
+MIN_MISFIT: Final = 2.0
+TINY: Final = 1e-300  # avoids a division by 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class SpeedModel:
         if network is None:
             return plain
         cost = network[0] + network[1] * np.maximum(slots - 2, 0)
-        longer = np.maximum(np.maximum(compute, cost), TINIEST)
+        longer = np.maximum(np.maximum(compute, cost), TINY)
         ratio = np.minimum(compute, cost) / longer  # its powers neither overflow nor underflow
         return np.asarray(longer * np.power(1.0 + np.power(ratio, self.overlap), 1 / self.overlap))
 
@@ -188,7 +188,7 @@ class SpeedModel:
             return 1.0
         nearest = min(alike, key=lambda size: (abs(math.log(size[1] / slots)), size))
         off = self.correction[nearest]
-        return off if off > SLOWER else 1.0
+        return off if off > MIN_MISFIT else 1.0
 
 
 def statistical_efficiency(batch: FloatArray, first_batch: float, noise_scale: float) -> FloatArray:

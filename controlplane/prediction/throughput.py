@@ -7,11 +7,11 @@ Here they have priors, weak enough that a few measurements outweigh them: comput
 that does not depend on the batch, each further slot adds a little, and communication across nodes
 costs twice that within one. The remaining error at a measured size is corrected there.
 
-There are two fits. `refined` searches for all coefficients together, with the priors. `separated`
-is in closed form and requires that workers report their waits for reductions: computation and
-network are each fitted to their own times. A wait is not the time of the network but the part of it
-that computation does not hide, which depends on the overlap g. So the network is solved for at each
-g of a grid, and the g that explains whole passes best is taken.
+There are two fits. `fit_by_search` finds all coefficients together, with the priors.
+`fit_separately` is in closed form and requires that workers report their waits for reductions:
+computation and network are each fitted to their own times. A wait is not the time of the network
+but the part of it that computation does not hide, which depends on the overlap g. So the network is
+solved for at each g of a grid, and the g that explains whole passes best is taken.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ TINY: Final = 1e-3  # smallest start of a coefficient, share of a step
 FAR_TALK: Final = 2.0  # prior cost of communication across nodes, relative to within a node
 TALK_SHARE: Final = 0.1  # prior share of communication in a step
 USUAL_OVERLAP: Final = 1.5  # prior of g
-LEAST_OVERLAP: Final = 1.0  # g without overlap (Pollux eq. 11)
+MIN_OVERLAP: Final = 1.0  # g without overlap (Pollux eq. 11)
 WIDTH: Final = 9.0  # width of the range of g, which ends at 10 as in Pollux
-LEAST_SHARE: Final = 0.01  # minimum distance of a start from the ends of that range, relative
-MOST_LOGARITHM: Final = 60.0  # limit of a coefficient: exp(60) is beyond any measurement
-MOST_TRIES: Final = 100  # evaluations of a fit; usually about 15
+MIN_START_SHARE: Final = 0.01  # minimum distance of a start from the ends of that range, relative
+MAX_LOGARITHM: Final = 60.0  # limit of a coefficient: exp(60) is beyond any measurement
+MAX_EVALUATIONS: Final = 100  # evaluations of a fit; usually about 15
 
 # Priors, a row each: factors of the x of (a, b, c, d, far c, far d, g).
 PRIORS: Final = np.array([
@@ -57,7 +57,7 @@ PRIORS: Final = np.array([
 TRUST: Final = np.array([0.2, 0.2, 0.2, 0.2, 0.1, 0.05, 0.05])  # roots of weights, in samples
 
 
-def refined(samples: Sequence[Sample], before: SpeedModel | None = None) -> SpeedModel:
+def fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) -> SpeedModel:
     """Return the model of least squares of logarithms (Levenberg-Marquardt), without corrections.
 
     Pollux minimises the same error (section 4.1), without priors. All coefficients are fitted
@@ -69,9 +69,9 @@ def refined(samples: Sequence[Sample], before: SpeedModel | None = None) -> Spee
         before: start of the search; None: the priors.
     """
     fitted = _Fitted(samples)
-    begin = fitted.prior_mean if before is None else fitted.place_of(before)
+    begin = fitted.prior_mean if before is None else fitted.x_of(before)
     found = least_squares(
-        fitted.residuals, begin, jac=fitted.jacobian, method="lm", max_nfev=MOST_TRIES
+        fitted.residuals, begin, jac=fitted.jacobian, method="lm", max_nfev=MAX_EVALUATIONS
     )
     return fitted.model(found.x)
 
@@ -96,14 +96,14 @@ class _Fitted:
         self._weight = np.sqrt([s.weight for s in samples])
         middle = self._middle = float(np.exp(np.mean(self._seen)))
         batch = self._batch = float(np.exp(np.mean(np.log(self._local))))
-        self._hoped = np.log([
+        self._prior_targets = np.log([
             FIXED_SHARE / (1.0 - FIXED_SHARE) * batch, HOP_SHARE, HOP_SHARE, FAR_TALK,
             1.0, (1.0 - FIXED_SHARE) * middle / batch, TALK_SHARE * middle,
         ])  # fmt: skip
-        self._hoped[4] = place_of(USUAL_OVERLAP)
-        self.prior_mean: FloatArray = np.linalg.solve(PRIORS, self._hoped)
+        self._prior_targets[4] = x_of(USUAL_OVERLAP)
+        self.prior_mean: FloatArray = np.linalg.solve(PRIORS, self._prior_targets)
 
-    def place_of(self, model: SpeedModel) -> FloatArray:
+    def x_of(self, model: SpeedModel) -> FloatArray:
         """Return the x of a model, with coefficients large enough to grow again."""
         middle, batch = self._middle, self._batch
         a, b = (max(each, TINY * middle) for each in (model.compute[0], model.compute[1] * batch))
@@ -111,23 +111,23 @@ class _Fitted:
         far = model.far or (near[0] * FAR_TALK, 0.0)
         c, e = max(near[0], 0.01 * middle), max(far[0], 0.01 * middle)
         d, f = max(near[1], HOP_SHARE * c), max(far[1], HOP_SHARE * e)
-        return np.append(np.log([a, b / batch, c, d, e, f]), place_of(model.overlap))
+        return np.append(np.log([a, b / batch, c, d, e, f]), x_of(model.overlap))
 
     def residuals(self, x: FloatArray) -> FloatArray:
         """Return logarithms of predicted over measured times, then deviations from the priors."""
-        said = self._said(x)[0]
-        off = TRUST * (PRIORS @ x - self._hoped)
-        return np.append(self._weight * (said - self._seen), off)
+        predicted = self._predicted(x)[0]
+        off = TRUST * (PRIORS @ x - self._prior_targets)
+        return np.append(self._weight * (predicted - self._seen), off)
 
     def jacobian(self, x: FloatArray) -> FloatArray:
         """Derivatives of `residuals`, shape (samples + priors, 7)."""
         a, b, c, d, e, f, _ = _values(x)
-        said, log_compute, log_talk, g = self._said(x)
-        talks = np.exp(g * (log_talk - said))  # its share of the power mean; 0 on one slot
+        predicted, log_compute, log_talk, g = self._predicted(x)
+        talks = np.exp(g * (log_talk - predicted))  # its share of the power mean; 0 on one slot
         of_compute = (1.0 - talks) * np.exp(-log_compute)
         log_talk = np.where(self._several, log_talk, 0.0)
         of_talk = talks * np.exp(-log_talk)
-        of_g = (1.0 - talks) * log_compute + talks * log_talk - said
+        of_g = (1.0 - talks) * log_compute + talks * log_talk - predicted
         columns = np.column_stack([
             of_compute * a,
             of_compute * b * self._local,
@@ -139,7 +139,7 @@ class _Fitted:
         ])  # fmt: skip
         return np.vstack([self._weight[:, None] * columns, TRUST[:, None] * PRIORS])
 
-    def _said(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, float]:
+    def _predicted(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, float]:
         """Return logarithms of step, computation and communication, shape (S,); and g."""
         a, b, c, d, e, f, g = _values(x)
         talk = self._near * (c + d * self._further) + self._far * (e + f * self._further)
@@ -164,32 +164,32 @@ class _Fitted:
 
 def _values(x: FloatArray) -> list[float]:
     """Return a, b, c, d, far c, far d in seconds; g."""
-    found: list[float] = np.exp(np.clip(x, -MOST_LOGARITHM, MOST_LOGARITHM)).tolist()
-    found[6] = LEAST_OVERLAP + WIDTH * found[6] / (1.0 + found[6])
+    found: list[float] = np.exp(np.clip(x, -MAX_LOGARITHM, MAX_LOGARITHM)).tolist()
+    found[6] = MIN_OVERLAP + WIDTH * found[6] / (1.0 + found[6])
     return found
 
 
-def place_of(overlap: float) -> float:
+def x_of(overlap: float) -> float:
     """Return the x of a g (1 to 10), moved a little inside at its limits, where it can change."""
-    share = (overlap - LEAST_OVERLAP) / WIDTH
-    share = min(max(share, LEAST_SHARE), 1.0 - LEAST_SHARE)
+    share = (overlap - MIN_OVERLAP) / WIDTH
+    share = min(max(share, MIN_START_SHARE), 1.0 - MIN_START_SHARE)
     return float(np.log(share / (1.0 - share)))
 
 
 def _overlap_slope(g: float) -> float:
     """Return the derivative of g by its x."""
-    return (g - LEAST_OVERLAP) * (LEAST_OVERLAP + WIDTH - g) / WIDTH / g
+    return (g - MIN_OVERLAP) * (MIN_OVERLAP + WIDTH - g) / WIDTH / g
 
 
 FAR_TIMES: Final = 1.1  # prior cost across nodes, relative to within a node; low, so that jobs try
 FURTHER_SHARE: Final = 0.01  # prior cost of each further slot, relative to that of two slots
 FIXED_TRUST: Final = 0.1  # weight of the prior `FIXED_SHARE`, in samples
 HOP_TRUST: Final = 0.04  # weight of `FURTHER_SHARE`; matters until two sizes are measured
-LEAST_COMPUTE: Final = 0.01  # smallest share of a pass: no worker only waits
-LEAST_WAIT: Final = 1e-3  # smallest share of a pass: a hidden reduction is not free
+MIN_COMPUTE_SHARE: Final = 0.01  # smallest share of a pass: no worker only waits
+MIN_WAIT_SHARE: Final = 1e-3  # smallest share of a pass: a hidden reduction is not free
 OVERLAPS: Final = np.array([1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.2, 4.5, 7.0, 10.0])
 OVERLAP_COST: Final = (
-    TRUST[4] * (np.array([place_of(g) for g in OVERLAPS]) - place_of(USUAL_OVERLAP))
+    TRUST[4] * (np.array([x_of(g) for g in OVERLAPS]) - x_of(USUAL_OVERLAP))
 ) ** 2
 
 
@@ -198,7 +198,7 @@ def can_separate(samples: Sequence[Sample]) -> bool:
     return all(sample.sync_s is not None for sample in samples if sample.slots > 1)
 
 
-def separated(samples: Sequence[Sample]) -> SpeedModel:
+def fit_separately(samples: Sequence[Sample]) -> SpeedModel:
     """Fit computation and network each by non-negative least squares of relative errors.
 
     Returns the model without corrections.
@@ -260,8 +260,8 @@ class _Steps(NamedTuple):
         nodes, slots, local, pass_s, sync_s, weight = np.array([
             (s.nodes, s.slots, s.local_batch, s.step_s, s.sync_s or 0.0, s.weight) for s in samples
         ], dtype=np.float64).T  # fmt: skip
-        sync_s = np.where(slots > 1, np.maximum(sync_s, LEAST_WAIT * pass_s), 0.0)
-        compute_s = np.maximum(pass_s - sync_s, LEAST_COMPUTE * pass_s)
+        sync_s = np.where(slots > 1, np.maximum(sync_s, MIN_WAIT_SHARE * pass_s), 0.0)
+        compute_s = np.maximum(pass_s - sync_s, MIN_COMPUTE_SHARE * pass_s)
         return cls(nodes, slots, local, pass_s, compute_s, weight)
 
 
@@ -296,8 +296,8 @@ class _Reduced:
         )
         longer = np.maximum(self._compute_s[:, None], talk)
         ratio = np.minimum(self._compute_s[:, None], talk) / longer
-        said = longer * np.power(1.0 + np.power(ratio, OVERLAPS), 1.0 / OVERLAPS)
-        off = np.log(said[several] / steps.pass_s[several, None])
+        predicted = longer * np.power(1.0 + np.power(ratio, OVERLAPS), 1.0 / OVERLAPS)
+        off = np.log(predicted[several] / steps.pass_s[several, None])
         return int((steps.weight[several] @ off**2 + OVERLAP_COST).argmin())
 
 
@@ -320,8 +320,11 @@ def _non_negative(matrix: FloatArray, targets: FloatArray) -> FloatArray:
 
 __all__ = ["Sample", "SpeedModel", "fit"]
 
-LEAST, MOST = 1e-12, 1e12  # of seconds and of samples; values outside are not measurements
-NO_STEP_S: Final = 1e-300  # keeps a logarithm finite
+MIN_MEASURED, MAX_MEASURED = (
+    1e-12,
+    1e12,
+)  # of seconds and of samples; values outside are not measurements
+MIN_STEP_S: Final = 1e-300  # keeps a logarithm finite
 
 
 def fit(
@@ -334,34 +337,34 @@ def fit(
 
     Args:
         samples: of one family; implausible ones (nan, 0 seconds) are ignored. If all those on
-            several slots have `sync_s`, the model is `separated`, else `refined`.
+            several slots have `sync_s`, the model is `fit_separately`, else `fit_by_search`.
         first_batch: a usual batch of one slot, for the prior.
         before: model of fewer samples of this family; starting there is faster and has the same
             result.
         scaling: prior of the speed-up until several slots were measured.
     """
-    samples = [_told(sample) for sample in samples if _sane(sample)]
+    samples = [_without_implausible_wait(sample) for sample in samples if _is_plausible(sample)]
     if not samples:
         each = (1.0 - FIXED_SHARE) / max(first_batch, 1)
         return SpeedModel(compute=(FIXED_SHARE, each), scaling=scaling)
     if all(sample.slots == 1 for sample in samples):
         best = SpeedModel(compute=_computing(samples), known=True, scaling=scaling)
     elif can_separate(samples):
-        best = separated(samples)
+        best = fit_separately(samples)
     else:
-        best = refined(samples, before if before is not None and before.known else None)
+        best = fit_by_search(samples, before if before is not None and before.known else None)
     return _corrected(best, samples)
 
 
-def _sane(sample: Sample) -> bool:
+def _is_plausible(sample: Sample) -> bool:
     return (
-        LEAST <= sample.step_s <= MOST
-        and LEAST <= sample.local_batch <= MOST
+        MIN_MEASURED <= sample.step_s <= MAX_MEASURED
+        and MIN_MEASURED <= sample.local_batch <= MAX_MEASURED
         and 0.0 <= sample.weight < math.inf
     )
 
 
-def _told(sample: Sample) -> Sample:
+def _without_implausible_wait(sample: Sample) -> Sample:
     """Return the sample, without an implausible wait."""
     if sample.sync_s is None or 0.0 <= sample.sync_s <= sample.step_s:
         return sample
@@ -377,12 +380,12 @@ def _computing(samples: Sequence[Sample]) -> tuple[float, float]:
 def _residuals(model: SpeedModel, samples: Sequence[Sample]) -> FloatArray:
     """Return logarithms of measured over predicted times, shape (S,)."""
     seen = np.array([sample.step_s for sample in samples])
-    said = model.step_s(
+    predicted = model.step_s(
         np.array([sample.nodes for sample in samples]),
         np.array([sample.slots for sample in samples]),
         np.array([sample.local_batch for sample in samples]),
     )
-    return np.asarray(np.log(seen) - np.log(np.maximum(said, NO_STEP_S)))
+    return np.asarray(np.log(seen) - np.log(np.maximum(predicted, MIN_STEP_S)))
 
 
 def _corrected(model: SpeedModel, samples: Sequence[Sample]) -> SpeedModel:

@@ -7,8 +7,8 @@ import msgspec
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
 from controlplane.policy.options import refuse_below
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
-from controlplane.policy.placement.placers import PlacerName, placer_of
-from controlplane.policy.placement.shares import Turns, shares
+from controlplane.policy.placement.placers import PlacerName, make_placer
+from controlplane.policy.placement.shares import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import compose_plan, partition_of, slots_in_words
 from schemas.ids import Seconds
 
@@ -38,8 +38,8 @@ class Fair(ImmediatePolicy):
 
     def __init__(self, options: FairOptions | None = None) -> None:
         self.options = options or FairOptions()
-        self._placer = placer_of(self.options.placer, self.options.moves)
-        self._turns = Turns(self.options.quantum_s)
+        self._placer = make_placer(self.options.placer, self.options.moves)
+        self._round_robin = RoundRobin(self.options.quantum_s)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Pass the event to the placer."""
@@ -48,8 +48,8 @@ class Fair(ImmediatePolicy):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Share out the slots."""
         partition = partition_of(view, now)
-        self._turns.follow(view, now)
-        sizes = shares(self._turns.line(partition), partition)
+        self._round_robin.follow(view, now)
+        sizes = shares(self._round_robin.queue(partition), partition)
         placed = self._placer.place(partition, sizes)
 
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
@@ -65,5 +65,5 @@ class Fair(ImmediatePolicy):
             with_user_batches(partition, placed),
             why,
             restart=self._placer.restarts(partition, placed),
-            wake_at=self._turns.next_at(partition, sizes),
+            wake_at=self._round_robin.next_at(partition, sizes),
         )

@@ -6,7 +6,7 @@ import msgspec
 
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent, Reason
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.slot_partition import Partition, too_large
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
@@ -26,7 +26,7 @@ class Fifo(ImmediatePolicy):
 
     def __init__(self, options: FifoOptions | None = None) -> None:
         self.options = options or FifoOptions()
-        self._placer = placer_of(self.options.placer)
+        self._placer = make_placer(self.options.placer)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Pass the event to the placer."""

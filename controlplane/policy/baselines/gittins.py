@@ -19,12 +19,12 @@ from controlplane.policy.api import (
     PolicyEvent,
 )
 from controlplane.policy.options import refuse_below
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.shares import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 
-CLOSE: Final = 1e-6  # tolerance at the end of a quantum, slot seconds
+TOLERANCE: Final = 1e-6  # tolerance at the end of a quantum, slot seconds
 
 
 class GittinsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class GittinsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         refuse_below(self, {"quantum": 1.0, "history": 1, "least_history": 1})
 
 
-class History:
+class ServiceHistory:
     """Total service of the latest `kept` jobs that ended, slot seconds."""
 
     def __init__(self, kept: int) -> None:
@@ -85,8 +85,8 @@ class Gittins(ImmediatePolicy):
 
     def __init__(self, options: GittinsOptions | None = None) -> None:
         self.options = options or GittinsOptions()
-        self._placer = placer_of(self.options.placer)
-        self._history = History(self.options.history)
+        self._placer = make_placer(self.options.placer)
+        self._history = ServiceHistory(self.options.history)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn the service of a job that ended."""
@@ -123,7 +123,7 @@ class Gittins(ImmediatePolicy):
         return -self._history.index(quanta * quantum, quantum), quanta
 
     def _quanta(self, job: JobView, now: Seconds) -> int:
-        return int((job.served(now) + CLOSE) // self.options.quantum)
+        return int((job.served(now) + TOLERANCE) // self.options.quantum)
 
     def _next(self, view: ClusterView, sizes: dict[JobId, int], now: Seconds) -> Seconds | None:
         """Return when the first running job finishes its quantum."""

@@ -21,7 +21,7 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.options import GoodputOptions
-from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
 from controlplane.policy.placement.slot_partition import (
     Partition,
@@ -36,12 +36,12 @@ from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
-STARVED: Final = 1e-3  # speed-up of a job without slots, so that its term in a mean is finite
-PRICES: Final = 60  # bisection steps in the search for the price of a slot
+MIN_SPEEDUP: Final = 1e-3  # speed-up of a job without slots, so that its term in a mean is finite
+PRICE_STEPS: Final = 60  # bisection steps in the search for the price of a slot
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class JobBounds:
     """Limits of a job's slots and batches."""
 
     first_batch: int  # global, samples per step
@@ -52,7 +52,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeTable:
+class GoodputTable:
     """The best batch and its goodput on 1, 2, ... slots, close together."""
 
     batches: IntArray  # shape (N,), samples per step; 0: no valid batch
@@ -70,21 +70,21 @@ class SizeTable:
         return self.goodputs / least if least else np.zeros_like(self.goodputs)
 
 
-def size_table(
-    model: SpeedModel, bounds: Bounds, noise_scale: float, per_doubling: int
-) -> SizeTable:
+def goodput_table(
+    model: SpeedModel, bounds: JobBounds, noise_scale: float, per_doubling: int
+) -> GoodputTable:
     """Return the batch with the greatest goodput at each size, on a grid (Pollux eq. 6-8)."""
     batches = _grid(bounds.first_batch, bounds.batch_limit, per_doubling)
     slots = np.arange(1, bounds.most + 1)[:, None]
     each = goodputs(model, bounds, slots, batches[None, :], noise_scale)
     best = each.argmax(axis=1)
     value = each[np.arange(bounds.most), best]
-    return SizeTable(batches=np.where(value > 0, batches[best], 0), goodputs=value)
+    return GoodputTable(batches=np.where(value > 0, batches[best], 0), goodputs=value)
 
 
 def goodputs(
     model: SpeedModel,
-    bounds: Bounds,
+    bounds: JobBounds,
     slots: IntArray,
     batches: IntArray,
     noise_scale: float,
@@ -117,10 +117,10 @@ def utilities(speedups: FloatArray, power: float) -> FloatArray:
     Pollux eq. 17: (1/J sum s^p)^(1/p); the geometric mean for p = 0.
 
     Args:
-        speedups: shape (...); values below `STARVED` count as `STARVED`.
+        speedups: shape (...); values below `MIN_SPEEDUP` count as `MIN_SPEEDUP`.
         power: p, at most 1.
     """
-    bounded = np.maximum(speedups, STARVED)
+    bounded = np.maximum(speedups, MIN_SPEEDUP)
     if power == 0:
         return np.log(bounded)
     return np.asarray(np.sign(power) * np.power(bounded, power))
@@ -149,7 +149,7 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
         gains = (table[:, 1:] - table[:, :1]) / counts[1:]
         low, high = 0.0, 1.0 + max(0.0, float(gains.max(initial=0.0)))
         sizes = np.zeros_like(sizes)
-        for _ in range(PRICES):
+        for _ in range(PRICE_STEPS):
             price = (low + high) / 2
             asked = (table - price * counts).argmax(axis=1)
             if asked.sum() > room:
@@ -231,13 +231,13 @@ class Goodput(ImmediatePolicy):
 
     def __init__(self, options: GoodputOptions | None = None) -> None:
         self.options = options or GoodputOptions()
-        self._placer = placer_of(self.options.placer, self.options.moves)
+        self._placer = make_placer(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s, self.options.age_share)
         self._clusters = ClusterIndexCache()
         self._speeds: dict[str, FamilyHistory] = {}
         self._noise_scales: dict[JobId, float] = {}  # from telemetry, smoothed
         self._histories: dict[JobId, _JobHistory] = {}
-        self._tables: dict[JobId, tuple[object, SizeTable]] = {}
+        self._tables: dict[JobId, tuple[object, GoodputTable]] = {}
         self._targets: dict[JobId, _Target] = {}
 
     # --- the policy's methods
@@ -272,7 +272,7 @@ class Goodput(ImmediatePolicy):
         placed = self._placer.place(partition, largest_first, self._packed(partition, sizes))
         return compose_plan(
             partition,
-            {name: self._dealt(view.jobs[name], slots) for name, slots in placed.items()},
+            {name: self._local_batches(view.jobs[name], slots) for name, slots in placed.items()},
             self._why,
             restart=self._placer.restarts(partition, placed),
             wake_at=self._rounds.next_at(partition),
@@ -355,7 +355,7 @@ class Goodput(ImmediatePolicy):
         """Start waiting jobs on idle slots between rounds, as Pollux' scheduler does, too."""
         widest = self._clusters.of(partition.view).widest
 
-        def known(job: JobView) -> tuple[Bounds, SizeTable]:
+        def known(job: JobView) -> tuple[JobBounds, GoodputTable]:
             bounds = self._bounds(job, partition, widest)
             return bounds, self._table(job, bounds)
 
@@ -369,13 +369,13 @@ class Goodput(ImmediatePolicy):
             bounds, table = known(job)
             self._targets[name] = self._target(job, table, bounds, size, partition.now)
 
-    def _bounds(self, job: JobView, partition: Partition, widest: int) -> Bounds:
+    def _bounds(self, job: JobView, partition: Partition, widest: int) -> JobBounds:
         """Limit a job to `growth` times the most slots that it ever had (Pollux section 4.2.1)."""
         grown = int(self.options.growth * self._histories[job.job].most)
         needs = -(-job.batch_size // max(1, job.local_limit))
         first = max(job.least, needs, grown)
         most = min(job.most, len(partition.view.slots), job.batch_limit, first)
-        return Bounds(
+        return JobBounds(
             first_batch=job.batch_size,
             batch_limit=job.batch_limit,
             local_limit=job.local_limit,
@@ -383,31 +383,33 @@ class Goodput(ImmediatePolicy):
             widest=widest,
         )
 
-    def _table(self, job: JobView, bounds: Bounds) -> SizeTable:
+    def _table(self, job: JobView, bounds: JobBounds) -> GoodputTable:
         """Return the cached table, computed again when its inputs change."""
         speed = self._speed(job.job, job.family)
         model, noise_scale = speed.speed_model(job.batch_size), self._noise_scale(job)
         key = (speed.edition, bounds, noise_scale)
         known = self._tables.get(job.job)
         if known is None or known[0] != key:
-            table = size_table(model, bounds, noise_scale, self.options.batches_per_doubling)
+            table = goodput_table(model, bounds, noise_scale, self.options.batches_per_doubling)
             known = self._tables[job.job] = (key, table)
         return known[1]
 
-    def _value(self, job: JobView, bounds: Bounds, table: SizeTable, now: Seconds) -> FloatArray:
+    def _value(
+        self, job: JobView, bounds: JobBounds, table: GoodputTable, now: Seconds
+    ) -> FloatArray:
         """Return the value of 0, 1, ... slots, with the cost of changing them (Pollux eq. 16)."""
         speedups = np.append(0.0, table.speedups)
         have = len(job.running_on)
         if have:
             stays = speedups[have] * self._spread(job, bounds, table)
-            speedups = speedups * self._kept(job, now)
+            speedups = speedups * self._share_kept(job, now)
             speedups[have] = max(stays, speedups[have])
         value = utilities(speedups, self.options.power)
         value[1:][table.batches == 0] = -np.inf
         value[1 : job.least] = -np.inf
         return value
 
-    def _spread(self, job: JobView, bounds: Bounds, table: SizeTable) -> float:
+    def _spread(self, job: JobView, bounds: JobBounds, table: GoodputTable) -> float:
         """Return the goodput on the current nodes relative to that on as few as possible."""
         have, nodes = len(job.running_on), len({node_of(slot) for slot in job.running_on})
         batch = int(table.batches[have - 1])
@@ -418,7 +420,7 @@ class Goodput(ImmediatePolicy):
         here = goodputs(model, bounds, slots, batches, self._noise_scale(job), nodes=nodes)
         return float(here[0, 0] / table.goodputs[have - 1])
 
-    def _kept(self, job: JobView, now: Seconds) -> float:
+    def _share_kept(self, job: JobView, now: Seconds) -> float:
         """Return (T - R delta) / (T + delta): what age T leaves after R + 1 re-allocations."""
         age = max(0.0, now - job.submitted_at)
         cost = self.options.change_s
@@ -427,7 +429,7 @@ class Goodput(ImmediatePolicy):
         return max(0.0, (age - self._histories[job.job].changes * cost) / (age + cost))
 
     def _target(
-        self, job: JobView, table: SizeTable, bounds: Bounds, size: int, now: Seconds
+        self, job: JobView, table: GoodputTable, bounds: JobBounds, size: int, now: Seconds
     ) -> _Target:
         """Return the target of a size, with the current batch if another gains too little."""
         if not size:
@@ -442,7 +444,7 @@ class Goodput(ImmediatePolicy):
             ]
             if then <= here * (1 + self.options.batch_margin):
                 batch = present
-        packed = size == len(job.running_on) and self._kept(job, now) > (
+        packed = size == len(job.running_on) and self._share_kept(job, now) > (
             self._spread(job, bounds, table) * (1 + self.options.batch_margin)
         )
         speedup = float(table.speedups[size - 1])
@@ -450,7 +452,7 @@ class Goodput(ImmediatePolicy):
 
     # --- results
 
-    def _dealt(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
+    def _local_batches(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
         """Return local batches, unchanged where slots and batch stay."""
         target = self._targets.get(job.job)
         stays = job.running_on.keys() == set(slots)

@@ -1,6 +1,6 @@
 """Optimus: each slot goes to the job that saves the most time by it (Peng et al., EuroSys '18).
 
-`Estimates` is what Optimus can know in a cluster: remaining steps and their duration.
+`LengthEstimates` is what Optimus can know in a cluster: remaining steps and their duration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.options import OptimusOptions
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
 from controlplane.policy.placement.slot_partition import (
     Partition,
@@ -37,20 +37,20 @@ from controlplane.prediction.lengths import LossCurve, fit_loss, remaining_sampl
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 
-KEPT_RELATIVES: Final = 200  # the latest; bounds memory
-KEPT_LOSSES: Final = 200
-FIRST_STEPS: Final = 1000  # assumed length of a job without any information
+MAX_RELATIVES: Final = 200  # the latest; bounds memory
+MAX_LOSSES: Final = 200
+DEFAULT_STEPS: Final = 1000  # assumed length of a job without any information
 
 
 @dataclass(slots=True)
 class _Family:
     """Jobs of one script and model."""
 
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
     reached: int = 0  # most samples that a job reached
 
 
-class Estimates:
+class LengthEstimates:
     """Remaining steps and step times, estimated from the reports of jobs and their families.
 
     Args:
@@ -73,7 +73,7 @@ class Estimates:
                 if event.train_loss is not None and event.epoch:
                     losses = self._losses.setdefault(event.job, {})
                     losses[event.epoch] = event.train_loss
-                    if len(losses) > KEPT_LOSSES:
+                    if len(losses) > MAX_LOSSES:
                         del losses[min(losses)]
                     self._curves.pop(event.job, None)
             case StepsSeen():
@@ -110,7 +110,7 @@ class Estimates:
         stated = None if job.stop_samples is None else float(job.stop_samples)
         left = remaining_samples(job.samples_done, stated, family.finished, family.reached)
         if stated is None and left <= 0:
-            left = float(job.epoch_samples or FIRST_STEPS * job.batch_size)
+            left = float(job.epoch_samples or DEFAULT_STEPS * job.batch_size)
         return left / job.batch_size
 
     def _curve(self, job: JobId) -> LossCurve | None:
@@ -123,7 +123,7 @@ class Estimates:
         return self._families.setdefault(name or f"job {job}", _Family())
 
 
-STARTS_IN_A_ROUND: Final = 5.0  # shortest round, in starts: restarts cost a fifth at most
+MIN_ROUND_STARTS: Final = 5.0  # shortest round, in starts: restarts cost a fifth at most
 
 
 class Lengths(Protocol):
@@ -158,7 +158,7 @@ class Optimus(ImmediatePolicy):
 
     def __init__(self, options: OptimusOptions | None = None, oracle: Oracle | None = None) -> None:
         self.options = options or OptimusOptions()
-        self._estimates = Estimates(self.options.convergence)
+        self._estimates = LengthEstimates(self.options.convergence)
         self._lengths: Lengths = self._estimates
         if self.options.remaining == "oracle":
             if oracle is None:
@@ -166,8 +166,8 @@ class Optimus(ImmediatePolicy):
                 what = f"{field}: no cluster has an oracle that knows how long jobs will last"
                 raise SettingsError(what, "choose fit, or use `ones sim`", field)
             self._lengths = oracle
-        self._placer = placer_of(self.options.placer, self.options.moves)
-        starts = STARTS_IN_A_ROUND if self.options.moves == "restart" else 0.0
+        self._placer = make_placer(self.options.placer, self.options.moves)
+        starts = MIN_ROUND_STARTS if self.options.moves == "restart" else 0.0
         self._rounds = Rounds(self.options.interval_s, self.options.age_share, starts)
         self._targets: dict[JobId, int] = {}  # slots of each job of the last round
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Oracle, Plan, PolicyEvent
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.shares import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import gang_size, partition_of
 from schemas.ids import Seconds
@@ -26,7 +26,7 @@ class Srtf(ImmediatePolicy):
     def __init__(self, options: SrtfOptions, oracle: Oracle) -> None:
         self.options = options
         self._oracle = oracle
-        self._placer = placer_of(options.placer)
+        self._placer = make_placer(options.placer)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Pass the event to the placer."""

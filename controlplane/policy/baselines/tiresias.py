@@ -10,12 +10,12 @@ import msgspec
 
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
 from controlplane.policy.options import refuse, refuse_below
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.shares import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 
-CLOSE: Final = 1e-6  # tolerance before a limit, slot seconds
+TOLERANCE: Final = 1e-6  # tolerance before a limit, slot seconds
 
 
 class TiresiasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,7 +37,7 @@ class TiresiasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 @dataclass(slots=True)
-class _Standing:
+class _QueuePosition:
     """Queue of a job; its service and times at the last promotion, from which they count."""
 
     queue: int = 0
@@ -60,8 +60,8 @@ class Tiresias(ImmediatePolicy):
 
     def __init__(self, options: TiresiasOptions | None = None) -> None:
         self.options = options or TiresiasOptions()
-        self._placer = placer_of(self.options.placer)
-        self._standing: dict[JobId, _Standing] = {}
+        self._placer = make_placer(self.options.placer)
+        self._positions: dict[JobId, _QueuePosition] = {}
         self._queues: list[dict[JobId, None]] = [{} for _ in (*self.options.limits, math.inf)]
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
@@ -92,23 +92,23 @@ class Tiresias(ImmediatePolicy):
         for queue in self._queues:
             for name in [name for name in queue if name not in view.jobs]:
                 del queue[name]
-                del self._standing[name]
-        new = [job for name, job in view.jobs.items() if name not in self._standing]
+                del self._positions[name]
+        new = [job for name, job in view.jobs.items() if name not in self._positions]
         for job in new:
-            self._enter(job.job, _Standing())
+            self._enter(job.job, _QueuePosition())
         risen = self._rise(view, now) if self.options.promote_after else False
         if new or risen:
             first = sorted(self._queues[0], key=lambda name: view.jobs[name].submitted_at)
             self._queues[0] = dict.fromkeys(first)
         for number, limit in enumerate(self.options.limits):
             for name in list(self._queues[number]):
-                if self._served(view.jobs[name], now) >= limit - CLOSE:
+                if self._served(view.jobs[name], now) >= limit - TOLERANCE:
                     del self._queues[number][name]
-                    self._standing[name].queue = number + 1
+                    self._positions[name].queue = number + 1
                     self._queues[number + 1][name] = None
 
-    def _enter(self, name: JobId, standing: _Standing) -> None:
-        self._standing[name] = standing
+    def _enter(self, name: JobId, standing: _QueuePosition) -> None:
+        self._positions[name] = standing
         self._queues[0][name] = None
 
     def _rise(self, view: ClusterView, now: Seconds) -> bool:
@@ -121,20 +121,20 @@ class Tiresias(ImmediatePolicy):
         ]
         for name in risen:
             job = view.jobs[name]
-            del self._queues[self._standing[name].queue][name]
-            self._enter(name, _Standing(0, job.served(now), _waited_s(job, now), job.ran_s))
+            del self._queues[self._positions[name].queue][name]
+            self._enter(name, _QueuePosition(0, job.served(now), _waited_s(job, now), job.ran_s))
         return bool(risen)
 
     def _rises_at(self, job: JobView, now: Seconds) -> float:
         """Return when a waiting job of a later queue will have waited too long."""
         if job.running_on:
             return math.inf
-        standing = self._standing[job.job]
+        standing = self._positions[job.job]
         bears_s = self.options.promote_after * (job.ran_s - standing.ran_s)
         return now + bears_s - (_waited_s(job, now) - standing.waited_s)
 
     def _served(self, job: JobView, now: Seconds) -> float:
-        return job.served(now) - self._standing[job.job].served
+        return job.served(now) - self._positions[job.job].served
 
     def _next_fall(
         self, view: ClusterView, sizes: dict[JobId, int], now: Seconds
@@ -143,7 +143,7 @@ class Tiresias(ImmediatePolicy):
         first = math.inf
         limits = self.options.limits
         for name, size in sizes.items():
-            queue = self._standing[name].queue
+            queue = self._positions[name].queue
             if queue < len(limits):
                 left = limits[queue] - self._served(view.jobs[name], now)
                 first = min(first, now + left / size)
@@ -155,7 +155,7 @@ class Tiresias(ImmediatePolicy):
 
     def _why(self, job: JobView, now: Seconds) -> tuple[str, dict[str, float]]:
         served = self._served(job, now)
-        queue = self._standing[job.job].queue
+        queue = self._positions[job.job].queue
         words = f"in queue {queue + 1} after {served:.0f} slot seconds"
         return words, {"queue": float(queue + 1), "served": served}
 

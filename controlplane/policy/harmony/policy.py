@@ -32,7 +32,7 @@ from controlplane.policy.placement.occupancy import (
     all_shares,
     gain_of,
 )
-from controlplane.policy.placement.shares import Line, line_of
+from controlplane.policy.placement.shares import BackfillQueue, backfill_queue
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-LOOKED_AT: Final = 6  # candidates: jobs with the greatest loss, own and caused
-PARTNERS: Final = 30  # jobs that each candidate may exchange with
-START_S: Final = 20.0  # assumed duration of a start that was not measured
-CLOSE: Final = 1e-6
+MAX_CANDIDATES: Final = 6  # candidates: jobs with the greatest loss, own and caused
+MAX_PARTNERS: Final = 30  # jobs that each candidate may exchange with
+DEFAULT_START_S: Final = 20.0  # assumed duration of a start that was not measured
+TOLERANCE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ class Migrations:
             return None
         settled = [
             name for name, job in self._jobs.items()
-            if self._now - job.moved_at >= self._options.settle_s - CLOSE
+            if self._now - job.moved_at >= self._options.settle_s - TOLERANCE
         ]  # fmt: skip
-        worst = sorted(settled, key=self._lost, reverse=True)[:LOOKED_AT]
+        worst = sorted(settled, key=self._lost, reverse=True)[:MAX_CANDIDATES]
         found = [one for name in worst if self._lost(name) > self._options.margin
                  for one in self._of(name, settled)]  # fmt: skip
         return max(found, key=lambda one: one.worth_s, default=None)
@@ -106,15 +106,15 @@ class Migrations:
         options = self._options
         if any(self._free.values()):
             elsewhere = {name: self._elsewhere(name)}
-            found = self._judged(elsewhere, aside=None)
+            found = self._if_it_pays(elsewhere, aside=None)
             if found is not None:
                 yield found
         if options.migrations == "swap":
             mine = self._where.nodes[name]
             apart = [one for one in partners if self._where.nodes[one] != mine and one != name]
-            for other in apart[:PARTNERS]:
+            for other in apart[:MAX_PARTNERS]:
                 for trade in _trades(name, other, self._where):
-                    found = self._judged(trade, aside=other)
+                    found = self._if_it_pays(trade, aside=other)
                     if found is not None:
                         yield found
 
@@ -128,7 +128,7 @@ class Migrations:
         self._where.put(name, before)
         return layout
 
-    def _judged(self, layouts: dict[JobId, Layout], aside: JobId | None) -> Migration | None:
+    def _if_it_pays(self, layouts: dict[JobId, Layout], aside: JobId | None) -> Migration | None:
         """Return the migration if it pays."""
         if all(self._where.nodes[name] == layout for name, layout in layouts.items()):
             return None
@@ -144,7 +144,7 @@ class Migrations:
         costs = [self._options.stall_s for _ in layouts]
         if aside is not None:
             starts = [self._jobs[name].start_s for name in layouts]
-            costs.append(min(START_S if one is None else one for one in starts))
+            costs.append(min(DEFAULT_START_S if one is None else one for one in starts))
         return sum(costs)
 
     def _remaining_s(self, job: JobView) -> float:
@@ -171,8 +171,8 @@ def _moved(layout: Layout, start: NodeId, end: NodeId, many: int) -> dict[NodeId
     return {node: workers for node, workers in then.items() if workers > 0}
 
 
-NAMED: Final = 3  # maximum neighbours in a sentence
-WORTH_NAMING: Final = 0.005  # minimum cost that is named, share of the job's speed
+MAX_NAMED: Final = 3  # maximum neighbours in a sentence
+MIN_NAMED_COST: Final = 0.005  # minimum cost that is named, share of the job's speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Explainer:
     """Reasons for the decisions of one plan."""
 
     partition: Partition
-    line: Line
+    queue: BackfillQueue
     where: Occupancy  # in this plan
     present: Occupancy
     shares: SpeedShares
@@ -197,8 +197,8 @@ class Explainer:
 
     def _placed(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         words, numbers = self._beside(job.job, self.where)
-        if job.job in self.line.before:
-            words += f"; it does not delay {self.line.before[job.job]}"
+        if job.job in self.queue.before:
+            words += f"; it does not delay {self.queue.before[job.job]}"
         if len(job.running_on) > slots:
             words = f"it has moved, and {words}"
         moved = self.migration
@@ -215,11 +215,11 @@ class Explainer:
         return words, numbers
 
     def _waits(self, job: JobView) -> tuple[str, dict[str, float]]:
-        needs, ahead = gang_size(job, self.partition), self.line.ahead.get(job.job, 0)
-        numbers = {"needs": float(needs), "left": float(self.line.left), "ahead": float(ahead)}
+        needs, ahead = gang_size(job, self.partition), self.queue.ahead.get(job.job, 0)
+        numbers = {"needs": float(needs), "left": float(self.queue.left), "ahead": float(ahead)}
         behind = f", behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
         return (
-            f"needs {slots_in_words(needs)}, {slots_in_words(self.line.left)} free{behind}",
+            f"needs {slots_in_words(needs)}, {slots_in_words(self.queue.left)} free{behind}",
             numbers,
         )
 
@@ -234,7 +234,7 @@ class Explainer:
         if len(where.nodes[job]) == 1 and not where.neighbours(job):
             return "has its node to itself", numbers
         keeps = f"keeps {share:.0%} of its speed"
-        named = [f"{name} costs it {cost:.0%}" for name, cost in costs.items()][:NAMED]
+        named = [f"{name} costs it {cost:.0%}" for name, cost in costs.items()][:MAX_NAMED]
         return ": ".join([keeps, ", ".join(named)]) if named else keeps, numbers
 
     def _costs(self, job: JobId, where: Occupancy, share: float) -> Mapping[JobId, float]:
@@ -245,13 +245,13 @@ class Explainer:
             where.take(other)
             cost = self.shares.share(job, where) - share
             where.put(other, layout)
-            if cost >= WORTH_NAMING:
+            if cost >= MIN_NAMED_COST:
                 costs[other] = cost
         return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
 
 
 Place = tuple[JobId, frozenset[tuple[NodeId, int]]]
-KEPT: Final = 50_000  # cached replies
+MAX_CACHED: Final = 50_000  # cached replies
 
 
 class OracleShares:
@@ -267,7 +267,7 @@ class OracleShares:
         key = (job, frozenset((one, frozenset(where.nodes[one].items())) for one in asked))
         known = self._answers.get(key)
         if known is None:
-            if len(self._answers) >= KEPT:
+            if len(self._answers) >= MAX_CACHED:
                 self._answers.clear()
             on = {node: where.on(node) for node in where.nodes[job]}
             known = self._answers[key] = self._oracle.speed_share(job, where.nodes, on)
@@ -302,17 +302,17 @@ class Harmony(ImmediatePolicy):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Start the next jobs, and move the job that gains most by it."""
         partition = partition_of(view, now)
-        line = line_of(partition, self._remaining_s, backfill=self.options.backfill)
-        slots = self._placer.place(partition, line.sizes)
+        queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
+        slots = self._placer.place(partition, queue.sizes)
         where = _planned(view, slots)
-        slots |= self._arrived(partition, where)
-        migration = self._migration(partition, slots, where, waits=bool(line.ahead))
+        slots |= self._completed_moves(partition, where)
+        migration = self._migration(partition, slots, where, waits=bool(queue.ahead))
         if migration is not None:
             slots |= _slots_of(migration.layouts, slots, partition.free)
         for name in migration.layouts if migration is not None else ():
             where.put(name, Counter(map(node_of, slots[name])))
         explain = Explainer(
-            partition, line, where, Occupancy.of(view), self._placer.shares, migration,
+            partition, queue, where, Occupancy.of(view), self._placer.shares, migration,
             self.costs.dropped,
         )  # fmt: skip
         return compose_plan(
@@ -322,7 +322,7 @@ class Harmony(ImmediatePolicy):
             wake_at=self._settled_at(partition),
         )
 
-    def _arrived(self, partition: Partition, where: Occupancy) -> dict[JobId, list[SlotId]]:
+    def _completed_moves(self, partition: Partition, where: Occupancy) -> dict[JobId, list[SlotId]]:
         """Release the worse of the old and the new place of jobs that have both.
 
         A job that moves grows to both first, and trains meanwhile; this is the second half.
@@ -408,7 +408,7 @@ def _slots_of(
 ) -> dict[JobId, list[SlotId]]:
     """Return slots for layouts: own ones first, then free ones or those that others give up."""
     kept: dict[JobId, list[SlotId]] = {}
-    rooms = {node: list(left) for node, left in free.items()}
+    spare = {node: list(left) for node, left in free.items()}
     for name, layout in layouts.items():
         left = Counter(layout)
         kept[name] = []
@@ -418,10 +418,10 @@ def _slots_of(
                 left[node] -= 1
                 kept[name].append(slot)
             else:
-                rooms[node].append(slot)
+                spare[node].append(slot)
     for name, layout in layouts.items():
         have = Counter(map(node_of, kept[name]))
         for node, many in layout.items():
             for _ in range(many - have[node]):
-                kept[name].append(rooms[node].pop(0))
+                kept[name].append(spare[node].pop(0))
     return kept

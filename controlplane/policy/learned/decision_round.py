@@ -25,9 +25,9 @@ from controlplane.prediction.step_times import steps_at
 INPUTS_VERSION: Final = 1  # raised when the meaning of an input changes
 JOB_INPUTS: Final = 15
 CLUSTER_INPUTS: Final = 10
-MANY_SLOTS: Final = 8.0  # unit of counts of slots
-LONG: Final = 8.0  # about the logarithm of an hour in seconds
-SHORTEST_S: Final = 1e-6  # lower bound of a step
+SLOT_SCALE: Final = 8.0  # unit of counts of slots
+LOG_SCALE: Final = 8.0  # about the logarithm of an hour in seconds
+MIN_STEP_S: Final = 1e-6  # lower bound of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class JobTable:
     def step_s(self, slots: IntArray) -> FloatArray:
         """Return the seconds of a step of each job on `slots`, shape (N,), at least 1."""
         times = steps_at(self.coefficients, slots[:, None], self.batch[:, None])[:, 0]
-        return np.maximum(times, SHORTEST_S)
+        return np.maximum(times, MIN_STEP_S)
 
 
 def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
@@ -72,20 +72,20 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
     lost_s = np.maximum(0.0, shrunk_s - step_s) * table.steps_left
     columns = (
         runs,
-        sizes / MANY_SLOTS,
+        sizes / SLOT_SCALE,
         sizes / max(1, table.room),  # dominant share
-        np.log1p(table.age_s) / LONG,
-        np.log1p(step_s * table.steps_left) / LONG,  # remaining seconds at this size
+        np.log1p(table.age_s) / LOG_SCALE,
+        np.log1p(step_s * table.steps_left) / LOG_SCALE,  # remaining seconds at this size
         table.known,
-        table.wanted / MANY_SLOTS,
-        table.least / MANY_SLOTS,
+        table.wanted / SLOT_SCALE,
+        table.least / SLOT_SCALE,
         np.log10(step_s),
         np.clip(1.0 - grown_s / step_s, -1.0, 1.0),  # gain of one more slot
         np.clip(shrunk_s / step_s - 1.0, -1.0, 1.0),  # cost of one slot less
-        np.log1p(saved_s) / LONG,
-        np.log1p(lost_s) / LONG,
-        np.log1p(table.still_s) / LONG,
-        (sizes - table.have) / MANY_SLOTS,  # change so far in this round
+        np.log1p(saved_s) / LOG_SCALE,
+        np.log1p(lost_s) / LOG_SCALE,
+        np.log1p(table.still_s) / LOG_SCALE,
+        (sizes - table.have) / SLOT_SCALE,  # change so far in this round
     )
     return np.column_stack([np.asarray(column, dtype=np.float64) for column in columns])
 
@@ -107,11 +107,11 @@ def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatA
     return np.array(
         [
             free / max(1, table.room),
-            min(free, 2.0 * MANY_SLOTS) / MANY_SLOTS,
+            min(free, 2.0 * SLOT_SCALE) / SLOT_SCALE,
             np.log1p(waiting) / 4.0,
             np.log1p(running) / 4.0,
-            table.room / max(1, running + waiting) / MANY_SLOTS,
-            np.log1p(queued_s / max(1, table.room)) / LONG,  # to finish all waiting work
+            table.room / max(1, running + waiting) / SLOT_SCALE,
+            np.log1p(queued_s / max(1, table.room)) / LOG_SCALE,  # to finish all waiting work
             float(fits.any()),
             jobs[grows, 11].max(initial=0.0),  # greatest saving by a slot
             jobs[shrinks, 12].min(initial=2.0),  # least cost of a slot
@@ -121,7 +121,7 @@ def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatA
 
 
 POLICY: Final = "drl"
-SHIPPED: Final = "drl.npz"  # beside this module
+SHIPPED_FILE: Final = "drl.npz"  # beside this module
 HIDDEN: Final = 32  # units of each hidden layer
 ACTIONS: Final = 3  # per job: more, fewer, same
 JOB_NET: Final = (JOB_INPUTS + CLUSTER_INPUTS, HIDDEN, HIDDEN, ACTIONS)  # widths
@@ -170,7 +170,7 @@ def read_actor_model(file: str | None) -> LearnedModel:
     if file is None:
         package = __name__.rpartition(".")[0]
         return shipped_model(
-            package, SHIPPED, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES
+            package, SHIPPED_FILE, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES
         )
     return read_model(file, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES)
 
@@ -257,9 +257,9 @@ class DecisionRound:
         elif what == SAME:
             self._settled[row] = True
         else:
-            self.sizes[row] = self._moved(row, what)
+            self.sizes[row] = self._changed_size(row, what)
 
-    def _moved(self, row: int, what: int) -> int:
+    def _changed_size(self, row: int, what: int) -> int:
         size, least = int(self.sizes[row]), int(self._table.least[row])
         if what == MORE:
             return size + 1 if size else least

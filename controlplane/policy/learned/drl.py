@@ -33,9 +33,9 @@ from controlplane.policy.learned.decision_round import (
     read_actor_model,
 )
 from controlplane.policy.learned.model_file import LearnedModel, softmax
-from controlplane.policy.options import LEAST_ROUND_S, refuse_above, refuse_below
+from controlplane.policy.options import MIN_ROUND_S, refuse_above, refuse_below
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.rounds import Rounds, fit_targets
 from controlplane.policy.placement.slot_partition import (
     Partition,
@@ -63,7 +63,7 @@ class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         """Check the ranges, and that the model can be used."""
-        refuse_below(self, {"interval_s": LEAST_ROUND_S})
+        refuse_below(self, {"interval_s": MIN_ROUND_S})
         refuse_above(self, {"interval_s": 3600.0})
         if self.most is not None:
             refuse_below(self, {"most": 1})
@@ -71,8 +71,8 @@ class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             read_actor_model(self.model)
 
 
-KEPT_RELATIVES: Final = 200  # the latest; bounds memory
-FIRST_STEPS: Final = 1000  # assumed length of a job without any information
+MAX_RELATIVES: Final = 200  # the latest; bounds memory
+DEFAULT_STEPS: Final = 1000  # assumed length of a job without any information
 DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
 
 
@@ -80,7 +80,7 @@ DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
 class _Family:
     """Jobs of one script and model."""
 
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
     reached: int = 0  # most samples that a job reached
     left: dict[int, float] = field(default_factory=dict)  # samples done -> left, until an event
 
@@ -128,7 +128,7 @@ class ObservedJobs:
         done = job.samples_done
         if done not in family.left:
             family.left[done] = remaining_samples(done, None, family.finished, family.reached)
-        left = family.left[done] or float(job.epoch_samples or FIRST_STEPS * job.batch_size)
+        left = family.left[done] or float(job.epoch_samples or DEFAULT_STEPS * job.batch_size)
         return left / job.batch_size
 
     def length_known(self, job: JobView) -> bool:
@@ -140,7 +140,7 @@ class ObservedJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RoundFacts:
     """Facts about a job in the last round, for its reason."""
 
     probability: float  # of the action taken; for a waiting job of its start
@@ -169,13 +169,13 @@ class Drl(ImmediatePolicy):
         self._trained_on = model.card.slots
         self._actor = Actor(model.arrays)
         self._observed = ObservedJobs()
-        self._placer = placer_of(self.options.placer, self.options.moves)
+        self._placer = make_placer(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
         self._targets: dict[JobId, int] = {}  # slots of each job in the last round
-        self._said: dict[JobId, Said] = {}
+        self._facts: dict[JobId, RoundFacts] = {}
         self._decided_for: frozenset[JobId] = frozenset()  # all jobs of the view in the last round
         self._changed = False  # True if the last round changed a size
-        self._beyond = ""  # note for clusters outside the training range
+        self._range_note = ""  # note for clusters outside the training range
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds and lengths."""
@@ -186,7 +186,7 @@ class Drl(ImmediatePolicy):
         """Return the sizes of the last round, as far as there is room for them now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
-            self._beyond = beyond(self._trained_on, len(view.slots))
+            self._range_note = training_range_note(self._trained_on, len(view.slots))
             self._decide(partition)
             self._rounds.begin(now)
         sizes = fit_targets(partition, self._targets, fixed_batches=True)
@@ -227,8 +227,8 @@ class Drl(ImmediatePolicy):
         left_s = table.step_s(np.maximum(sizes, table.least)) * table.steps_left
         self._changed = bool((sizes != table.have).any())
         self._decided_for = frozenset(partition.view.jobs)
-        self._said = {
-            job.job: Said(odds.get(job.job, 0.0), seconds, known)
+        self._facts = {
+            job.job: RoundFacts(odds.get(job.job, 0.0), seconds, known)
             for job, seconds, known in zip(jobs, left_s.tolist(), table.known.tolist(), strict=True)
         }
         leaving = {job.job: self._targets.get(job.job, 0) for job in partition.leaving}
@@ -236,25 +236,25 @@ class Drl(ImmediatePolicy):
         self._targets = leaving | chosen
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        target, said = self._targets.get(job.job), self._said.get(job.job)
-        if target is None or said is None:
+        target, facts = self._targets.get(job.job), self._facts.get(job.job)
+        if target is None or facts is None:
             return "sizes are chosen again in the next round", {}
         numbers = {
             "target": float(target),
-            "probability": said.probability,
-            "remaining_s": said.remaining_s,
+            "probability": facts.probability,
+            "remaining_s": facts.remaining_s,
         }
         if slots:
-            rest = f", about {said.remaining_s:.0f} s left on them" if said.known else ""
+            rest = f", about {facts.remaining_s:.0f} s left on them" if facts.known else ""
             words = f"the network's choice{rest}"
         elif target:
             words = f"its {slots_in_words(target)} are not free yet"
         else:
             words = "the network does not start it yet"
-        return words + self._beyond, numbers
+        return words + self._range_note, numbers
 
 
-def beyond(trained_on: tuple[int, int], slots: int) -> str:
+def training_range_note(trained_on: tuple[int, int], slots: int) -> str:
     """Return a note if the cluster is smaller or larger than those of the training, else ""."""
     least, most = trained_on
     if least <= slots <= most:

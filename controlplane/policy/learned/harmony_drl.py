@@ -37,7 +37,7 @@ from controlplane.policy.learned.gang_model import (
 from controlplane.policy.learned.reported_speeds import ReportedSpeeds
 from controlplane.policy.learned.shared_nodes import RewardModel, SharedNodes
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.shares import line_of
+from controlplane.policy.placement.shares import backfill_queue
 from controlplane.policy.placement.slot_partition import (
     compose_plan,
     gang_size,
@@ -65,7 +65,7 @@ class HarmonyDrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             load(self.model)
 
 
-NOTHING: Final = 0.005  # share of a job's speed below which a cost is not mentioned
+MIN_NAMED_COST: Final = 0.005  # share of a job's speed below which a cost is not mentioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
     own = float(last.among.own[last.place])
     costs = math.fsum(float((one.among.costs - one.among.own)[one.place]) for one in choices)
     numbers = {"own_loss": own, "neighbours_loss": costs, "score": first.score}
-    words = f"{' and '.join(names)} scored best: {_expected(own, costs)}"
+    words = f"{' and '.join(names)} scored best: {_expected_words(own, costs)}"
     others = np.delete(first.among.scores, first.place)
     if len(others):
         at = int(np.argmax(others))
@@ -93,7 +93,7 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
     return Explained(words, numbers)
 
 
-def waits(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
+def wait_reason(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
     """Return the reason for a wait.
 
     Args:
@@ -104,9 +104,9 @@ def waits(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
     return text, {"needs": float(needs), "free": float(free), "ahead": float(ahead)}
 
 
-def _expected(own: float, neighbours: float) -> str:
+def _expected_words(own: float, neighbours: float) -> str:
     mine = f"it keeps {100.0 * (1.0 - own):.0f}% of its speed"
-    if neighbours < NOTHING:
+    if neighbours < MIN_NAMED_COST:
         return f"{mine} and costs no neighbour any"
     return f"{mine} and costs its neighbours {100.0 * neighbours:.0f}% of one job's"
 
@@ -225,9 +225,9 @@ class HarmonyDrl(ImmediatePolicy):
         room = int(here.shared.free.sum())
         placed = {job.job: list(job.running_on) for job in partition.running}
         partition.room = room + sum(map(len, placed.values()))  # without slots that are leaving
-        line = line_of(partition, self._remaining_s, backfill=self.options.backfill)
+        queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
         explained: dict[JobId, Explained] = {}
-        for name, size in line.sizes.items():
+        for name, size in queue.sizes.items():
             if name not in placed:
                 here.shared.add(name, self._classes.number(view.jobs[name].family), size)
                 choose = self._choose(name, view.version)
@@ -238,9 +238,9 @@ class HarmonyDrl(ImmediatePolicy):
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
             if slots:
                 one = explained[job.job]
-                passed = line.before.get(job.job)
+                passed = queue.before.get(job.job)
                 return one.words + (f"; it does not delay {passed}" if passed else ""), one.numbers
-            return waits(gang_size(job, partition), room, line.ahead.get(job.job, 0))
+            return wait_reason(gang_size(job, partition), room, queue.ahead.get(job.job, 0))
 
         return compose_plan(partition, with_user_batches(partition, placed), why)
 

@@ -24,8 +24,8 @@ from schemas.errors import SettingsError
 FORMAT: Final = 1
 CARD: Final = "card.json"  # member beside the arrays, which are NAME.npy
 FIELD: Final = "policy.options.model"
-LARGEST_BYTES: Final = 16 << 20  # of a file, and of its unpacked contents
-MADE_AT: Final = (
+MAX_BYTES: Final = 16 << 20  # of a file, and of its unpacked contents
+MEMBER_TIME: Final = (
     1980,
     1,
     1,
@@ -94,7 +94,7 @@ def read_model(file: str, *, policy: str, features: int, shapes: Shapes) -> Lear
     """
     try:
         with Path(file).open("rb") as opened:
-            data = opened.read(LARGEST_BYTES + 1)
+            data = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or error
         raise _refusal(file, f"{said}", policy) from None
@@ -125,12 +125,12 @@ def decode_model(
         SettingsError: if the bytes are no complete model, or one of another version, policy or
             shape, or not all of its numbers are finite.
     """
-    if len(data) > LARGEST_BYTES:
-        raise _refusal(name, f"larger than {LARGEST_BYTES >> 20} MiB", policy)
+    if len(data) > MAX_BYTES:
+        raise _refusal(name, f"larger than {MAX_BYTES >> 20} MiB", policy)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
-            if sum(member.file_size for member in file.infolist()) > LARGEST_BYTES:
-                raise _refusal(name, f"larger than {LARGEST_BYTES >> 20} MiB", policy)
+            if sum(member.file_size for member in file.infolist()) > MAX_BYTES:
+                raise _refusal(name, f"larger than {MAX_BYTES >> 20} MiB", policy)
             card = _card(file.read(CARD), name, policy, features)
             _check_shapes(card, shapes, name, policy)
             arrays = {key: _array(file, key) for key in shapes}
@@ -182,7 +182,7 @@ def _array(file: zipfile.ZipFile, key: str) -> FloatArray:
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    member = zipfile.ZipInfo(name, MADE_AT)
+    member = zipfile.ZipInfo(name, MEMBER_TIME)
     member.compress_type = zipfile.ZIP_DEFLATED
     return member
 

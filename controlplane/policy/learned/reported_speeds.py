@@ -1,6 +1,6 @@
 """Online training of the reward model on the speeds that jobs report beside their neighbours.
 
-`taught` is one step of gradient descent on a small network, in plain numpy.
+`gradient_step` is one step of gradient descent on a small network, in plain numpy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from controlplane.policy.learned.shared_nodes import (
 from controlplane.prediction import FloatArray
 
 
-def taught(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
+def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
     """Return the network after one step of gradient descent.
 
     Args:
@@ -43,12 +43,12 @@ def taught(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -
     return DenseNet(tuple(reversed(layers)))
 
 
-KEPT: Final = 512  # latest reports; bounds memory
-STEPS: Final = 6  # gradient descent steps per bundle of reports
+MAX_REPORTS: Final = 512  # latest reports; bounds memory
+STEPS_PER_BUNDLE: Final = 6  # gradient descent steps per bundle of reports
 BATCH: Final = 64
-RATE: Final = 0.05  # learning rate; small, so that one odd report moves little
-MOST_WEIGHT: Final = 20.0  # limit of the weight of earlier reports: a family's speed may change
-FASTEST: Final = 1e12  # samples per second; faster reports are implausible
+LEARNING_RATE: Final = 0.05  # learning rate; small, so that one odd report moves little
+MAX_WEIGHT: Final = 20.0  # limit of the weight of earlier reports: a family's speed may change
+MAX_SAMPLES_PER_S: Final = 1e12  # samples per second; faster reports are implausible
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Mean:
     weight: float = 0.0
 
     def add(self, value: float) -> None:
-        self.weight = min(self.weight, MOST_WEIGHT) + 1.0
+        self.weight = min(self.weight, MAX_WEIGHT) + 1.0
         self.value += (value - self.value) / self.weight
 
 
@@ -95,7 +95,7 @@ class ReportedSpeeds:
     """
 
     model: RewardModel
-    _reports: deque[Report] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _reports: deque[Report] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     _alone: dict[Hashable, _Alone] = field(default_factory=dict)
     _learnt: int = 0  # bundles so far
     _new: int = 0  # reports since the last bundle
@@ -106,7 +106,7 @@ class ReportedSpeeds:
         Args:
             key: jobs of one key are equally fast alone.
         """
-        if not 0.0 < samples_per_s < FASTEST:
+        if not 0.0 < samples_per_s < MAX_SAMPLES_PER_S:
             return False
         job, seen = shared.jobs[name], shared.look(name)
         beside = np.where(seen.others.sum(axis=1) > 0.0, self.model.beside(seen), -1.0)
@@ -140,7 +140,7 @@ class ReportedSpeeds:
             self._new = 0
             rng = default_rng((self._learnt, len(self._reports)))
             self._learnt += 1
-            for _ in range(STEPS):
+            for _ in range(STEPS_PER_BUNDLE):
                 rows = rng.integers(len(self._reports), size=BATCH)
                 self._step([self._reports[row] for row in rows])
         return self.model
@@ -159,8 +159,8 @@ class ReportedSpeeds:
         error = (expected - np.clip(found, -LARGEST, LARGEST)) / len(reports)
         slopes = (error * has * _sigmoid(by_others))[:, None], (error * several)[:, None]
         self.model = RewardModel(
-            taught(self.model.beside_net, beside, slopes[0], RATE),
-            taught(self.model.spread_net, spread, slopes[1], RATE),
+            gradient_step(self.model.beside_net, beside, slopes[0], LEARNING_RATE),
+            gradient_step(self.model.spread_net, spread, slopes[1], LEARNING_RATE),
             self.model.classes,
         )
 

@@ -20,7 +20,7 @@ WORKERS: Final = 4.0  # scales counts of workers and nodes to about 1
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class NodeNeighbours:
     """P pairs of a job and one of its nodes, with the other jobs on that node."""
 
     number: IntArray  # class of the job, shape (P,)
@@ -51,12 +51,12 @@ class RewardModel:
     slowest worker; therefore both numbers are free.
     """
 
-    beside_net: DenseNet  # inputs: `Beside.inputs`
+    beside_net: DenseNet  # inputs: `NodeNeighbours.inputs`
     spread_net: DenseNet  # inputs: `spread_inputs`
     classes: int  # L of the paper
     _spread: dict[tuple[int, int, int], float] = field(default_factory=dict, compare=False)
 
-    def beside(self, rows: Beside) -> FloatArray:
+    def beside(self, rows: NodeNeighbours) -> FloatArray:
         """Return the cost of neighbours to each job on its node; 0 without neighbours.
 
         Logarithms of factors on step times, in [0, LARGEST], shape (P,).
@@ -103,7 +103,7 @@ def softplus(found: FloatArray) -> FloatArray:
     return np.logaddexp(0.0, found)
 
 
-SPREAD: Final = 2  # number of nodes from which a job sends gradients over the network
+SPREAD_NODES: Final = 2  # number of nodes from which a job sends gradients over the network
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class PlacedJob:
     @property
     def spread(self) -> bool:
         """True if the job is on several nodes."""
-        return len(self.workers) >= SPREAD
+        return len(self.workers) >= SPREAD_NODES
 
 
 class Row(NamedTuple):
@@ -152,14 +152,16 @@ class SharedNodes:
         """Return the workers of each class on each node, shape (len(nodes), classes)."""
         return self._counts[nodes]
 
-    def look(self, name: str) -> Beside:
+    def look(self, name: str) -> NodeNeighbours:
         """Return a job on each of its nodes, in order, with its neighbours; it needs a worker."""
         job = self.jobs[name]
         return self._look([Row(name, job, workers, node) for node, workers in job.workers.items()])
 
     def losses(self) -> dict[str, float]:
         """Return the share of its speed that each job is expected to lose."""
-        return {name: lost(self._spread_log(job), job.logs) for name, job in self.jobs.items()}
+        return {
+            name: lost_share(self._spread_log(job), job.logs) for name, job in self.jobs.items()
+        }
 
     def add(self, name: str, number: int, size: int) -> PlacedJob:
         """Add a job without workers."""
@@ -218,11 +220,11 @@ class SharedNodes:
                 if one is job:
                     spans = len(job.workers) + (node not in job.workers)
                     spread_log = self.model.spread(job.number, job.size, spans)
-                    own[place] = lost(spread_log, job.logs | changed)
+                    own[place] = lost_share(spread_log, job.logs | changed)
                 else:
                     spread_log = self._spread_log(one)
-                    neighbours[place] += lost(spread_log, one.logs | changed)
-                    neighbours[place] -= lost(spread_log, one.logs)
+                    neighbours[place] += lost_share(spread_log, one.logs | changed)
+                    neighbours[place] -= lost_share(spread_log, one.logs)
         return own, neighbours
 
     def _rows_of_next(self, job: PlacedJob, node: int) -> list[Row]:
@@ -263,7 +265,7 @@ class SharedNodes:
             for row, log in zip(rows, logs, strict=True):
                 row.job.logs[row.node] = log
 
-    def _look(self, rows: Sequence[Row], extra: PlacedJob | None = None) -> Beside:
+    def _look(self, rows: Sequence[Row], extra: PlacedJob | None = None) -> NodeNeighbours:
         """Return jobs with a number of workers on a node, with their neighbours."""
         number = np.array([row.job.number for row in rows])
         mine = np.array([float(row.workers) for row in rows])
@@ -276,16 +278,16 @@ class SharedNodes:
             counts[:, extra.number] += added
             for place, row in enumerate(rows):
                 nodes = extra.workers.keys() | ({row.node} if row.added else set())
-                if len(nodes) >= SPREAD or not row.added:
+                if len(nodes) >= SPREAD_NODES or not row.added:
                     before = 0 if extra.spread else extra.workers.get(row.node, 0)
                     spread_counts[place, extra.number] += row.added + before
                     spread[place] = 1.0 if row.job is extra else spread[place]
         counts[at, number] -= mine
         spread_counts[at, number] -= mine * spread
-        return Beside(number, mine, spread, counts, np.maximum(spread_counts, 0.0))
+        return NodeNeighbours(number, mine, spread, counts, np.maximum(spread_counts, 0.0))
 
 
-def lost(spread_log: float, logs: Mapping[int, float]) -> float:
+def lost_share(spread_log: float, logs: Mapping[int, float]) -> float:
     """Return the share of its speed alone on few nodes that a job loses.
 
     Args:

@@ -16,13 +16,19 @@ import numpy as np
 from controlplane.policy.api import ClusterView, JobView, Reason
 from controlplane.policy.oasis.job_estimates import OasisEstimates
 from controlplane.policy.oasis.job_plans import JobPlans, Work, in_time, most_worth, plans_of
-from controlplane.policy.oasis.prices import Grid, PriceBounds, Schedule, SlotPrices, grid_of
+from controlplane.policy.oasis.prices import (
+    IntervalGrid,
+    PriceBounds,
+    Schedule,
+    SlotPrices,
+    grid_of,
+)
 from controlplane.policy.options import OasisOptions
 from controlplane.prediction import IntArray
 from schemas.ids import JobId
 from schemas.jobs import MAX_UTILITY, Utility
 
-GONE: Final = 0.05  # share of its value below which the value counts as gone
+WORTHLESS_SHARE: Final = 0.05  # share of its value below which the value counts as gone
 
 
 def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Reason:
@@ -61,7 +67,7 @@ def gone_after_s(utility: Utility) -> float:
     """Seconds after submission when nearly none of the value is left; may be infinite."""
     if utility.decay == 0.0 or not math.isfinite(utility.deadline_s):
         return math.inf
-    return max(0.0, utility.deadline_s + math.log(1.0 / GONE - 1.0) / utility.decay)
+    return max(0.0, utility.deadline_s + math.log(1.0 / WORTHLESS_SHARE - 1.0) / utility.decay)
 
 
 def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float | None:
@@ -112,15 +118,15 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"  # noqa: PLR2004
 
 
-PLAIN: Final = Utility(value=1.0)  # utility of a job that states none
-UNKNOWN: Final = "its length is unknown"
+DEFAULT_UTILITY: Final = Utility(value=1.0)  # utility of a job that states none
+UNKNOWN_LENGTH: Final = "its length is unknown"
 TOO_EXPENSIVE: Final = "its end is worth less than its slots would cost"
 NO_ROOM: Final = "it does not fit into the planned intervals"
-TRY_AGAIN: Final = 10  # intervals until a failed plan is tried again
+RETRY_INTERVALS: Final = 10  # intervals until a failed plan is tried again
 
 
 @dataclass(slots=True)
-class Decided:
+class Decisions:
     """Decisions; `Oasis.plan` turns them into a plan."""
 
     schedules: dict[JobId, Schedule] = field(default_factory=dict)
@@ -146,14 +152,14 @@ class Admissions:
         self._bounds = PriceBounds(options.window, options.l, options.u)
         self._counted: set[JobId] = set()  # jobs that U and L include
         self._tried: dict[JobId, int] = {}  # interval of the last failed plan
-        self._last = Decided()
+        self._last = Decisions()
 
     def forget(self, job: JobId) -> None:
         """Forget a job that ended."""
         self._counted.discard(job)
         self._tried.pop(job, None)
 
-    def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decided:
+    def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decisions:
         """Check schedules against the current state, then decide about new jobs by arrival.
 
         Args:
@@ -161,17 +167,17 @@ class Admissions:
         """
         self._estimates.follow(view)
         grid = grid_of(view, now, self._options.interval_s, self._options.horizon)
-        decided = Decided()
+        decided = Decisions()
         decided.rejected = {n: why for n, why in self._last.rejected.items() if n in view.jobs}
         used = self._keep(view, grid, decided)
         left = at_most
-        for job in self._open(view, decided):
+        for job in self._open_jobs(view, decided):
             if left <= 0:
                 decided.more = True
                 break
             left -= self._decide_one(job, grid, used, decided)
         decided.worth = sum(
-            (view.jobs[name].utility or PLAIN).at(end - view.jobs[name].submitted_at)
+            (view.jobs[name].utility or DEFAULT_UTILITY).at(end - view.jobs[name].submitted_at)
             for name, end in decided.expected.items()
         )
         self._last = decided
@@ -179,7 +185,7 @@ class Admissions:
 
     # --- earlier promises
 
-    def _keep(self, view: ClusterView, grid: Grid, decided: Decided) -> IntArray:
+    def _keep(self, view: ClusterView, grid: IntervalGrid, decided: Decisions) -> IntArray:
         """Keep schedules that still hold, and plan the others again, earliest promises first.
 
         Returns:
@@ -205,7 +211,7 @@ class Admissions:
             self._plan_again(job, grid, used, decided)
         return used
 
-    def _still_holds(self, job: JobView, schedule: Schedule, grid: Grid) -> Schedule | None:
+    def _still_holds(self, job: JobView, schedule: Schedule, grid: IntervalGrid) -> Schedule | None:
         """Return the rest of a schedule without superfluous intervals; None if insufficient."""
         work, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
         if work is None:
@@ -226,17 +232,19 @@ class Admissions:
                 return rest.cut(grid.first, interval + 1)
         return None
 
-    def _plan_again(self, job: JobView, grid: Grid, used: IntArray, decided: Decided) -> None:
+    def _plan_again(
+        self, job: JobView, grid: IntervalGrid, used: IntArray, decided: Decisions
+    ) -> None:
         """Plan a job in time for its promise if possible, else as early as possible."""
         promised = decided.promised[job.job]
         tried = self._was_tried(job, grid)
         plans = None if tried else self._plans(job, grid, used, by=promised)
         if plans is None:
-            why = NO_ROOM if tried else UNKNOWN
+            why = NO_ROOM if tried else UNKNOWN_LENGTH
             decided.unplanned[job.job] = why
             decided.expected[job.job] = self._last.expected.get(job.job, promised)
             return
-        worth = plans.worth(job.utility or PLAIN, job.submitted_at)
+        worth = plans.worth(job.utility or DEFAULT_UTILITY, job.submitted_at)
         last = in_time(plans, worth, promised)
         if last is None:
             decided.unplanned[job.job], self._tried[job.job] = NO_ROOM, grid.first
@@ -248,7 +256,7 @@ class Admissions:
 
     # --- new jobs
 
-    def _open(self, view: ClusterView, decided: Decided) -> Iterable[JobView]:
+    def _open_jobs(self, view: ClusterView, decided: Decisions) -> Iterable[JobView]:
         """Return the jobs that state a utility and have no promise, running ones included."""
         found = [
             job
@@ -258,7 +266,9 @@ class Admissions:
         ]
         return sorted(found, key=lambda job: (job.submitted_at, job.job))
 
-    def _decide_one(self, job: JobView, grid: Grid, used: IntArray, decided: Decided) -> bool:
+    def _decide_one(
+        self, job: JobView, grid: IntervalGrid, used: IntArray, decided: Decisions
+    ) -> bool:
         """Admit, reject, or have the job measured first; return True if that took a plan."""
         if grid.slots < job.least or job.utility is None:
             return False
@@ -284,7 +294,7 @@ class Admissions:
         return True
 
     def _admit(
-        self, job: JobView, plans: JobPlans, last: int, grid: Grid, decided: Decided
+        self, job: JobView, plans: JobPlans, last: int, grid: IntervalGrid, decided: Decisions
     ) -> None:
         """Reserve slots for the job, and promise its end with a margin."""
         end = float(plans.ends[last])
@@ -293,11 +303,11 @@ class Admissions:
         decided.promised[job.job] = end + later_s
         decided.numbers[job.job] = {"cost": float(plans.cost[last])}
 
-    def _have_measured(self, job: JobView, decided: Decided) -> None:
+    def _have_measured(self, job: JobView, decided: Decisions) -> None:
         """Measure one job per family at a time if its speed is unknown, else each job itself."""
         knows_speed = self._estimates.knows_speed(job)
         if knows_speed and not job.undecided:
-            decided.unplanned[job.job] = UNKNOWN
+            decided.unplanned[job.job] = UNKNOWN_LENGTH
         elif knows_speed or job.family not in decided.measured.values():
             decided.measured[job.job] = job.family
 
@@ -312,12 +322,12 @@ class Admissions:
 
     # --- plans
 
-    def _was_tried(self, job: JobView, grid: Grid) -> bool:
+    def _was_tried(self, job: JobView, grid: IntervalGrid) -> bool:
         """True if planning the job failed recently, so that it is not repeated at every request."""
-        return grid.first < self._tried.get(job.job, -TRY_AGAIN) + TRY_AGAIN
+        return grid.first < self._tried.get(job.job, -RETRY_INTERVALS) + RETRY_INTERVALS
 
     def _plans(
-        self, job: JobView, grid: Grid, used: IntArray, by: float | None = None
+        self, job: JobView, grid: IntervalGrid, used: IntArray, by: float | None = None
     ) -> JobPlans | None:
         work = self._work(job, grid)
         if work is None:
@@ -325,7 +335,7 @@ class Admissions:
         low, high = self._bounds.now()
         return plans_of(job, work, grid, SlotPrices(used, grid.capacities, low, high), by=by)
 
-    def _work(self, job: JobView, grid: Grid) -> Work | None:
+    def _work(self, job: JobView, grid: IntervalGrid) -> Work | None:
         remaining = self._estimates.remaining(job, grid.now)
         if remaining is None or not self._estimates.knows_speed(job):
             return None

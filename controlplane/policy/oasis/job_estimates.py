@@ -23,9 +23,9 @@ from controlplane.prediction.lengths import remaining_samples
 from controlplane.prediction.slowdowns import stretch
 from schemas.ids import JobId, NodeId, Seconds, node_of
 
-PACE_AFTER_S: Final = 5.0  # age of a group before which its reports are too few
+MIN_PACE_AGE_S: Final = 5.0  # age of a group before which its reports are too few
 SMOOTHING: Final = 0.2  # weight of the newest pace; a judgement
-LEAST_PACE: Final = 0.02
+MIN_PACE: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -84,9 +84,9 @@ class OasisEstimates:
     def _paced(self, event: StepsSeen, seen: _Seen, now: Seconds) -> None:
         """Learn the share of time spent in steps; evaluations between epochs are no steps."""
         full = event.samples_per_s * (now - seen.began)
-        if now - seen.began < PACE_AFTER_S or not 0.0 < full < math.inf:
+        if now - seen.began < MIN_PACE_AGE_S or not 0.0 < full < math.inf:
             return
-        pace = min(max((event.samples_done - seen.first) / full, LEAST_PACE), 1.0)
+        pace = min(max((event.samples_done - seen.first) / full, MIN_PACE), 1.0)
         before = self._paces.get(event.family, pace)
         self._paces[event.family] = before + SMOOTHING * (pace - before)
 

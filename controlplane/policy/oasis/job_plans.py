@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import JobView
-from controlplane.policy.oasis.prices import Grid, Schedule, SlotPrices, Spread
+from controlplane.policy.oasis.prices import IntervalGrid, Schedule, SlotPrices, Spread
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.jobs import Utility
 
@@ -111,10 +111,10 @@ def cheapest_schedules(
 
 
 UNITS_PER_INTERVAL: Final = 8  # units of work, on the slowest size
-MOST_UNITS: Final = 200  # maximum units of one job's work
-EVERY_SIZE: Final = 4  # each size up to this is an option, then powers of two
-SLACK: Final = 1.03  # planned over estimated work: tolerance for errors of estimates
-LOOK_ON: Final = 2  # search up to this multiple of the first possible end
+MAX_UNITS: Final = 200  # maximum units of one job's work
+MAX_DENSE_SIZE: Final = 4  # each size up to this is an option, then powers of two
+WORK_MARGIN: Final = 1.03  # planned over estimated work: tolerance for errors of estimates
+SEARCH_FACTOR: Final = 2  # search up to this multiple of the first possible end
 TINY: Final = 1e-9
 
 Rates = Callable[[Sequence[int], Sequence[int]], FloatArray]  # (slots, nodes) -> samples/s
@@ -141,7 +141,7 @@ class JobPlans:
 
     ends: FloatArray
     cost: FloatArray
-    _grid: Grid
+    _grid: IntervalGrid
     _prices: SlotPrices
     _sizes: tuple[tuple[int, bool], ...]  # options: (slots, True if on one node)
     _schedules: CheapestSchedules
@@ -164,7 +164,7 @@ class JobPlans:
 
 
 def plans_of(
-    job: JobView, work: Work, grid: Grid, prices: SlotPrices, *, by: float | None = None
+    job: JobView, work: Work, grid: IntervalGrid, prices: SlotPrices, *, by: float | None = None
 ) -> JobPlans | None:
     """Plan a job for every completion time (OASiS, section IV: one call of the dual subroutine).
 
@@ -181,8 +181,8 @@ def plans_of(
     slots = [many for many, _ in sizes]
     nodes = [1 if together else max(2, math.ceil(many / widest)) for many, together in sizes]
     rates = work.rates(slots, nodes)
-    samples = max(work.samples * SLACK, TINY)
-    unit = max(float(rates.min()) * grid.interval_s / UNITS_PER_INTERVAL, samples / MOST_UNITS)
+    samples = max(work.samples * WORK_MARGIN, TINY)
+    unit = max(float(rates.min()) * grid.interval_s / UNITS_PER_INTERVAL, samples / MAX_UNITS)
     units = max(1, math.ceil(samples / unit - TINY))
     lasts = np.array([grid.left_s, grid.interval_s])[:, None]
     starts = np.maximum(lasts - work.start_s, 0.0)
@@ -194,12 +194,12 @@ def plans_of(
         np.minimum(rates * starts / unit + TINY, units).astype(np.int64),
         units,
         running=work.running,
-        enough=_Enough(job, ends, floor, by),
+        enough=_NoBetterEnd(job, ends, floor, by),
     )
     return JobPlans(ends, schedules.cost, grid, prices, sizes, schedules)
 
 
-class _Enough:
+class _NoBetterEnd:
     """True when later completion times cannot be better: worth falls, and costs have a lower bound.
 
     Args:
@@ -223,21 +223,21 @@ class _Enough:
             return False
         if self._by is not None and end >= self._by:
             return True
-        looked_on = self._best > 0.0 or interval >= LOOK_ON * (self._first + 1)
+        looked_on = self._best > 0.0 or interval >= SEARCH_FACTOR * (self._first + 1)
         return looked_on and worth - self._floor <= self._best
 
 
-def _sizes(job: JobView, grid: Grid) -> tuple[tuple[int, bool], ...]:
+def _sizes(job: JobView, grid: IntervalGrid) -> tuple[tuple[int, bool], ...]:
     """Return the sizes to choose from: on one node if they fit, and spread over nodes."""
     most = min(job.most, grid.slots, job.batch_size)
-    many = {*range(1, EVERY_SIZE + 1), *(2**power for power in range(20)), job.least, most}
+    many = {*range(1, MAX_DENSE_SIZE + 1), *(2**power for power in range(20)), job.least, most}
     fits = sorted(size for size in many if job.least <= size <= most)
     widest, nodes = max(grid.capacity, default=0), sum(each > 0 for each in grid.capacity)
     near = [(size, True) for size in fits if size <= widest]
     return (*near, *((size, False) for size in fits if size > 1 and nodes > 1))
 
 
-def _costs(grid: Grid, prices: SlotPrices, sizes: Sequence[tuple[int, bool]]) -> FloatArray:
+def _costs(grid: IntervalGrid, prices: SlotPrices, sizes: Sequence[tuple[int, bool]]) -> FloatArray:
     """Return the costs of each option in each interval, shape (intervals, options)."""
     costs: FloatArray = np.stack(
         [

@@ -20,12 +20,12 @@ from controlplane.policy.api import (
     Reason,
     SearchStats,
 )
-from controlplane.policy.oasis.admission import Admissions, Decided
+from controlplane.policy.oasis.admission import Admissions, Decisions
 from controlplane.policy.oasis.job_estimates import OasisEstimates
-from controlplane.policy.oasis.prices import Grid, grid_of
+from controlplane.policy.oasis.prices import IntervalGrid, grid_of
 from controlplane.policy.options import OasisOptions
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Line:
+class Claims:
     """Jobs that may be changed or started, by their claim to slots."""
 
     measured: list[JobView] = field(default_factory=list)  # run first for a while, on their minimum
@@ -49,7 +49,7 @@ class Line:
 
 def sizes_now(
     partition: Partition,
-    line: Line,
+    claims: Claims,
     due: Mapping[JobId, int],
     later: Mapping[JobId, int],
     gains: Callable[[JobView, int], bool],
@@ -78,21 +78,21 @@ def sizes_now(
             sizes[job.job] = wanted
             left -= wanted - have
 
-    for job in line.measured:
+    for job in claims.measured:
         give(job, job.least)
-    for job in line.promised:
+    for job in claims.promised:
         give(job, due.get(job.job, 0))
-    for job in line.promised:
+    for job in claims.promised:
         give(job, len(job.running_on))
-    for job in line.promised:
+    for job in claims.promised:
         if not sizes.get(job.job):
             give(job, max(job.least, later.get(job.job, 0)))
             give(job, job.least)
-    for job in sorted(line.others, key=lambda job: not job.running_on):
+    for job in sorted(claims.others, key=lambda job: not job.running_on):
         give(job, job.least)
-    for job in line.others:
+    for job in claims.others:
         give(job, len(job.running_on))
-    for jobs in (line.promised, line.others):
+    for jobs in (claims.promised, claims.others):
         _grow(jobs, sizes, give, gains, lambda: left)
     return sizes
 
@@ -117,9 +117,9 @@ def _grow(
         growing = still
 
 
-AT_ONCE: Final = 8  # jobs that are decided per step of a budget
-WORTH_GROWING: Final = 0.5  # minimum gain of one more slot, in the speed of one slot
-WORTH_TRYING: Final = 0.25  # the same for sizes that the family never had, to measure them
+JOBS_PER_STEP: Final = 8  # jobs that are decided per step of a budget
+MIN_GAIN: Final = 0.5  # minimum gain of one more slot, in the speed of one slot
+MIN_GAIN_UNTRIED: Final = 0.25  # the same for sizes that the family never had, to measure them
 
 
 class Oasis(Policy):
@@ -134,8 +134,8 @@ class Oasis(Policy):
         self.options = options or OasisOptions()
         self._estimates = OasisEstimates()
         self._admissions = Admissions(self.options, self._estimates)
-        self._placer = placer_of(self.options.placer)
-        self._decided = Decided()
+        self._placer = make_placer(self.options.placer)
+        self._decided = Decisions()
         self._decisions = 0
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
@@ -149,10 +149,10 @@ class Oasis(Policy):
         """Decide about undecided jobs; return True if some are left.
 
         Args:
-            budget: generations: decide about all; steps: about `AT_ONCE` jobs each.
+            budget: generations: decide about all; steps: about `JOBS_PER_STEP` jobs each.
             rng: not used.
         """
-        many = len(view.jobs) if budget.generations else AT_ONCE * budget.steps
+        many = len(view.jobs) if budget.generations else JOBS_PER_STEP * budget.steps
         self._decided = self._admissions.decide(view, now, at_most=many)
         self._decisions += 1
         return self._decided.more
@@ -166,10 +166,10 @@ class Oasis(Policy):
             for name, reason in decided.rejected.items()
             if _may_be_rejected(view, name)
         }
-        line = self._line(partition, grid, rejected)
+        claims = self._claims(partition, grid, rejected)
         due = {name: each.size(grid.first) for name, each in decided.schedules.items()}
         later = {name: each.next_size(grid.first) for name, each in decided.schedules.items()}
-        sizes = sizes_now(partition, line, due, later, self._gains)
+        sizes = sizes_now(partition, claims, due, later, self._gains)
         placed = self._placer.place(partition, sizes)
         plan = compose_plan(
             partition,
@@ -177,7 +177,7 @@ class Oasis(Policy):
             self._why,
             wake_at=self._next_interval(view, grid),
         )
-        return _with_decisions(plan, rejected, self._told(view, grid))
+        return _with_decisions(plan, rejected, self._current_promises(view, grid))
 
     def stats(self) -> SearchStats:
         """Return statistics whose fitness is the total worth of all expected ends."""
@@ -191,22 +191,24 @@ class Oasis(Policy):
 
     # --- claims
 
-    def _line(self, partition: Partition, grid: Grid, rejected: Container[JobId]) -> Line:
+    def _claims(
+        self, partition: Partition, grid: IntervalGrid, rejected: Container[JobId]
+    ) -> Claims:
         """Return the jobs in the order in which they are served, without the undecided ones."""
-        line, decided = Line(), self._decided
+        claims, decided = Claims(), self._decided
         measured = max(1, grid.slots // self.options.measured_at_once)
         jobs = [*partition.running, *partition.waiting]
         for job in sorted(jobs, key=lambda job: (job.submitted_at, job.job)):
             if job.job in rejected:
                 continue
-            if job.job in decided.measured and len(line.measured) < measured:
-                line.measured.append(job)
+            if job.job in decided.measured and len(claims.measured) < measured:
+                claims.measured.append(job)
             elif job.job in decided.promised or job.promised_at is not None:
-                line.promised.append(job)
+                claims.promised.append(job)
             elif not job.undecided:
-                line.others.append(job)
-        line.promised.sort(key=lambda job: decided.promised.get(job.job, job.promised_at or 0.0))
-        return line
+                claims.others.append(job)
+        claims.promised.sort(key=lambda job: decided.promised.get(job.job, job.promised_at or 0.0))
+        return claims
 
     def _gains(self, job: JobView, slots: int) -> bool:
         """True if the last of these slots gains enough; never for jobs without a measured speed."""
@@ -214,9 +216,9 @@ class Oasis(Policy):
             return False
         one, before, then = self._estimates.samples_per_s(job, (1, slots - 1, slots), (1, 1, 1))
         tried = self._estimates.largest(job) >= slots
-        return bool(then - before >= (WORTH_GROWING if tried else WORTH_TRYING) * one)
+        return bool(then - before >= (MIN_GAIN if tried else MIN_GAIN_UNTRIED) * one)
 
-    def _next_interval(self, view: ClusterView, grid: Grid) -> Seconds | None:
+    def _next_interval(self, view: ClusterView, grid: IntervalGrid) -> Seconds | None:
         """Return when sizes change without an event; None if no job has a schedule."""
         waits = any(job.undecided for job in view.jobs.values())
         planned = any(name in view.jobs for name in self._decided.schedules)
@@ -224,7 +226,7 @@ class Oasis(Policy):
 
     # --- results
 
-    def _told(self, view: ClusterView, grid: Grid) -> dict[JobId, Seconds]:
+    def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
         """Return the current promises: the first one, or the expected end if that is later.
 
         An expectation that moved by less than an interval stays unchanged.

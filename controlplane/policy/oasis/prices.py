@@ -13,9 +13,9 @@ from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import NodeId
 
 BELOW: Final = 0.25  # L over the least density: 1 / (2 eta) of the paper, with eta = 2
-HIGH_SHARE: Final = 0.98  # quantile of the densities for U; excludes outliers
-LEAST_RATIO: Final = 10.0  # minimum of U / L: without a spread the price would not rise
-FIRST: Final = (1e-4, 1e-1)  # L and U before the first job; value per slot second
+HIGH_QUANTILE: Final = 0.98  # quantile of the densities for U; excludes outliers
+MIN_RATIO: Final = 10.0  # minimum of U / L: without a spread the price would not rise
+INITIAL_BOUNDS: Final = (1e-4, 1e-1)  # L and U before the first job; value per slot second
 
 
 def price(share: FloatArray, low: float, high: float) -> FloatArray:
@@ -57,14 +57,14 @@ class PriceBounds:
 
     def now(self) -> tuple[float, float]:
         """Return L and U, value per slot second, with L below U."""
-        low, high = FIRST
+        low, high = INITIAL_BOUNDS
         if self._seen:
             seen = np.array(self._seen)
-            low, high = BELOW * float(seen.min()), float(np.quantile(seen, HIGH_SHARE))
+            low, high = BELOW * float(seen.min()), float(np.quantile(seen, HIGH_QUANTILE))
         low = self._low if self._low is not None else low
-        high = self._high if self._high is not None else max(high, low * LEAST_RATIO)
+        high = self._high if self._high is not None else max(high, low * MIN_RATIO)
         if low >= high:  # one of them is fixed, and the estimate of the other is beyond it
-            low = high / LEAST_RATIO if self._low is None else low
+            low = high / MIN_RATIO if self._low is None else low
         return low, max(high, low)
 
 
@@ -179,7 +179,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class IntervalGrid:
     """Planned intervals, and the slots of nodes that can be promised."""
 
     first: int  # current interval
@@ -234,7 +234,7 @@ class Grid:
         return True
 
 
-def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> Grid:
+def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> IntervalGrid:
     """Return the grid of a view.
 
     Slots count that are free, leaving, or held by jobs in the view, on nodes that are up; other
@@ -245,7 +245,7 @@ def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> G
     for slot in view.slots:
         counts = slot.up and (slot.usable or slot.leaving or slot.slot in held)
         capacity[slot.node] = capacity.get(slot.node, 0) + counts
-    return Grid(
+    return IntervalGrid(
         first=int(now // interval_s),
         now=now,
         interval_s=interval_s,

@@ -14,7 +14,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 Mode = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest"]
 
 
-class Rooms(Protocol):
+class FreeSlots(Protocol):
     """Free slots while one plan is made; every call removes the slots that it returns."""
 
     def start(self, job: JobView, size: int) -> list[SlotId]:
@@ -34,7 +34,7 @@ class Rooms(Protocol):
         ...
 
 
-class NodeRooms:
+class NodeFreeSlots:
     """Free slots, taken from nodes by their number of free slots; ties by the view's order.
 
     A heap of nodes for each number of free slots. These numbers only fall, so an entry with an
@@ -212,27 +212,31 @@ class Placer:
         todo = [(jobs[name], size) for name, size in sizes.items() if size and name not in placed]
         if elastic:  # starts first: they need slots that are free now, growing jobs do not
             todo.sort(key=lambda entry: bool(entry[0].running_on))
-        rooms = self.rooms(partition, placed)
-        kept_promises = self._keep_promises(todo, rooms, packed)
+        free_slots = self.free_slots(partition, placed)
+        kept_promises = self._keep_promises(todo, free_slots, packed)
         placed |= kept_promises
         for job, size in todo:
             if job.job not in placed:
                 own = list(job.running_on) if elastic else []
                 if job.job in packed:
-                    placed[job.job] = rooms.pack(job, own, size)
+                    placed[job.job] = free_slots.pack(job, own, size)
                 else:
-                    placed[job.job] = rooms.grow(job, own, size) if own else rooms.start(job, size)
+                    placed[job.job] = (
+                        free_slots.grow(job, own, size) if own else free_slots.start(job, size)
+                    )
         self._reserved = {job.job: placed[job.job] for job, _ in todo}
         return placed
 
-    def rooms(self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> Rooms:
+    def free_slots(
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+    ) -> FreeSlots:
         """Return the free slots and the rule by which nodes are chosen; a subclass may override it.
 
         Args:
             partition: with the slots that jobs gave up.
             placed: slots of those `running` jobs that keep some.
         """
-        return NodeRooms(partition, self.mode)
+        return NodeFreeSlots(partition, self.mode)
 
     def restarts(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
@@ -264,7 +268,7 @@ class Placer:
         return placed
 
     def _keep_promises(
-        self, todo: Iterable[tuple[JobView, int]], rooms: Rooms, packed: Collection[JobId]
+        self, todo: Iterable[tuple[JobView, int]], free_slots: FreeSlots, packed: Collection[JobId]
     ) -> dict[JobId, list[SlotId]]:
         kept: dict[JobId, list[SlotId]] = {}
         for job, size in todo:
@@ -272,7 +276,7 @@ class Placer:
             stays = self.moves == "elastic" and job.job not in packed
             own = job.running_on if stays else {}
             new = [slot for slot in reserved if slot not in own]
-            if len(reserved) == size == len(own) + len(new) and rooms.claim(job, new):
+            if len(reserved) == size == len(own) + len(new) and free_slots.claim(job, new):
                 kept[job.job] = reserved
         return kept
 

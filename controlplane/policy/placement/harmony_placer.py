@@ -24,7 +24,7 @@ from controlplane.policy.placement.occupancy import (
 from controlplane.policy.placement.slot_partition import Partition
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-FIRST_NODES: Final = 6  # starting nodes of the search, the best ones for a single worker
+MAX_FIRST_NODES: Final = 6  # starting nodes of the search, the best ones for a single worker
 DIGITS: Final = 6  # rounding of normalised speed, for ties between layouts
 
 
@@ -55,7 +55,7 @@ class LayoutSearch:
             return dict(kept)
         nodes = self._distinct(kept)
         worth = {node: self._worth(job, kept + Counter({node: 1})) for node in nodes}
-        first = sorted(nodes, key=lambda node: (-worth[node], self._free[node]))[:FIRST_NODES]
+        first = sorted(nodes, key=lambda node: (-worth[node], self._free[node]))[:MAX_FIRST_NODES]
         layouts = [
             self._filled(job, size, kept + Counter({node: many}), kept, first)
             for node in first
@@ -72,7 +72,7 @@ class LayoutSearch:
         while layout.total() < size:
             open_ = [n for n, room in self._free.items() if room > layout[n] - kept[n]]
             near = [node for node in open_ if node in first or layout[node]]
-            grown = [layout + Counter({node: 1}) for node in near or open_[:FIRST_NODES]]
+            grown = [layout + Counter({node: 1}) for node in near or open_[:MAX_FIRST_NODES]]
             layout = min(grown, key=lambda one: (-self._worth(job, one), *self._spare(one)))
         return layout
 
@@ -87,7 +87,7 @@ class LayoutSearch:
         for node, room in self._free.items():
             if not self._where.on(node) and node not in kept:
                 empty[room] += 1
-                if empty[room] > FIRST_NODES:
+                if empty[room] > MAX_FIRST_NODES:
                     continue
             found.append(node)
         return found
@@ -183,15 +183,15 @@ class HarmonyPlacer(Placer):
         """Learn from reported speeds."""
         self.reports.observe(event, now)
 
-    def rooms(
+    def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
-    ) -> InterferenceRooms:
+    ) -> InterferenceFreeSlots:
         """Return the free slots beside the current workers."""
         self.reports.update(partition.view, partition.now)
-        return InterferenceRooms(partition, placed, self.shares)
+        return InterferenceFreeSlots(partition, placed, self.shares)
 
 
-class InterferenceRooms:
+class InterferenceFreeSlots:
     """Free slots by node, beside the workers of all jobs placed so far.
 
     Args:

@@ -66,24 +66,24 @@ class Occupancy:
         return list(here)
 
 
-ROUNDS: Final = 2  # iterations of choosing the worst node by the current costs
-KEPT: Final = 300  # placements of a family: bounds the time of a fit
+ITERATIONS: Final = 2  # iterations of choosing the worst node by the current costs
+MAX_PLACEMENTS: Final = 300  # placements of a family: bounds the time of a fit
 DRIFT: Final = 0.03  # relative change of a mean that triggers a new fit
-SHORTEST_S, LONGEST_S = 1e-6, 1e7  # of a step; values outside are not measurements
-ALIKE: Final = 0.03  # logarithm: smaller costs count as noise
-ODD: Final = 3.0  # logarithm: farther from the mean than a neighbour explains
-AGREE: Final = 0.7  # logarithm: two odd values this close to each other are accepted
+MIN_STEP_S, MAX_STEP_S = 1e-6, 1e7  # of a step; values outside are not measurements
+NOISE_LOG: Final = 0.03  # logarithm: smaller costs count as noise
+ODD_LOG: Final = 3.0  # logarithm: farther from the mean than a neighbour explains
+AGREE_LOG: Final = 0.7  # logarithm: two odd values this close to each other are accepted
 NO_PARTS: Final = Parts({}, {}, {})
 
 
-class Own(Enum):
+class OwnWorkers(Enum):
     """Cost of a job's own workers to each other."""
 
     BESIDE = "beside"  # another worker of the job on the same node
     SPREAD = "spread"  # being on several nodes
 
 
-Class = str | Own  # family of a neighbour, or the job's own workers
+NeighbourClass = str | OwnWorkers  # family of a neighbour, or the job's own workers
 Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU type; nodes, sorted
 
 
@@ -91,7 +91,7 @@ Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU t
 class _Family:
     """Step times of jobs of one script and model."""
 
-    steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT))
+    steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_PLACEMENTS))
     odd: dict[Place, float] = field(default_factory=dict)  # last rejected log step
     parts: Parts = NO_PARTS
 
@@ -117,8 +117,10 @@ class NeighbourCosts:
         self._spread = -math.log1p(-spread)
         self._families: dict[str, _Family] = {}
         self._stale: dict[str, None] = {}  # families with new measurements
-        self._hurts: dict[Class, list[float]] = {}  # measured costs of each neighbour to others
-        self._costs: dict[tuple[str, Class], float] = {}  # cache since the last fit
+        self._hurts: dict[
+            NeighbourClass, list[float]
+        ] = {}  # measured costs of each neighbour to others
+        self._costs: dict[tuple[str, NeighbourClass], float] = {}  # cache since the last fit
         self.dropped: dict[str, float] = {}  # first implausible speed of each family
 
     # --- learning
@@ -131,7 +133,7 @@ class NeighbourCosts:
         """
         known = self._families.setdefault(family, _Family())
         step_s = batch / samples_per_s if samples_per_s else math.inf
-        if not SHORTEST_S <= step_s <= LONGEST_S or self._is_odd(known, place, step_s):
+        if not MIN_STEP_S <= step_s <= MAX_STEP_S or self._is_odd(known, place, step_s):
             self.dropped.setdefault(family, samples_per_s)
             return
         mean = known.steps.means.get(place)
@@ -142,10 +144,10 @@ class NeighbourCosts:
     def _is_odd(self, known: _Family, place: Place, step_s: float) -> bool:
         """True if the step is far from the mean at this place, and not repeated."""
         mean = known.steps.means.get(place)
-        if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD:
+        if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD_LOG:
             return False
         before = known.odd.get(place)
-        if before is not None and abs(math.log(step_s) - before) <= AGREE:
+        if before is not None and abs(math.log(step_s) - before) <= AGREE_LOG:
             del known.steps.means[place], known.odd[place]
             return False
         known.odd[place] = math.log(step_s)
@@ -153,7 +155,7 @@ class NeighbourCosts:
 
     # --- predictions
 
-    def cost(self, family: str, other: Class) -> float:
+    def cost(self, family: str, other: NeighbourClass) -> float:
         """Return theta: the logarithm of the factor on a step; at least 0."""
         if self._stale:
             self._fit_stale()
@@ -161,8 +163,8 @@ class NeighbourCosts:
         if found is None:
             known = self._families.get(family)
             found = known.parts.colocations.get(other) if known is not None else None
-            found = self._believed(family, other) if found is None else found
-            found = 0.0 if found < ALIKE else found
+            found = self._prior_cost(family, other) if found is None else found
+            found = 0.0 if found < NOISE_LOG else found
             self._costs[family, other] = found
         return found
 
@@ -171,12 +173,12 @@ class NeighbourCosts:
         families, nodes, worst = where.families, where.nodes[job], 0.0
         mine = families[job]
         for node, workers in nodes.items():
-            total = (workers - 1) * self.cost(mine, Own.BESIDE) if workers > 1 else 0.0
+            total = (workers - 1) * self.cost(mine, OwnWorkers.BESIDE) if workers > 1 else 0.0
             for other in where.jobs[node]:
                 if other != job:
                     total += self.cost(mine, families[other])
             worst = max(worst, total)
-        return math.exp(-worst - (self.cost(mine, Own.SPREAD) if len(nodes) > 1 else 0.0))
+        return math.exp(-worst - (self.cost(mine, OwnWorkers.SPREAD) if len(nodes) > 1 else 0.0))
 
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
         """Return the seconds of a step alone and close together; None if not measured.
@@ -189,20 +191,22 @@ class NeighbourCosts:
         base = known.parts.base.get((slots, local_batch)) if known is not None else None
         return None if base is None else math.exp(base)
 
-    def learnt(self) -> dict[str, Mapping[Class, float]]:
+    def learnt(self) -> dict[str, Mapping[NeighbourClass, float]]:
         """Return theta of every measured pair, by family."""
         self._fit_stale()
         return {name: known.parts.colocations for name, known in self._families.items()}
 
     # --- the model
 
-    def _believed(self, family: str, other: Class) -> float:
+    def _prior_cost(self, family: str, other: NeighbourClass) -> float:
         """Return the estimate for a pair that was never measured."""
-        if isinstance(other, Own):
-            return self._mean(self._hurts.get(other, ()), self._spread * (other is Own.SPREAD))
+        if isinstance(other, OwnWorkers):
+            return self._mean(
+                self._hurts.get(other, ()), self._spread * (other is OwnWorkers.SPREAD)
+            )
         known = self._families.get(family)
         mine = known.parts.colocations if known is not None else {}
-        suffers = [cost for one, cost in mine.items() if not isinstance(one, Own)]
+        suffers = [cost for one, cost in mine.items() if not isinstance(one, OwnWorkers)]
         hurts = self._hurts.get(other, ())
         both = self._mean(suffers, self._prior), self._mean(hurts, self._prior)
         return sum(both) / len(both)
@@ -217,7 +221,7 @@ class NeighbourCosts:
         """Fit again the families with new measurements."""
         for family in self._stale:
             known = self._families[family]
-            for _ in range(ROUNDS):
+            for _ in range(ITERATIONS):
                 known.parts = self._fit(family, known)
             known.steps.mark_fitted()
         self._stale, self._costs, self._hurts = {}, {}, {}
@@ -228,16 +232,18 @@ class NeighbourCosts:
     def _fit(self, family: str, known: _Family) -> Parts:
         seen = [
             Observation(
-                place[:2], place[2], self._counted(family, place[3]), math.log(mean.step_s),
-                mean.weight,
+                place[:2], place[2], self._worst_node_classes(family, place[3]),
+                math.log(mean.step_s), mean.weight,
             )
             for place, mean in known.steps.means.items()
         ]  # fmt: skip
         classes = dict.fromkeys(one for each in seen for one in each.beside)
-        believed = {one: self._believed(family, cast("Class", one)) for one in classes}
+        believed = {one: self._prior_cost(family, cast("NeighbourClass", one)) for one in classes}
         return separate(seen, {}, believed, self._ridge)
 
-    def _counted(self, family: str, nodes: tuple[NodeCrowd, ...]) -> tuple[Class, ...]:
+    def _worst_node_classes(
+        self, family: str, nodes: tuple[NodeCrowd, ...]
+    ) -> tuple[NeighbourClass, ...]:
         """Return the classes of the node that costs most by the current estimates."""
         known = self._families[family].parts.colocations
 
@@ -245,7 +251,7 @@ class NeighbourCosts:
             return sum(known.get(one, self._prior) for one in _classes(crowd))
 
         worst = max(nodes, key=cost, default=(1, ()))
-        return (*_classes(worst), *([Own.SPREAD] if len(nodes) > 1 else []))
+        return (*_classes(worst), *([OwnWorkers.SPREAD] if len(nodes) > 1 else []))
 
 
 def crowds_of(job: JobId, where: Occupancy) -> tuple[NodeCrowd, ...]:
@@ -257,9 +263,9 @@ def crowds_of(job: JobId, where: Occupancy) -> tuple[NodeCrowd, ...]:
     ))  # fmt: skip
 
 
-def _classes(crowd: NodeCrowd) -> tuple[Class, ...]:
+def _classes(crowd: NodeCrowd) -> tuple[NeighbourClass, ...]:
     own, others = crowd
-    return (*others, *([Own.BESIDE] * (own - 1)))
+    return (*others, *([OwnWorkers.BESIDE] * (own - 1)))
 
 
 class SpeedShares(Protocol):

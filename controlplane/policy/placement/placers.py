@@ -73,14 +73,16 @@ class ScoredPlacer(Placer):
         """Pass the event to the scorer."""
         self._scorer.observe(event, now)
 
-    def rooms(self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> ScoredRooms:
+    def free_slots(
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+    ) -> ScoredFreeSlots:
         """Return the free slots, chosen by score."""
         loads = node_loads(partition, placed)
         self._scorer.begin(partition.view, loads, partition.now)
-        return ScoredRooms(loads, self._scorer)
+        return ScoredFreeSlots(loads, self._scorer)
 
 
-class ScoredRooms:
+class ScoredFreeSlots:
     """Free slots, given out worker by worker to the node with the least score.
 
     Args:
@@ -192,15 +194,15 @@ PlacerName = Literal[
     "lif-quadratic",
     "harmony",
 ]
-_ROOM: Final = "controlplane.policy.placement"
+_PACKAGE: Final = "controlplane.policy.placement"
 SCORERS: Final[Mapping[str, str]] = {  # of `ScoredPlacer`: module:class, made without arguments
-    "load-balancing": f"{_ROOM}.placers:LeastLoaded",
-    "tetris-resources": f"{_ROOM}.usage_placers:AlignedPacking",
-    "lif-linear": f"{_ROOM}.usage_placers:LinearInterference",
-    "lif-quadratic": f"{_ROOM}.usage_placers:QuadraticInterference",
+    "load-balancing": f"{_PACKAGE}.placers:LeastLoaded",
+    "tetris-resources": f"{_PACKAGE}.usage_placers:AlignedPacking",
+    "lif-linear": f"{_PACKAGE}.usage_placers:LinearInterference",
+    "lif-quadratic": f"{_PACKAGE}.usage_placers:QuadraticInterference",
 }
 PLACERS: Final[Mapping[str, str]] = {  # other placers: module:class, called with `moves`
-    "harmony": f"{_ROOM}.harmony_placer:HarmonyPlacer",
+    "harmony": f"{_PACKAGE}.harmony_placer:HarmonyPlacer",
 }
 LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # need telemetry
     {"harmony", "lif-linear", "lif-quadratic", "tetris-resources"}
@@ -233,7 +235,7 @@ class SlotPlacer(Protocol):
         ...
 
 
-def placer_of(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
+def make_placer(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
     """Return a new placer of that name."""
     if name in PLACERS:
         placer: SlotPlacer = _load(PLACERS[name])(moves=moves)

@@ -11,7 +11,7 @@ from controlplane.policy.placement.slot_partition import Partition, useful_slots
 from schemas.ids import JobId, Seconds
 
 Starts = Literal["at-once", "rounds"]  # of jobs that arrive between rounds
-SHORTEST_ROUND_S: Final = 1.0  # lower bound for young jobs: duration of a group change
+GROUP_CHANGE_S: Final = 1.0  # lower bound for young jobs: duration of a group change
 
 
 class Rounds:
@@ -59,7 +59,7 @@ class Rounds:
         if self._age_share and jobs:
             ages = [max(0.0, self._begun_at - job.submitted_at) for job in jobs]
             started = [job.start_s for job in jobs if job.start_s is not None]
-            least_s = max(SHORTEST_ROUND_S, self._starts * fmean(started or [0.0]))
+            least_s = max(GROUP_CHANGE_S, self._starts * fmean(started or [0.0]))
             length_s = min(length_s, max(least_s, self._age_share * fmean(ages)))
         return Seconds(self._begun_at + length_s)
 

@@ -1,8 +1,8 @@
 """Sizes for jobs that share slots: max-min fair shares, gangs by rank, and backfill.
 
-Gangs by rank are pre-emptive; a gang that fits may overtake one that does not. `Turns` orders jobs
-where not all can have their minimum. `line_of` starts gangs in order of arrival; with backfill,
-later ones overtake if that does not delay the first.
+Gangs by rank are pre-emptive; a gang that fits may overtake one that does not. `RoundRobin` orders
+jobs where not all can have their minimum. `backfill_queue` starts gangs in order of arrival; with
+backfill, later ones overtake if that does not delay the first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from schemas.ids import JobId, Seconds
 
 
 def shares(
-    line: Sequence[JobView], partition: Partition, room: int | None = None
+    queue: Sequence[JobView], partition: Partition, room: int | None = None
 ) -> dict[JobId, int]:
-    """Return the max-min fair slots of each job that gets any, in the order of `line`.
+    """Return the max-min fair slots of each job that gets any, in the order of `queue`.
 
     Args:
         line: jobs in the order in which they are given their minimum.
@@ -36,7 +36,7 @@ def shares(
     room = partition.room if room is None else room
     left = room
     jobs: list[JobView] = []
-    for job in line:
+    for job in queue:
         if job.least <= left:
             jobs.append(job)
             left -= job.least
@@ -112,7 +112,7 @@ def gang_plan(
     return compose_plan(partition, placed, why, wake_at=wake_at)
 
 
-class Turns:
+class RoundRobin:
     """Round robin: a job that ran for a quantum goes behind the waiting jobs, so that none starves.
 
     Args:
@@ -132,7 +132,7 @@ class Turns:
             stays[name] = (runs, since if was == runs else now)
         self._stays = stays
 
-    def line(self, partition: Partition) -> list[JobView]:
+    def queue(self, partition: Partition) -> list[JobView]:
         """Return the jobs in the order in which they are given their minimum.
 
         Args:
@@ -143,17 +143,17 @@ class Turns:
         )
         if not self._quantum_s:
             return by_arrival
-        fresh, tired, waiting = [], [], []
+        in_quantum, over_quantum, waiting = [], [], []
         for job in by_arrival:
             runs, since = self._stays[job.job]
             if not runs:
                 waiting.append(job)
             elif partition.now < since + self._quantum_s:
-                fresh.append(job)
+                in_quantum.append(job)
             else:
-                tired.append(job)
+                over_quantum.append(job)
         waiting.sort(key=lambda job: self._stays[job.job][1])
-        return [*fresh, *waiting, *tired]
+        return [*in_quantum, *waiting, *over_quantum]
 
     def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
         """Return when the first turn ends while jobs wait; None: no job waits.
@@ -176,7 +176,7 @@ class Turns:
 
 
 @dataclass(slots=True)
-class Line:
+class BackfillQueue:
     """Jobs that get slots, and the queue of those that do not."""
 
     sizes: dict[JobId, int] = field(default_factory=dict)
@@ -185,9 +185,9 @@ class Line:
     before: dict[JobId, JobId] = field(default_factory=dict)  # started job -> job that it overtakes
 
 
-def line_of(
+def backfill_queue(
     partition: Partition, remaining_s: Callable[[JobView, int], float], *, backfill: bool
-) -> Line:
+) -> BackfillQueue:
     """Keep running jobs, and start waiting gangs in order of arrival as far as there is room.
 
     Backfill is EASY's (Lifka 1995): the first job that does not fit has slots promised for the
@@ -198,37 +198,42 @@ def line_of(
         remaining_s: seconds that a job still trains on a number of slots; infinite if unknown.
         backfill: True if a job may start before one that arrived earlier.
     """
-    line = Line({job.job: len(job.running_on) for job in partition.running}, partition.room)
-    line.left -= sum(line.sizes.values())
+    queue = BackfillQueue(
+        {job.job: len(job.running_on) for job in partition.running}, partition.room
+    )
+    queue.left -= sum(queue.sizes.values())
     first: JobView | None = None  # first job that does not fit
     until, spare = 0.0, 0
     for job in sorted(partition.waiting, key=lambda job: job.submitted_at):
         size = gang_size(job, partition)
-        if first is None and size > line.left:
+        if first is None and size > queue.left:
             first = job
-            until, spare = _promise(partition, size, line, remaining_s)
-        fits = size <= line.left and (first is None or backfill)
+            until, spare = _reservation(partition, size, queue, remaining_s)
+        fits = size <= queue.left and (first is None or backfill)
         is_short = fits and (first is None or remaining_s(job, size) <= until)
         if fits and (is_short or size <= spare) and job is not first:
-            line.sizes[job.job] = size
-            line.left -= size
+            queue.sizes[job.job] = size
+            queue.left -= size
             if first is not None:
-                line.before[job.job] = first.job
+                queue.before[job.job] = first.job
                 spare -= 0 if is_short else size
         else:
-            line.ahead[job.job] = len(line.ahead)
-    return line
+            queue.ahead[job.job] = len(queue.ahead)
+    return queue
 
 
-def _promise(
-    partition: Partition, size: int, line: Line, remaining_s: Callable[[JobView, int], float]
+def _reservation(
+    partition: Partition,
+    size: int,
+    queue: BackfillQueue,
+    remaining_s: Callable[[JobView, int], float],
 ) -> tuple[float, int]:
     """Return the seconds until `size` slots are free, and the surplus of free slots then."""
     jobs = [*partition.running, *partition.pinned]
-    started = [job for job in partition.waiting if job.job in line.sizes]
+    started = [job for job in partition.waiting if job.job in queue.sizes]
     ends = [(remaining_s(job, len(job.running_on)), len(job.running_on)) for job in jobs]
-    ends += [(remaining_s(job, line.sizes[job.job]), line.sizes[job.job]) for job in started]
-    free = line.left
+    ends += [(remaining_s(job, queue.sizes[job.job]), queue.sizes[job.job]) for job in started]
+    free = queue.left
     for end_s, slots in sorted(ends):
         free += slots
         if free >= size:

@@ -27,14 +27,14 @@ from controlplane.policy.api import ClusterView, JobEnded, JobView, PolicyEvent,
 from controlplane.policy.placement.placers import NodeLoad, Score
 from controlplane.prediction.slowdowns import (
     Form,
-    believed_weights,
     fit_usage_slowdowns,
     predicted_slowdown,
+    prior_weights,
     usage_features,
 )
 from schemas.ids import JobId, NodeId, Seconds
 
-MAX_USAGES = 0.8  # weight of the former mean at each report
+USAGE_MEMORY = 0.8  # weight of the former mean at each report
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,18 @@ def _mixed(known: WorkerUsage | None, seen: WorkerUsage) -> WorkerUsage:
     if known is None:
         return seen
     return WorkerUsage(
-        MAX_USAGES * known.cores + (1.0 - MAX_USAGES) * seen.cores,
-        MAX_USAGES * known.bytes_per_s + (1.0 - MAX_USAGES) * seen.bytes_per_s,
+        USAGE_MEMORY * known.cores + (1.0 - USAGE_MEMORY) * seen.cores,
+        USAGE_MEMORY * known.bytes_per_s + (1.0 - USAGE_MEMORY) * seen.bytes_per_s,
     )
 
 
 SETTLED_S: Final = 30.0  # wait after a change of neighbours: newcomers may still be starting
-KEPT: Final = 500  # measured neighbourhoods
+MAX_NEIGHBOURHOODS: Final = 500  # measured neighbourhoods
 RIDGE: Final = 2.0  # weight of the prior, in measurements
 DIGITS: Final = 6  # rounding of slow-downs, for ties between nodes
-Around = tuple[tuple[tuple[JobId, int], ...], ...]  # on each node: other jobs and their workers
+Neighbourhood = tuple[
+    tuple[tuple[JobId, int], ...], ...
+]  # on each node: other jobs and their workers
 Size = tuple[str, int, int, int]  # family, slots, nodes, global batch
 
 
@@ -101,27 +103,31 @@ class LeastInterference:
     def __init__(self, form: Form) -> None:
         self.form: Form = form
         self._usages = WorkerUsages()
-        self._weights = believed_weights(form)
-        self._seen: dict[tuple[JobId, int, Around], tuple[Size, tuple[float, ...], float]] = {}
+        self._weights = prior_weights(form)
+        self._seen: dict[
+            tuple[JobId, int, Neighbourhood], tuple[Size, tuple[float, ...], float]
+        ] = {}
         self._stale = False
         self._view: ClusterView | None = None
         self._loads: Sequence[NodeLoad] = ()
         self._planned_at: Seconds | None = None  # time of `_loads`, until they are evaluated
-        self._around: dict[JobId, tuple[Around, Seconds]] = {}  # neighbours, since when
+        self._neighbourhoods: dict[
+            JobId, tuple[Neighbourhood, Seconds]
+        ] = {}  # neighbours, since when
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn usage, and step times beside the current neighbours."""
         match event:
             case StepsSeen():
                 self._usages.take(event)
-                self._look_around()
+                self._update_neighbourhoods()
                 self._learn(event, now)
             case JobEnded():
                 self._usages.forget(event.job)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """Start a plan; the loads of the previous plan are final."""
-        self._look_around()
+        self._update_neighbourhoods()
         self._view, self._loads, self._planned_at = view, loads, now
         if self._stale:
             self._fit()
@@ -152,25 +158,25 @@ class LeastInterference:
 
     # --- learning
 
-    def _look_around(self) -> None:
+    def _update_neighbourhoods(self) -> None:
         """Update the neighbours of each job in the last plan, and since when they are the same."""
         if self._planned_at is None:
             return
-        at, before, self._planned_at = self._planned_at, self._around, None
+        at, before, self._planned_at = self._planned_at, self._neighbourhoods, None
         found: dict[JobId, list[tuple[tuple[JobId, int], ...]]] = {}
         for load in self._loads:
             for job in load.workers:
                 others = tuple(sorted(one for one in load.workers.items() if one[0] != job))
                 found.setdefault(job, []).append(others)
-        self._around = {}
+        self._neighbourhoods = {}
         for job, nodes in found.items():
             around = tuple(nodes)
             same = before.get(job)
             since = same[1] if same is not None and same[0] == around else at
-            self._around[job] = (around, since)
+            self._neighbourhoods[job] = (around, since)
 
     def _learn(self, event: StepsSeen, now: Seconds) -> None:
-        around, since = self._around.get(event.job, ((), now))
+        around, since = self._neighbourhoods.get(event.job, ((), now))
         speed = event.samples_per_s
         if len(around) != event.nodes or now - since < SETTLED_S:
             return
@@ -180,11 +186,11 @@ class LeastInterference:
         key = (event.job, event.group, around)
         self._seen.pop(key, None)
         self._seen[key] = (size, self._features(around), math.log(event.global_batch / speed))
-        if len(self._seen) > KEPT:
+        if len(self._seen) > MAX_NEIGHBOURHOODS:
             del self._seen[next(iter(self._seen))]
         self._stale = True
 
-    def _features(self, around: Around) -> tuple[float, ...]:
+    def _features(self, around: Neighbourhood) -> tuple[float, ...]:
         """Return the features of neighbours' usage on the node with the largest slow-down."""
         jobs = self._view.jobs if self._view is not None else {}
         nodes = []

@@ -18,15 +18,17 @@ from controlplane.policy.options import SlaqOptions
 from controlplane.policy.search.observed_jobs import RingSpeeds
 from controlplane.policy.slaq.size_gains import Outlook
 from controlplane.prediction.convergence_curves import (
-    LEAST_REPORTS,
+    MIN_REPORTS,
     ConvergenceCurves,
     Form,
     fit_curves,
 )
 from schemas.ids import JobId, Seconds
 
-PART: Final = 0.25  # shortest stretch, in epochs; shorter ones depend on their batches too much
-LARGEST: Final = 1e30  # larger losses are no measurements
+MIN_STRETCH_EPOCHS: Final = (
+    0.25  # shortest stretch, in epochs; shorter ones depend on their batches too much
+)
+MAX_LOSS: Final = 1e30  # larger losses are no measurements
 
 
 class LossReports:
@@ -49,8 +51,8 @@ class LossReports:
         self.edition = 0  # rises with each report
         self._epoch_at: int | None = None  # samples, start of the running epoch
         self._epoch_length = 0  # samples of the last epoch
-        self._told = 0  # samples of the running epoch that are reported
-        self._told_mean = 0.0  # mean loss over them
+        self._reported = 0  # samples of the running epoch that are reported
+        self._reported_mean = 0.0  # mean loss over them
 
     def take_epoch(self, epoch: int, samples_done: int, loss: float | None) -> None:
         """Record the end of an epoch; `loss` is the mean over the epoch."""
@@ -58,7 +60,7 @@ class LossReports:
             self._epoch_at = samples_done - samples_done // max(epoch, 1)
         self._take_mean(samples_done, loss)
         self._epoch_length = max(0, samples_done - self._epoch_at)
-        self._epoch_at, self._told, self._told_mean = samples_done, 0, 0.0
+        self._epoch_at, self._reported, self._reported_mean = samples_done, 0, 0.0
 
     def take_steps(self, samples_done: int, loss: float | None) -> None:
         """Record telemetry of a running epoch; `loss` is the mean over the epoch so far."""
@@ -67,15 +69,15 @@ class LossReports:
         self._take_mean(samples_done, loss)
 
     def _take_mean(self, samples_done: int, mean: float | None) -> None:
-        if mean is None or not abs(mean) < LARGEST or self._epoch_at is None:
+        if mean is None or not abs(mean) < MAX_LOSS or self._epoch_at is None:
             return
         through = samples_done - self._epoch_at
-        new = through - self._told
-        if new <= 0 or new < PART * max(self._epoch_length, through):
+        new = through - self._reported
+        if new <= 0 or new < MIN_STRETCH_EPOCHS * max(self._epoch_length, through):
             return
-        loss = (mean * through - self._told_mean * self._told) / new
-        self._add(self._epoch_at + (through + self._told) / 2.0, loss)
-        self._told, self._told_mean = through, mean
+        loss = (mean * through - self._reported_mean * self._reported) / new
+        self._add(self._epoch_at + (through + self._reported) / 2.0, loss)
+        self._reported, self._reported_mean = through, mean
 
     def _add(self, position: float, loss: float) -> None:
         if self.positions and position <= self.positions[-1]:
@@ -193,20 +195,20 @@ class ObservedJobs:
         facts = zip(
             curves.forms.tolist(), curves.limit.tolist(), curves.error.tolist(), strict=True
         )
-        words = (self._without(job.job, *fact) for job, fact in zip(jobs, facts, strict=True))
+        words = (self._why_no_curve(job.job, *fact) for job, fact in zip(jobs, facts, strict=True))
         return {job.job: why for job, why in zip(jobs, words, strict=True) if why}
 
     def is_new(self, job: JobView) -> bool:
         """True if the job has just started to report losses, when they fall most."""
         told = len(self._losses.reports(job.job).losses)
-        return job.epoch <= told < LEAST_REPORTS
+        return job.epoch <= told < MIN_REPORTS
 
-    def _without(self, job: JobId, form: int, limit: float, error: float) -> str:
+    def _why_no_curve(self, job: JobId, form: int, limit: float, error: float) -> str:
         reports = self._losses.reports(job)
         if form == Form.NONE:
             if not reports.losses:
                 return "it has reported no loss"
-            return f"{len(reports.losses)} of its losses are known, a curve needs {LEAST_REPORTS}"
+            return f"{len(reports.losses)} of its losses are known, a curve needs {MIN_REPORTS}"
         first = reports.first if reports.first is not None else math.nan
         fell = first - reports.lowest
         if not fell > 0.0 or reports.largest_drop <= 0.0:

@@ -26,8 +26,8 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.options import SlaqOptions
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.placers import placer_of
-from controlplane.policy.placement.shares import Turns, shares
+from controlplane.policy.placement.placers import make_placer
+from controlplane.policy.placement.shares import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -141,7 +141,7 @@ class _Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SlaqDecision:
     """Sizes, and the facts behind them."""
 
     sizes: dict[JobId, int]  # of jobs that have slots, in the order of the queue
@@ -207,14 +207,14 @@ class Forecast:
 
 
 def decide(
-    line: Sequence[JobView], partition: Partition, observed: ObservedJobs, options: SlaqOptions
-) -> Decision:
+    queue: Sequence[JobView], partition: Partition, observed: ObservedJobs, options: SlaqOptions
+) -> SlaqDecision:
     """Decide one scheduling epoch: fair shares for jobs without a curve, else by predicted gain.
 
     Args:
         line: jobs in the order in which they are given their minimum.
     """
-    equal = shares(line, partition)
+    equal = shares(queue, partition)
     served = [partition.view.jobs[name] for name in equal]
     without = observed.no_curve(served)
     shared = [job for job in served if job.job in without]
@@ -222,19 +222,19 @@ def decide(
     gains = SizeGains(observed.outlook(curved, partition.now), options)
     room = partition.room - sum(equal[job.job] for job in shared)
     spare = room - sum(job.least for job in curved)
-    ahead = _ahead(
+    ahead = _newcomer_slots(
         [job for job in shared if observed.is_new(job)], equal, spare, partition, options
     )
     room -= sum(ahead.values())
     bounds = [_bounds(job, row, partition, gains, options) for row, job in enumerate(curved)]
-    bounds = _held(curved, bounds, partition.now - options.interval_s, room)
+    bounds = _without_recent_shrinks(curved, bounds, partition.now - options.interval_s, room)
     have = [len(job.running_on) for job in curved]
     found = allocate(gains, bounds, have, room, options.margin)
     sizes = {job.job: size for job, size in zip(curved, found, strict=True)}
     sizes |= shares(shared, partition, partition.room - sum(found) - sum(ahead.values()))
     for name, more in ahead.items():
         sizes[name] += more
-    return Decision(
+    return SlaqDecision(
         sizes={name: sizes[name] for name in equal},
         room=partition.room,
         shared=without,
@@ -244,7 +244,7 @@ def decide(
     )
 
 
-def _ahead(
+def _newcomer_slots(
     jobs: Sequence[JobView],
     equal: Mapping[JobId, int],
     spare: int,
@@ -271,7 +271,7 @@ def _bounds(
     return job.least, most
 
 
-def _held(
+def _without_recent_shrinks(
     jobs: Sequence[JobView], bounds: Sequence[tuple[int, int]], since: float, room: int
 ) -> list[tuple[int, int]]:
     """Return bounds by which jobs changed after `since` do not shrink, if all of them fit."""
@@ -299,8 +299,8 @@ class Slaq(ImmediatePolicy):
     def __init__(self, options: SlaqOptions | None = None) -> None:
         self.options = options or SlaqOptions()
         self._observed = ObservedJobs(self.options)
-        self._placer = placer_of(self.options.placer)
-        self._turns = Turns(self.options.quantum_s)
+        self._placer = make_placer(self.options.placer)
+        self._round_robin = RoundRobin(self.options.quantum_s)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn losses and speeds."""
@@ -314,10 +314,12 @@ class Slaq(ImmediatePolicy):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Share out the slots, starting from the current sizes."""
         partition = partition_of(view, now)
-        self._turns.follow(view, now)
-        decision = decide(self._turns.line(partition), partition, self._observed, self.options)
+        self._round_robin.follow(view, now)
+        decision = decide(
+            self._round_robin.queue(partition), partition, self._observed, self.options
+        )
         placed = self._placer.place(partition, decision.sizes)
-        turn_ends = self._turns.next_at(partition, decision.sizes)
+        turn_ends = self._round_robin.next_at(partition, decision.sizes)
         next_epoch = Seconds(now + self.options.interval_s) if view.jobs else None
         wakes = [at for at in (turn_ends, next_epoch) if at is not None]
         plan = compose_plan(

@@ -12,9 +12,11 @@ from controlplane.prediction import FloatArray, IntArray
 from controlplane.prediction.convergence_curves import ConvergenceCurves
 from controlplane.prediction.step_times import StepModel, steps_at
 
-FIRST_SIZES: Final = 16  # sizes of every job computed at once
-SPEED_UP: Final = 1e-6  # gain of e times the speed: slots that lower no loss go to the slowest job
-PAST: Final = 1e-3  # weight of loss reduction beyond the target quality
+EAGER_SIZES: Final = 16  # sizes of every job computed at once
+SPEED_WEIGHT: Final = (
+    1e-6  # gain of e times the speed: slots that lower no loss go to the slowest job
+)
+BEYOND_QUALITY_WEIGHT: Final = 1e-3  # weight of loss reduction beyond the target quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class SizeGains:
             wanted = outlook.first - options.quality * (outlook.first - self.limit)
             self._wanted_at = outlook.curves.reaches(wanted)
         rows = np.arange(len(outlook.at))
-        self._gains = self._of(rows, np.arange(1, FIRST_SIZES + 1)).tolist()
+        self._gains = self._of(rows, np.arange(1, EAGER_SIZES + 1)).tolist()
 
     def of(self, row: int, size: int) -> float:
         """Return the gain of a job with `size` slots, at least 1.
@@ -109,8 +111,12 @@ class SizeGains:
         if self._options.target == "quality":
             way = self._wanted_at[rows, None] - outlook.at[rows, None]
             there = np.minimum((reach - outlook.at[rows, None]) / np.maximum(way, 1e-12), 1.0)
-            gains = np.where(way > 0.0, np.where(np.isinf(way), PAST * gains, there), PAST * gains)
-        found: FloatArray = gains + SPEED_UP * np.log(rates)
+            gains = np.where(
+                way > 0.0,
+                np.where(np.isinf(way), BEYOND_QUALITY_WEIGHT * gains, there),
+                BEYOND_QUALITY_WEIGHT * gains,
+            )
+        found: FloatArray = gains + SPEED_WEIGHT * np.log(rates)
         return found
 
     def _rates(self, rows: IntArray, sizes: IntArray) -> FloatArray:

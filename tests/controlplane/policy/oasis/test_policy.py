@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, EpochSeen, JobView, StepsSeen
-from controlplane.policy.oasis.policy import Line, Oasis, sizes_now
+from controlplane.policy.oasis.policy import Claims, Oasis, sizes_now
 from controlplane.policy.oasis.prices import grid_of
 from controlplane.policy.options import OasisOptions
 from controlplane.policy.placement.slot_partition import partition_of
@@ -329,7 +329,7 @@ def test_nothing_is_drawn_and_few_steps_come_to_an_end() -> None:
 def test_what_nobody_is_due_now_goes_to_who_can_use_it() -> None:
     waits, runs, other = asking(A, 60.0), asking(B, 60.0), asking(C, 60.0, None)
     view = view_of(row_of(6), waits, runs, other)
-    line = Line(promised=[waits, runs], others=[other])
+    line = Claims(promised=[waits, runs], others=[other])
     partition = partition_of(view, Seconds(0.0))
 
     sizes = sizes_now(partition, line, {B: 2}, {A: 3}, lambda _, slots: slots <= 2)
