@@ -147,11 +147,8 @@ class RestoringPolicy(Policy):
     """Wrapper that lets `policy` decide about a cluster without jobs below their minimum slots.
 
     The policy needs no handling of lost members: it sees these jobs growing back or waiting
-    (`expand_view`), and decides about all others around them.
-
-    Args:
-        gangs: True if the policy always gives jobs their wanted slots; jobs that lost members get
-            these again where they are free.
+    (`expand_view`), and decides about all others around them. With `gangs` they get their wanted
+    slots again where these are free.
     """
 
     def __init__(self, policy: Policy, *, gangs: bool = False) -> None:

@@ -40,9 +40,6 @@ def fit_sublinear(
         losses: shape (J, N), from 0 to 1.
         weights: of each report, shape (J, N); 0: no report.
         lowest: smallest allowed d, shape (J,), at most 0.
-
-    Returns:
-        Coefficients a, b, c, d.
     """
     gaps = np.minimum(FLOORS, np.maximum(-lowest, FLOORS[0])[:, None])  # (J, D); d = -gap
     powers_t = times[:, None, :] ** np.arange(5)[:, None]  # (J, 5, N)
@@ -68,16 +65,8 @@ def fit_exponential(
 ) -> Fit:
     """Fit A mu^t + c with A at least 0 (SLAQ section 2, class II; there mu^(t - b) + c).
 
-    For each mu of a grid, A and c have a closed form.
-
-    Args:
-        times: t, shape (J, N), from 0 to 1.
-        losses: shape (J, N), from 0 to 1.
-        weights: of each report, shape (J, N); 0: no report.
-        lowest: smallest allowed c, shape (J,), at most 0.
-
-    Returns:
-        Coefficients A, -log mu, c, 0.
+    For each mu of a grid, A and c have a closed form. Coefficients are A, -log mu, c, 0; arguments
+    are those of `fit_sublinear`.
     """
     every = np.broadcast_to(RATES, (len(times), len(RATES)))
     coarse = _at_rates(times, losses, weights, lowest, every)
@@ -129,14 +118,9 @@ def _moments_about(moments: FloatArray, gaps: FloatArray, order: int, power: int
 
 
 def _non_negative(fourth: list[FloatArray], third: list[FloatArray]) -> FloatArray:
-    """Non-negative least squares of three unknowns: the best of all active sets.
+    """Non-negative least squares of three unknowns (J, D, 3): the best of all active sets.
 
-    Args:
-        fourth: moments S0 to S4 of the normal equations, each of shape (J, D).
-        third: their right sides R0 to R2.
-
-    Returns:
-        a, b, c, shape (J, D, 3).
+    `fourth` and `third` are the moments S0 to S4 and R0 to R2 of the normal equations, (J, D) each.
     """
     gram = [[fourth[4 - row - column] for column in range(3)] for row in range(3)]
     right = [third[2 - row] for row in range(3)]
@@ -218,13 +202,9 @@ class ConvergenceCurves:
     error: FloatArray  # weighted root mean square of the residuals, shape (J,); in units of loss
 
     def at(self, positions: FloatArray) -> FloatArray:
-        """Return the losses at positions; constant before the first report, nan without a curve.
+        """Return the losses at positions of shape (J,) or (J, M), on the axis of the reports.
 
-        Args:
-            positions: shape (J,) or (J, M), on the same axis as the reports.
-
-        Returns:
-            Losses, of the same shape.
+        Constant before the first report, nan without a curve.
         """
         extra = (1,) * (positions.ndim - 1)
 

@@ -55,14 +55,9 @@ class LengthDistribution:
         return LengthDistribution(centres[kept], weights[kept] / weights[kept].sum(), spread)
 
     def mean_left(self, done: float) -> float:
-        """Return the mean residual life: the expected rest after `done` samples.
+        """Return the mean residual life: the expected rest in samples after `done`, above 0.
 
-        Args:
-            done: samples; 0: the job has not started.
-
-        Returns:
-            Samples, above 0. If the job outlived all plausible totals, a share of what it did: that
-            of the spread.
+        If the job outlived all plausible totals, the rest is a share of `done`: that of the spread.
         """
         if done <= 0.0:
             means = np.exp(self.log_totals + 0.5 * self.spread**2)
@@ -79,12 +74,7 @@ class LengthDistribution:
         return _log_sum(logs + moments + log_ndtr(above + power * self.spread)) - alive
 
     def quantiles_left(self, done: float, shares: Sequence[float]) -> list[float]:
-        """Return the quantiles of the rest after `done` samples.
-
-        Args:
-            done: samples.
-            shares: probabilities, in (0, 1).
-        """
+        """Return the quantiles, at probabilities in (0, 1), of the rest in samples after `done`."""
         at = math.log(max(done, MIN_SAMPLES))
         alive = float(self.weights @ ndtr((self.log_totals - at) / self.spread))
         if done > 0.0 and alive < MIN_TAIL:  # outlived all: an exponential tail with the spread

@@ -90,11 +90,9 @@ class ProgressModel:
     scale: FloatArray  # shape (5,)
 
     def shapes(self, rows: FloatArray, epochs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return alpha and beta, both of shape (N,).
+        """Return alpha and beta, shape (N,).
 
-        Args:
-            rows: x, shape (N, 5); nan where unknown.
-            epochs: processed, shape (N,).
+        `rows` are x, shape (N, 5), nan where unknown; `epochs` are processed, shape (N,).
         """
         linear = _standard(rows, self.mean, self.scale) @ self.weights + self.bias
         return np.maximum(epochs, 1.0), np.maximum(linear, 1.0)
@@ -106,20 +104,14 @@ def prior(epochs: float) -> ProgressModel:
 
 
 def mean_progress(alpha: FloatArray, beta: FloatArray) -> FloatArray:
-    """Return the mean of Be(alpha, beta), shape (N,).
-
-    Args:
-        alpha: shape (N,), at least 1.
-        beta: shape (N,), at least 1.
-    """
+    """Return the mean of Be(alpha, beta), shape (N,)."""
     return np.asarray(alpha / (alpha + beta))
 
 
 def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | None:
     """Return A and b of maximum likelihood; None if there are no valid points.
 
-    Args:
-        start: former model; the search starts there if it is better than least squares.
+    The search starts at `start`, a former model, if that is better than least squares.
     """
     valid = np.isfinite(points.progress) & np.isfinite(points.epochs) & (points.epochs > 0)
     if not valid.any():

@@ -126,10 +126,7 @@ Form = Literal["linear", "quadratic"]
 def usage_features(form: Form, cores: float, bytes_per_s: float) -> tuple[float, ...]:
     """Return the features of which a slow-down is a linear function.
 
-    Args:
-        form: linear: both uses; quadratic: their squares and their product, too.
-        cores: used by neighbours.
-        bytes_per_s: sent by neighbours.
+    The uses of cores and bandwidth by neighbours; quadratic: also their squares and their product.
     """
     cpu, sent = cores / CORES, bytes_per_s / BYTES_PER_S
     return (cpu, sent) if form == "linear" else (cpu, sent, cpu * cpu, sent * sent, cpu * sent)
@@ -175,33 +172,21 @@ def fit_usage_slowdowns(
 
 
 def predicted_slowdown(form: Form, weights: FloatArray, cores: float, bytes_per_s: float) -> float:
-    """Return the logarithm of the factor on a step, from 0 to `MAX_LOG_SLOWDOWN`.
-
-    Args:
-        cores: used by neighbours.
-        bytes_per_s: sent by neighbours.
-    """
+    """Return the logarithm of the factor on a step by neighbours' usage; 0 to 2."""
     features = usage_features(form, cores, bytes_per_s)
     return min(MAX_LOG_SLOWDOWN, max(0.0, float(np.dot(weights, features))))
 
 
 def stretch(busy: int, cores: float) -> float:
-    """Return the factor on a step when `busy` single-threaded workers share `cores`.
+    """Return the factor on a step when `busy` single-threaded workers share a node's `cores`.
 
-    Args:
-        busy: workers on a node, of all jobs.
-        cores: of the node; infinite: each worker has its own device.
+    Infinite `cores`: each worker has its own device.
     """
     return max(1.0, busy / cores) if math.isfinite(cores) else 1.0
 
 
 def stretch_alone(slots: IntArray, nodes: IntArray, cores: float) -> FloatArray:
-    """Return the same factor for a job alone on its nodes, shape (L,), 1 or more.
-
-    Args:
-        slots: of the job, shape (L,).
-        nodes: over which the slots are spread evenly, shape (L,).
-    """
+    """Return the same factor for a job alone on its nodes, spread evenly, shape (L,)."""
     if not math.isfinite(cores):
         return np.ones(len(slots))
     return np.maximum(1.0, np.ceil(slots / nodes) / cores)

@@ -24,14 +24,7 @@ class PassLimits:
     def passes(self, slots: IntArray, local_batch: FloatArray) -> FloatArray:
         """Return the passes of a step, whose gradients are accumulated before the reduction.
 
-        As few as the limit allows, of nearly equal size, as in the training library.
-
-        Args:
-            slots: workers, shape (...).
-            local_batch: samples of one slot in a step, shape (...).
-
-        Returns:
-            Shape (...), 1 or more.
+        As few as the limit allows, of nearly equal size, as in the training library. Shapes (...).
         """
         most = np.where(np.asarray(slots) > 1, self.several, self.alone)
         return np.asarray(np.maximum(np.ceil(local_batch / most), 1.0))
@@ -54,11 +47,7 @@ class SeenPasses:
     several_splits: bool = False
 
     def add(self, slots: int, local_batch: int, passes: int) -> None:
-        """Record a step.
-
-        Args:
-            local_batch: samples of one pass of one worker.
-        """
+        """Record a step; `local_batch` is that of one pass of one worker."""
         if slots > 1:
             self.several = max(self.several, local_batch)
             self.several_splits |= passes > 1
@@ -144,11 +133,7 @@ class SpeedModel:
         return np.asarray(self.pass_s(nodes, slots, each) + before)
 
     def pass_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Return the seconds of a pass with its reduction; shapes as for `step_s`.
-
-        Args:
-            local_batch: samples of one slot in this pass.
-        """
+        """Return the seconds of a pass with its reduction; shapes as for `step_s`."""
         compute = self.compute[0] + self.compute[1] * local_batch
         several = slots > 1
         to_two = np.power(np.clip(slots, 1, 2), 1.0 - self.scaling.to_two)

@@ -36,12 +36,7 @@ class StepModel:
     coefficients: tuple[float, float, float, float]
 
     def step_s(self, slots: int, batch: int) -> float:
-        """Return the seconds of a step.
-
-        Args:
-            slots: w.
-            batch: B, global, samples per step.
-        """
+        """Return the seconds of a step of a global batch."""
         terms = _terms(slots, batch)
         return sum(c * term for c, term in zip(self.coefficients, terms, strict=True))
 
@@ -63,11 +58,8 @@ def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -
     """Return the model closest to `samples`: relative least squares, no coefficient below 0.
 
     Few sizes do not determine four coefficients. Therefore a speed-up of r^0.9 over the measured
-    sizes is a prior, whose weight falls with the number of sizes.
-
-    Args:
-        batch: of the job that the model is for; the prior assumes this batch.
-        alone_s: seconds of a step on one slot, if there are no samples.
+    sizes is a prior for `batch`, whose weight falls with the number of sizes. Without samples,
+    `alone_s` is the step on one slot.
     """
     if samples:  # scaled to one slot and to `batch`
         alone = [s.step_s * s.slots**SPEED_UP * batch / s.batch for s in samples]

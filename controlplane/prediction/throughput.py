@@ -62,11 +62,7 @@ def fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) -
 
     Pollux minimises the same error (section 4.1), without priors. All coefficients are fitted
     together: one after the other, a few per cent of computation at large batches would count as
-    network.
-
-    Args:
-        samples: of one family, some of them on several slots; all finite and above 0.
-        before: start of the search; None: the priors.
+    network. Some samples are on several slots; the search starts at `before` or the priors.
     """
     fitted = _Fitted(samples)
     begin = fitted.prior_mean if before is None else fitted.x_of(before)
@@ -177,7 +173,6 @@ def x_of(overlap: float) -> float:
 
 
 def _overlap_slope(g: float) -> float:
-    """Return the derivative of g by its x."""
     return (g - MIN_OVERLAP) * (MIN_OVERLAP + WIDTH - g) / WIDTH / g
 
 
@@ -201,10 +196,7 @@ def can_separate(samples: Sequence[Sample]) -> bool:
 def fit_separately(samples: Sequence[Sample]) -> SpeedModel:
     """Fit computation and network each by non-negative least squares of relative errors.
 
-    Returns the model without corrections.
-
-    Args:
-        samples: of one family, some of them on several slots, and these with `sync_s`.
+    Some samples are on several slots, and these have `sync_s`. The model has no corrections.
     """
     steps = _Steps.of(samples)
     compute = computing(steps.compute_s, steps.local, steps.weight)
@@ -231,10 +223,7 @@ def fit_separately(samples: Sequence[Sample]) -> SpeedModel:
 def computing(time: FloatArray, batch: FloatArray, weight: FloatArray) -> tuple[float, float]:
     """Return a and b of computation, by relative least squares with both at least 0.
 
-    Args:
-        time: seconds of a pass without its reduction, shape (S,), above 0.
-        batch: samples of each pass, shape (S,).
-        weight: number of measurements behind each, shape (S,).
+    `time` are seconds of a pass without its reduction, above 0; all shapes are (S,).
     """
     root = np.sqrt(weight)
     middle = float(np.exp(np.mean(np.log(time))))
@@ -365,14 +354,12 @@ def _is_plausible(sample: Sample) -> bool:
 
 
 def _without_implausible_wait(sample: Sample) -> Sample:
-    """Return the sample, without an implausible wait."""
     if sample.sync_s is None or 0.0 <= sample.sync_s <= sample.step_s:
         return sample
     return replace(sample, sync_s=None)
 
 
 def _computing(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Return a and b of steps on one slot, all of which are computation."""
     steps = ((sample.step_s, sample.local_batch, sample.weight) for sample in samples)
     return computing(*np.array(list(steps)).T)
 

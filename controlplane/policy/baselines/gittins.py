@@ -126,7 +126,6 @@ class Gittins(ImmediatePolicy):
         return int((job.served(now) + TOLERANCE) // self.options.quantum)
 
     def _next(self, view: ClusterView, sizes: dict[JobId, int], now: Seconds) -> Seconds | None:
-        """Return when the first running job finishes its quantum."""
         quantum = self.options.quantum
         ends = [
             now + ((self._quanta(job, now) + 1) * quantum - job.served(now)) / size

@@ -91,15 +91,9 @@ def goodputs(
     *,
     nodes: int | None = None,
 ) -> FloatArray:
-    """Return speed times efficiency; 0 where a batch does not fit the slots.
+    """Return effective samples/s, speed times efficiency, shape (..., B); 0 for invalid batches.
 
-    Args:
-        slots: shape (..., 1).
-        batches: shape (1, B), global, samples per step.
-        nodes: number of nodes of the slots; None: as few as possible.
-
-    Returns:
-        Shape (..., B), samples per second, weighted by their value relative to the first batch.
+    `slots` has shape (..., 1), `batches` (1, B); `nodes` None: as few as possible.
     """
     local = np.ceil(batches / slots)
     spans = -(-slots // bounds.widest) if nodes is None else np.full_like(slots, nodes)
@@ -114,11 +108,8 @@ def goodputs(
 def utilities(speedups: FloatArray, power: float) -> FloatArray:
     """Return terms whose sum has the same maximum as the power mean of the speed-ups.
 
-    Pollux eq. 17: (1/J sum s^p)^(1/p); the geometric mean for p = 0.
-
-    Args:
-        speedups: shape (...); values below `MIN_SPEEDUP` count as `MIN_SPEEDUP`.
-        power: p, at most 1.
+    Pollux eq. 17: (1/J sum s^p)^(1/p); the geometric mean for p = 0. Speed-ups below
+    `MIN_SPEEDUP` count as `MIN_SPEEDUP`.
     """
     bounded = np.maximum(speedups, MIN_SPEEDUP)
     if power == 0:
@@ -132,10 +123,7 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
     At one price per slot each job takes its most valuable size; the price is the lowest at which
     there are enough slots. The remaining slots then go where they add most. Pollux searches whole
     placements with a genetic algorithm; this is deterministic, and optimal except for the last few
-    slots.
-
-    Args:
-        value: for each job the value of 0, 1, ... slots, -inf for sizes it may not have.
+    slots. `value` is that of 0, 1, ... slots of each job, -inf for sizes it may not have.
     """
     if not value:
         return []
@@ -199,8 +187,6 @@ NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
 
 @dataclass(slots=True)
 class _JobHistory:
-    """Slots and changes of an active job."""
-
     slots: frozenset[SlotId] = frozenset()  # latest slots
     most: int = 0  # most slots ever
     changes: int = 0  # number of changes of slots, starts included
@@ -208,8 +194,6 @@ class _JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Decision of the last round about a job."""
-
     slots: int
     batch: int
     speedup: float  # relative to `fewest` slots
@@ -453,7 +437,6 @@ class Goodput(ImmediatePolicy):
     # --- results
 
     def _local_batches(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
-        """Return local batches, unchanged where slots and batch stay."""
         target = self._targets.get(job.job)
         stays = job.running_on.keys() == set(slots)
         if target is None or target.slots != len(slots):

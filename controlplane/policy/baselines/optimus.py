@@ -53,9 +53,8 @@ class _Family:
 class LengthEstimates:
     """Remaining steps and step times, estimated from the reports of jobs and their families.
 
-    Args:
-        convergence: share of the loss, in (0, 1): a job converges before the first epoch that
-            reduces its loss by less.
+    A job converges before the first epoch that reduces its loss by less than `convergence`, a
+    share of the loss in (0, 1).
     """
 
     def __init__(self, convergence: float) -> None:
@@ -149,9 +148,6 @@ class Optimus(ImmediatePolicy):
     workers exchange gradients in a ring, and a job is measured while it trains; until then the
     speed of its family counts, or a speed-up of r^0.9.
 
-    Args:
-        oracle: used only with `remaining` "oracle", and then required.
-
     Raises:
         SettingsError: if `remaining` is "oracle" and there is no oracle.
     """
@@ -216,9 +212,7 @@ def share(
 ) -> dict[JobId, int]:
     """Return the slots of each job in one round; 0 for those that have to wait.
 
-    Args:
-        jobs: in order of arrival, which decides ties.
-        most: maximum slots of one job; None: its own maximum.
+    `jobs` are in order of arrival, which decides ties; `most` limits the slots of one job.
     """
     left = partition.room
     sizes: dict[JobId, int] = {}

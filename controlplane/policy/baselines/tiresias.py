@@ -126,7 +126,6 @@ class Tiresias(ImmediatePolicy):
         return bool(risen)
 
     def _rises_at(self, job: JobView, now: Seconds) -> float:
-        """Return when a waiting job of a later queue will have waited too long."""
         if job.running_on:
             return math.inf
         standing = self._positions[job.job]

@@ -63,13 +63,7 @@ class Migration:
 
 
 class Migrations:
-    """Search for a migration in one schedule.
-
-    Args:
-        jobs: that may be moved.
-        where: workers of all jobs in this plan.
-        free: slots on each node that are free in this plan.
-    """
+    """Search for a migration of `jobs` in one schedule: `where` and `free` are as in this plan."""
 
     def __init__(
         self,
@@ -119,7 +113,6 @@ class Migrations:
                         yield found
 
     def _elsewhere(self, name: JobId) -> Layout:
-        """Return the best place among free slots and the job's own."""
         before = self._where.nodes[name]
         free = Counter(self._free) + Counter(before)
         self._where.take(name)
@@ -129,7 +122,6 @@ class Migrations:
         return layout
 
     def _if_it_pays(self, layouts: dict[JobId, Layout], aside: JobId | None) -> Migration | None:
-        """Return the migration if it pays."""
         if all(self._where.nodes[name] == layout for name, layout in layouts.items()):
             return None
         gain = gain_of(layouts, self._where, self._shares, self._speeds)
@@ -277,11 +269,9 @@ class OracleShares:
 class Harmony(ImmediatePolicy):
     """Places each gang where the predicted sum of normalised speeds is largest (Harmony's reward).
 
-    Jobs keep their size. The costs of neighbours are learnt from the speeds that jobs report; each
-    plan moves at most one job, or exchanges two, if that pays. See the README of this folder.
-
-    Args:
-        oracle: knows the costs of neighbours, for `slowdowns = "oracle"`.
+    Jobs keep their size. The costs of neighbours are learnt from the speeds that jobs report, or
+    known from `oracle` with `slowdowns = "oracle"`; each plan moves at most one job, or exchanges
+    two, if that pays. See the README of this folder.
     """
 
     def __init__(self, options: HarmonyOptions | None = None, oracle: Oracle | None = None) -> None:
@@ -370,7 +360,6 @@ class Harmony(ImmediatePolicy):
         return max(0.0, job.stop_samples - job.samples_done) / speed if speed else math.inf
 
     def _settled_at(self, partition: Partition) -> Seconds | None:
-        """Return when the next job may be moved."""
         if self.options.migrations == "none":
             return None
         times = [job.moved_at + self.options.settle_s for job in partition.running]
@@ -391,7 +380,6 @@ def due_size(job: JobView, partition: Partition) -> int:
 
 
 def _first_slots(slots: Iterable[SlotId], layout: Layout) -> list[SlotId]:
-    """Return the first slots of each node, as many as `layout` says."""
     left = Counter(layout)
     found: list[SlotId] = []
     for slot in slots:

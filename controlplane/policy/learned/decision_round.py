@@ -53,14 +53,11 @@ class JobTable:
 
 
 def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
-    """Return the network's inputs of each job, shape (N, JOB_INPUTS).
+    """Return the network's inputs of each job, shape (N, JOB_INPUTS), for its slots so far.
 
     DL2's state is the type, the age, the remaining work, the dominant share and the workers of each
     job. Paper: a type is an index. Here: it is what was measured of jobs of that script and model,
     which also describes new types.
-
-    Args:
-        sizes: slots of each job so far in this round, shape (N,); 0: it waits.
     """
     runs = sizes > 0
     now = np.maximum(sizes, table.least)
@@ -93,9 +90,7 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
 def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatArray:
     """Return the network's inputs of the cluster, shape (CLUSTER_INPUTS,).
 
-    Args:
-        sizes: slots of each job, shape (N,).
-        jobs: from `job_inputs`, shape (N, JOB_INPUTS).
+    `sizes` has shape (N,); `jobs` are the `job_inputs`.
     """
     waits = sizes == 0
     waiting, running = int(waits.sum()), int((~waits).sum())
@@ -148,10 +143,6 @@ class Actor:
         """Return the logits of all actions, legal or not, shape (3 N + 1,).
 
         More, fewer and same of each job in turn; then the end of the round.
-
-        Args:
-            jobs: shape (N, JOB_INPUTS).
-            cluster: shape (CLUSTER_INPUTS,).
         """
         both = np.hstack((jobs, np.broadcast_to(cluster, (len(jobs), len(cluster)))))
         end = self._end(cluster[None, :])
@@ -159,10 +150,7 @@ class Actor:
 
 
 def read_actor_model(file: str | None) -> LearnedModel:
-    """Return the model of policy `drl`, checked.
-
-    Args:
-        file: path; None: the shipped model.
+    """Return the model of policy `drl`, checked; the shipped one for None.
 
     Raises:
         SettingsError: if it cannot be used.
@@ -198,14 +186,10 @@ class DecisionRound:
     """Applies actions to sizes, and determines the legal ones.
 
     "More" gives a running job one slot, and a waiting one its minimum. "Fewer" takes one slot; it
-    takes all slots of a job at its minimum, which is legal only where jobs may be stopped. "Same"
-    keeps a job unchanged for this round. A job that changed may only change further in the same
-    direction, so that a round ends. Where a waiting job fits, only starts are legal as the first
-    action of a round, and while no job runs.
-
-    Args:
-        one_job: True if only one job may change.
-        preempt: True if a running job may be stopped.
+    takes all slots of a job at its minimum, which is legal only with `preempt`. "Same" keeps a job
+    unchanged for this round. A job that changed may only change further in the same direction, so
+    that a round ends; with `one_job` no other job may change then. Where a waiting job fits, only
+    starts are legal as the first action of a round, and while no job runs.
     """
 
     def __init__(self, table: JobTable, *, one_job: bool, preempt: bool) -> None:
@@ -216,11 +200,7 @@ class DecisionRound:
         self._ended = False
 
     def run(self, choose: Choose) -> IntArray:
-        """Apply chosen actions until the round ends, or only its end is legal; return the slots.
-
-        Args:
-            choose: returns the index of a legal action.
-        """
+        """Apply chosen actions until the round ends, or only its end is legal; return the slots."""
         while not self._ended:
             legal = self._legal()
             if not legal[:-1].any():

@@ -154,9 +154,6 @@ class Drl(ImmediatePolicy):
     Batches stay the users', and a running job is never stopped (the paper's Table 3), unless
     `preempt` is set. The most probable action is taken; nothing is random.
 
-    Args:
-        model: decides; None: the one that the options name.
-
     Raises:
         SettingsError: if the model cannot be used.
     """
@@ -271,9 +268,7 @@ def job_table(
 ) -> JobTable:
     """Return the facts about the N jobs that may change in a round.
 
-    Args:
-        targets: last targets; those of jobs whose slots are being freed stay reserved.
-        most: maximum slots of one job; None: its own maximum.
+    The last `targets` of jobs whose slots are being freed stay reserved.
     """
     now = partition.now
     caps = [max(j.least, min(useful_slots(j, partition), most or j.most)) for j in jobs]

@@ -41,12 +41,7 @@ class Actor:
     sharpness: float  # weight of the expected loss of speed in the score
 
     def scores(self, costs: FloatArray, features: FloatArray) -> FloatArray:
-        """Return the logits of the candidates; the greatest is the best.
-
-        Args:
-            costs: expected losses of speed by this worker, shape (M,).
-            features: shape (M, inputs).
-        """
+        """Return the logits of the candidates by expected costs; the greatest is the best."""
         return self.net(features)[:, 0] - self.sharpness * costs
 
 
@@ -83,11 +78,7 @@ Choose = Callable[[Candidates], int]  # returns the index of one candidate
 
 
 def place_gang(shared: SharedNodes, actor: Actor, name: str, choose: Choose) -> list[Choice]:
-    """Place the workers of a job on nodes, one after the other.
-
-    Args:
-        shared: with room for the job, which was added and has no worker yet.
-    """
+    """Place the workers of a job, which has none yet, on nodes, one after the other."""
     choices: list[Choice] = []
     for _ in range(shared.jobs[name].size):
         nodes = nodes_with_room(shared)
@@ -123,17 +114,11 @@ def features_of(
     own: FloatArray,
     neighbours: FloatArray,
 ) -> FloatArray:
-    """Return the actor's input for each candidate: s = (x, r, w, p, v, d) of the paper, per node.
+    """Return the actor's inputs for each candidate, shape (M, 12 + 2 classes).
 
-    Slots are the only resource that a node gives out here (r, v), and parameter servers use none.
-
-    Args:
-        name: job, some of whose workers may be placed.
-        own: expected loss of the job on each node, shape (M,).
-        neighbours: expected additional loss of the jobs there, shape (M,).
-
-    Returns:
-        Shape (M, 12 + 2 classes).
+    s = (x, r, w, p, v, d) of the paper, per node. Slots are the only resource that a node gives
+    out here (r, v), and parameter servers use none. `own` and `neighbours` are the expected losses
+    of the job and of the jobs there by one more worker, shape (M,).
     """
     job, classes = shared.jobs[name], shared.model.classes
     placed = sum(job.workers.values())
@@ -194,10 +179,7 @@ class TrainedModel:
 
 
 def load(file: str | None) -> TrainedModel:
-    """Return a model from its file.
-
-    Args:
-        file: path; None: the shipped model.
+    """Return a model from its file; the shipped one for None.
 
     Raises:
         SettingsError: if it is no model, or of another version, policy or shape.

@@ -94,11 +94,7 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
 
 
 def wait_reason(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
-    """Return the reason for a wait.
-
-    Args:
-        free: free slots before any start.
-    """
+    """Return the reason for a wait; `free` are the free slots before any start."""
     behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
     text = f"for {slots_in_words(needs)}{behind}, {free} were free"
     return text, {"needs": float(needs), "free": float(free), "ahead": float(ahead)}
@@ -112,11 +108,7 @@ def _expected_words(own: float, neighbours: float) -> str:
 
 
 class Classes:
-    """Numbers of families: the trained ones, then others in the order of their appearance.
-
-    Args:
-        trained: families as job files state them, by number.
-    """
+    """Numbers of families: the trained ones, then others in the order of their appearance."""
 
     def __init__(self, trained: Sequence[str]) -> None:
         self._trained = {name: number for number, name in enumerate(trained)}
@@ -125,8 +117,7 @@ class Classes:
     def number(self, family: str) -> int:
         """Return the number of a family; the last number stands for all further families.
 
-        Args:
-            family: as in views: behind the name of its user, if it was stated.
+        Views put the name of its user before a family that a job file states.
         """
         trained = self._trained.get(family.partition("/")[2])
         if trained is not None:
@@ -181,9 +172,6 @@ class HarmonyDrl(ImmediatePolicy):
     """Places gangs of the wanted size in order of arrival, worker by worker; moves no job.
 
     See the README of this folder.
-
-    Args:
-        model: decides; None: the one that the options name.
 
     Raises:
         SettingsError: if the model cannot be used.
@@ -259,5 +247,4 @@ class HarmonyDrl(ImmediatePolicy):
 
 
 def _key(family: str, slots: int, batch: int) -> tuple[str, int, int]:
-    """Return the key of jobs that are equally fast alone."""
     return family, slots, batch

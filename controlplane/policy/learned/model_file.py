@@ -85,10 +85,6 @@ def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
 def read_model(file: str, *, policy: str, features: int, shapes: Shapes) -> LearnedModel:
     """Return a model from a user's file, checked.
 
-    Args:
-        features: version of the inputs that the policy provides.
-        shapes: required shapes of the arrays.
-
     Raises:
         SettingsError: naming the option, the file and the problem.
     """
@@ -212,11 +208,9 @@ class DenseNet:
 
 
 def dense_net(name: str, arrays: Mapping[str, FloatArray]) -> DenseNet:
-    """Return a network of a model.
+    """Return a network of a model, from arrays as torch names them.
 
-    Args:
-        name: of the network; layer k has arrays `name.k.weight`, shape (out, in), and
-            `name.k.bias`, shape (out,), from k = 0 on, as in torch.
+    Layer k has `name.k.weight`, shape (out, in), and `name.k.bias`, shape (out,), from k = 0 on.
     """
     layers: list[Layer] = []
     while f"{name}.{len(layers)}.weight" in arrays:
@@ -226,11 +220,7 @@ def dense_net(name: str, arrays: Mapping[str, FloatArray]) -> DenseNet:
 
 
 def dense_shapes(name: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the arrays of a network.
-
-    Args:
-        widths: of the input, of every hidden layer, and of the output.
-    """
+    """Return the shapes of a network's arrays; widths are of input, hidden layers and output."""
     shapes: dict[str, tuple[int, ...]] = {}
     for place, (before, after) in enumerate(pairwise(widths)):
         shapes[f"{name}.{place}.weight"] = (after, before)

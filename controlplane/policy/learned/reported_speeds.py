@@ -27,9 +27,7 @@ from controlplane.prediction import FloatArray
 def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
     """Return the network after one step of gradient descent.
 
-    Args:
-        inputs: shape (rows, in).
-        slopes: derivatives of the loss by the outputs, shape (rows, out).
+    `inputs` have shape (rows, in); `slopes`, derivatives of the loss by the outputs, (rows, out).
     """
     taken: list[FloatArray] = [inputs]
     for weight, bias in net.layers[:-1]:
@@ -90,8 +88,9 @@ class _Alone:
 class ReportedSpeeds:
     """Reports of speeds, and the reward model trained on them.
 
-    Reports are in samples per second. The speed alone is the mean of what jobs of the same key
-    reported alone; if none did, of all their reports, corrected by the expected loss.
+    Reports are in samples per second. Jobs of one key are equally fast alone. The speed alone is
+    the mean of what jobs of the key reported alone; if none did, of all their reports, corrected by
+    the expected loss.
     """
 
     model: RewardModel
@@ -101,11 +100,7 @@ class ReportedSpeeds:
     _new: int = 0  # reports since the last bundle
 
     def add(self, shared: SharedNodes, name: str, key: Hashable, samples_per_s: float) -> bool:
-        """Add a report; return False and ignore it if its speed is implausible.
-
-        Args:
-            key: jobs of one key are equally fast alone.
-        """
+        """Add a report; return False and ignore it if its speed is implausible."""
         if not 0.0 < samples_per_s < MAX_SAMPLES_PER_S:
             return False
         job, seen = shared.jobs[name], shared.look(name)

@@ -85,9 +85,7 @@ def spread_inputs(
 ) -> FloatArray:
     """Return the inputs of the network for jobs on several nodes, shape (P, classes + 3).
 
-    Args:
-        number: class of each job, shape (P,).
-        model: model, or its number of classes.
+    `number` is the class of each job; `model` may be its number of classes.
     """
     classes = model if isinstance(model, int) else model.classes
     inputs = np.zeros((len(number), classes + 3))
@@ -169,11 +167,7 @@ class SharedNodes:
         return job
 
     def put(self, name: str, node: int, workers: int = 1, *, predict: bool = True) -> None:
-        """Place workers of a job on a node.
-
-        Args:
-            predict: update the expected costs; if False, the caller calls `predict` at the end.
-        """
+        """Place workers of a job on a node; with `predict` False the caller predicts later."""
         job = self.jobs[name]
         self._count(job, -1.0)
         job.workers[node] = job.workers.get(node, 0) + workers
@@ -193,14 +187,10 @@ class SharedNodes:
         self.predict(job.workers)
 
     def costs_of_next(self, name: str, nodes: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return the cost of one more worker of a job on each of some nodes.
+        """Return the cost of one more worker of a job on each of M nodes with a free slot.
 
-        Args:
-            nodes: candidates, shape (M,), with a free slot each.
-
-        Returns:
-            Expected losses of speed, as shares: the total loss of the job itself, and the added
-            loss of its neighbours; each of shape (M,).
+        These are expected losses of speed, as shares: the total loss of the job itself, and the
+        added loss of its neighbours; each of shape (M,).
         """
         job = self.jobs[name]
         rows: list[Row] = []
@@ -288,10 +278,5 @@ class SharedNodes:
 
 
 def lost_share(spread_log: float, logs: Mapping[int, float]) -> float:
-    """Return the share of its speed alone on few nodes that a job loses.
-
-    Args:
-        spread_log: cost of its number of nodes, a logarithm.
-        logs: cost of neighbours on each node, logarithms.
-    """
+    """Return the share of its speed alone on few nodes that a job loses; costs are logarithms."""
     return 1.0 - math.exp(-spread_log - max(logs.values(), default=0.0))

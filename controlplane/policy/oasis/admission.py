@@ -32,11 +32,7 @@ WORTHLESS_SHARE: Final = 0.05  # share of its value below which the value counts
 
 
 def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Reason:
-    """Return the reason that the user of a rejected job reads.
-
-    Args:
-        plans: all worth less than they cost.
-    """
+    """Return the reason of a rejection, for the user; all `plans` cost more than their worth."""
     possible = np.isfinite(plans.cost)
     if not possible.any():
         horizon_s = float(plans.ends[-1]) - now
@@ -87,10 +83,7 @@ def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float 
 def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
     """Return the least value with which the job would be admitted if it were submitted now.
 
-    Its deadline stays.
-
-    Args:
-        plans: at least one has a finite cost.
+    Its deadline stays. At least one of `plans` has a finite cost.
     """
     shares = np.array(
         [
@@ -162,8 +155,7 @@ class Admissions:
     def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decisions:
         """Check schedules against the current state, then decide about new jobs by arrival.
 
-        Args:
-            at_most: maximum number of new decisions.
+        At most `at_most` decisions are new.
         """
         self._estimates.follow(view)
         grid = grid_of(view, now, self._options.interval_s, self._options.horizon)
@@ -188,8 +180,7 @@ class Admissions:
     def _keep(self, view: ClusterView, grid: IntervalGrid, decided: Decisions) -> IntArray:
         """Keep schedules that still hold, and plan the others again, earliest promises first.
 
-        Returns:
-            Promised slots, shape (horizon, nodes).
+        Returns the promised slots, shape (horizon, nodes).
         """
         last, used, again = self._last, grid.nothing_used(), list[JobView]()
         for name, job in view.jobs.items():

@@ -23,12 +23,7 @@ IDLE = -1  # the option of an interval in which the job has no slots
 
 @dataclass(frozen=True, slots=True)
 class CheapestSchedules:
-    """Cheapest schedules of one job, by the interval in which the job is done.
-
-    Args:
-        cost: of the cheapest schedule that ends in this interval, shape (intervals,); infinite if
-            none ends there.
-    """
+    """Cheapest schedules of one job, by the interval in which the job is done."""
 
     cost: FloatArray
     _option: IntArray  # choice for each amount done, (intervals, units + 1)
@@ -78,7 +73,6 @@ def cheapest_schedules(
         done: units that an option does in the first interval and in the others, (2, options),
             if the job ran in the interval before.
         fresh: the same if the job starts.
-        units: of work to be done, 1 or more.
         running: True if the job runs when the first interval begins.
         enough: called with each interval and the cost of ending in it; True stops the search: later
             intervals get infinite cost.
@@ -132,12 +126,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class JobPlans:
-    """The cheapest schedule of one job for each completion interval.
-
-    Args:
-        ends: end of each interval, shape (intervals,), seconds.
-        cost: of the schedule that is done in it; infinite if there is none.
-    """
+    """The cheapest schedule of one job for each completion interval."""
 
     ends: FloatArray
     cost: FloatArray
@@ -168,11 +157,8 @@ def plans_of(
 ) -> JobPlans | None:
     """Plan a job for every completion time (OASiS, section IV: one call of the dual subroutine).
 
-    Completion times that cannot be the best any more are left out. Returns None if no size of the
-    job fits the cluster.
-
-    Args:
-        by: promised end, seconds; None: not promised.
+    Completion times that cannot be the best any more are left out. `by` is the promised end, if
+    any. Returns None if no size of the job fits the cluster.
     """
     sizes = _sizes(job, grid)
     if not sizes:
@@ -200,12 +186,7 @@ def plans_of(
 
 
 class _NoBetterEnd:
-    """True when later completion times cannot be better: worth falls, and costs have a lower bound.
-
-    Args:
-        ends: of the intervals, shape (intervals,), seconds.
-        by: promised end, seconds; None: not promised.
-    """
+    """True when later completion times cannot be better: worth falls, costs have a lower bound."""
 
     def __init__(self, job: JobView, ends: FloatArray, floor: float, by: float | None) -> None:
         self._utility, self._since = job.utility or Utility(value=1.0), job.submitted_at

@@ -56,15 +56,10 @@ def sizes_now(
 ) -> dict[JobId, int]:
     """Return the slots of each job; in total at most the room.
 
-    Measured jobs have their minimum, promised jobs what their schedules say for this interval. The
-    remaining slots are used rather than kept idle: running jobs keep theirs, promised ones start
-    early, others get their minimum, and then all of them grow.
-
-    Args:
-        line: the running and waiting jobs of `partition`, in their order.
-        due: slots of each promised job in this interval.
-        later: slots of each promised job in the next interval in which it has some.
-        gains: True if a job should grow to this number of slots.
+    Measured jobs have their minimum, promised jobs what their schedules say for this interval
+    (`due`). The remaining slots are used rather than kept idle: running jobs keep theirs, promised
+    ones start early with the size of their next interval (`later`), others get their minimum, and
+    then all of them grow while `gains` holds.
     """
     sizes: dict[JobId, int] = {}
     left = partition.room
@@ -148,9 +143,7 @@ class Oasis(Policy):
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Decide about undecided jobs; return True if some are left.
 
-        Args:
-            budget: generations: decide about all; steps: about `JOBS_PER_STEP` jobs each.
-            rng: not used.
+        A budget of generations decides about all, one of steps about `JOBS_PER_STEP` jobs each.
         """
         many = len(view.jobs) if budget.generations else JOBS_PER_STEP * budget.steps
         self._decided = self._admissions.decide(view, now, at_most=many)

@@ -19,31 +19,21 @@ INITIAL_BOUNDS: Final = (1e-4, 1e-1)  # L and U before the first job; value per 
 
 
 def price(share: FloatArray, low: float, high: float) -> FloatArray:
-    """Return the value per slot second of a slot on a node with this share of promised slots.
+    """Return the value per slot second, from `low` to `high`, on a node with this share promised.
 
     OASiS (Bao et al., INFOCOM '18): p_h^r(t) = L (U / L)^(g_h^r(t) / c_h^r). The resource r is the
     slot: a GPU, or a CPU slot with its share of the node's cores; jobs request no other resources.
-
-    Args:
-        share: g / c, shape (...), in [0, 1].
-        low: L, at which every job of any worth is admitted.
-
-    Returns:
-        Shape (...), from `low` to `high`.
+    At L every job of any worth is admitted.
     """
     return np.asarray(low * np.power(high / low, share), dtype=np.float64)
 
 
 class PriceBounds:
-    """L and U, estimated online from the value per slot second of the jobs seen.
+    """L and U, estimated online from the value per slot second of the jobs seen, unless given.
 
     Paper: U is the greatest value of a unit of resource, and L the least over 2 eta, over all jobs
     that will ever come. Here: over the latest jobs seen, since future jobs are unknown; and U is a
     high quantile of them.
-
-    Args:
-        low: L; None: estimated.
-        high: U; None: estimated.
     """
 
     def __init__(self, window: int, low: float | None, high: float | None) -> None:
@@ -75,12 +65,6 @@ class SlotPrices:
     Paper: a job pays for all its slots the price from before its arrival. Here: each further slot
     on a node costs the price that the slots before it cause, at the middle of the step, since one
     job may take a whole node and not a small part of it.
-
-    Args:
-        used: promised slots, shape (intervals, nodes).
-        capacity: slots of each node, shape (nodes,).
-        low: L, value per slot second.
-        high: U, value per slot second.
     """
 
     used: IntArray
@@ -107,12 +91,7 @@ class SlotPrices:
         return np.where(free.sum(axis=1) >= slots, total, np.inf)
 
     def place(self, interval: int, slots: int, *, together: bool) -> list[tuple[int, int]]:
-        """Return the cheapest slots: numbers of nodes, and slots on them; ties by the first node.
-
-        Args:
-            interval: from 0 on.
-            slots: free by the costs above.
-        """
+        """Return the cheapest free slots as (number of the node, slots); ties by the first node."""
         used = self.used[interval]
         if together:
             return [(int(np.argmin(self._of_each_node(used[None, :], slots)[0])), slots)]
@@ -213,12 +192,9 @@ class IntervalGrid:
         return np.zeros((self.horizon, len(self.nodes)), dtype=np.int64)
 
     def take(self, used: IntArray, schedule: Schedule) -> bool:
-        """Add a schedule to the promised slots; return False and add nothing if it does not fit.
+        """Add a schedule to `used` if all of it fits; return False and add nothing otherwise.
 
         It does not fit either if a node is gone. Intervals beyond the horizon are ignored.
-
-        Args:
-            used: shape (horizon, nodes); changed in place.
         """
         number = {node: place for place, node in enumerate(self.nodes)}
         added = self.nothing_used()

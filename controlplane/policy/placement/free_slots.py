@@ -99,7 +99,6 @@ class NodeFreeSlots:
         return taken
 
     def _next(self, need: int, *, first: bool) -> int:
-        """Return the node to take from next."""
         found = None
         if self._mode != "emptiest" and (first or self._mode != "roomiest"):
             found = self._tightest(need)
@@ -128,7 +127,6 @@ class NodeFreeSlots:
         return heap[0] if heap else None
 
     def _take(self, place: int, many: int) -> list[SlotId]:
-        """Take up to `many` slots of a node."""
         slots = self._free[place]
         taken = slots[:many]
         if taken:
@@ -232,9 +230,7 @@ class Placer:
     ) -> FreeSlots:
         """Return the free slots and the rule by which nodes are chosen; a subclass may override it.
 
-        Args:
-            partition: with the slots that jobs gave up.
-            placed: slots of those `running` jobs that keep some.
+        `placed` are the slots of those `running` jobs that keep some.
         """
         return NodeFreeSlots(partition, self.mode)
 

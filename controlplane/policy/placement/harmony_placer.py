@@ -32,10 +32,8 @@ class LayoutSearch:
     """Greedy search for the layout with the largest sum of normalised speeds.
 
     Ties go to few and well-filled nodes. Workers are added one by one, starting from each of a few
-    first nodes: once with one worker there, and once with as many as fit.
-
-    Args:
-        where: current workers of all jobs; unchanged afterwards.
+    first nodes: once with one worker there, and once with as many as fit. `where` is unchanged
+    afterwards.
     """
 
     def __init__(self, free: Mapping[NodeId, int], where: Occupancy, shares: SpeedShares) -> None:
@@ -43,12 +41,7 @@ class LayoutSearch:
         self._where, self._shares = where, shares
 
     def best(self, job: JobId, size: int, own: Layout | None = None) -> Layout:
-        """Return the best layout found: workers on each node.
-
-        Args:
-            size: workers; at most the free slots and its own.
-            own: workers that stay in place.
-        """
+        """Return the best layout found for `size` workers, of which `own` stay in place."""
         kept = Counter(own or {})
         need = size - kept.total()
         if need <= 0:
@@ -77,7 +70,6 @@ class LayoutSearch:
         return layout
 
     def _spare(self, layout: Layout) -> tuple[int, int]:
-        """Return the number of nodes, and of free slots there; fewer is better."""
         return len(layout), sum(self._free.get(node, 0) for node in layout)
 
     def _distinct(self, kept: Layout) -> list[NodeId]:
@@ -145,7 +137,6 @@ class ReportedSpeeds:
         self._costs.add(event.family, place, event.global_batch, event.samples_per_s)
 
     def _is_steady(self, job: JobView, view: ClusterView, where: Occupancy) -> bool:
-        """True if the job and its neighbours train where the view shows them."""
         return job.movable and all(view.jobs[one].movable for one in where.neighbours(job.job))
 
     def _place(self, job: JobView, where: Occupancy) -> Place:
@@ -163,9 +154,7 @@ SPREAD: Final = 0.1  # prior share that a job loses by being on several nodes
 class HarmonyPlacer(Placer):
     """Moves as few jobs as any placer; starts and growths go where the least speed is lost.
 
-    Args:
-        shares: source of normalised speeds; None: learnt from reported speeds.
-        costs: model that learns; None: a new one.
+    Without `shares`, normalised speeds are learnt from reported speeds.
     """
 
     def __init__(
@@ -192,12 +181,7 @@ class HarmonyPlacer(Placer):
 
 
 class InterferenceFreeSlots:
-    """Free slots by node, beside the workers of all jobs placed so far.
-
-    Args:
-        partition: with the slots that jobs gave up.
-        placed: slots of those `running` jobs that keep some; other running jobs stay.
-    """
+    """Free slots by node, beside the workers of all jobs placed so far."""
 
     def __init__(
         self,

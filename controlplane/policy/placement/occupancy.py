@@ -22,11 +22,7 @@ Layout = Mapping[NodeId, int]  # workers of a job on each of its nodes, at least
 
 
 class Occupancy:
-    """Workers of jobs on nodes, as they are or as they could be.
-
-    Args:
-        families: of all jobs that are ever placed.
-    """
+    """Workers of jobs on nodes, as they are or as they could be."""
 
     def __init__(self, families: Mapping[JobId, str]) -> None:
         self.families = families
@@ -126,11 +122,7 @@ class NeighbourCosts:
     # --- learning
 
     def add(self, family: str, place: Place, batch: int, samples_per_s: float) -> None:
-        """Add a measurement; an implausible one is dropped.
-
-        Args:
-            batch: global, samples per step.
-        """
+        """Add a measurement with a global batch; an implausible one is dropped."""
         known = self._families.setdefault(family, _Family())
         step_s = batch / samples_per_s if samples_per_s else math.inf
         if not MIN_STEP_S <= step_s <= MAX_STEP_S or self._is_odd(known, place, step_s):
@@ -181,11 +173,7 @@ class NeighbourCosts:
         return math.exp(-worst - (self.cost(mine, OwnWorkers.SPREAD) if len(nodes) > 1 else 0.0))
 
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
-        """Return the seconds of a step alone and close together; None if not measured.
-
-        Args:
-            local_batch: samples of one slot in a step.
-        """
+        """Return the seconds of a step alone and close together; None if not measured."""
         self._fit_stale()
         known = self._families.get(family)
         base = known.parts.base.get((slots, local_batch)) if known is not None else None
@@ -199,7 +187,6 @@ class NeighbourCosts:
     # --- the model
 
     def _prior_cost(self, family: str, other: NeighbourClass) -> float:
-        """Return the estimate for a pair that was never measured."""
         if isinstance(other, OwnWorkers):
             return self._mean(
                 self._hurts.get(other, ()), self._spread * (other is OwnWorkers.SPREAD)
@@ -213,12 +200,10 @@ class NeighbourCosts:
 
     @staticmethod
     def _mean(seen: Iterable[float], prior: float) -> float:
-        """Return the mean, with the prior as one of the values."""
         found = [prior, *seen]
         return sum(found) / len(found)
 
     def _fit_stale(self) -> None:
-        """Fit again the families with new measurements."""
         for family in self._stale:
             known = self._families[family]
             for _ in range(ITERATIONS):
@@ -289,9 +274,7 @@ def gain_of(
 ) -> float:
     """Return the change in the sum of normalised speeds if jobs have other workers.
 
-    Args:
-        changes: new workers of each job; `where` is unchanged afterwards.
-        now: current normalised speeds of all jobs, if already known.
+    `where` is unchanged afterwards; `now` are the current normalised speeds, if known.
     """
     before = {job: where.nodes.get(job, {}) for job in changes}
     concerned = _with_neighbours(changes, where)

@@ -38,22 +38,13 @@ class NodeScorer(Protocol):
         ...
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
-        """Start a plan for this view.
-
-        Args:
-            loads: of every node; updated while jobs are placed, so that they finally describe the
-                plan.
-        """
+        """Start a plan for this view; `loads` are updated while jobs are placed."""
         ...
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
-        """Return the cost of one more worker of `job` on this node; the least cost is chosen.
+        """Return the cost of one more worker of `job` on this node, which has a free slot.
 
-        It must not depend on anything else that the plan changes.
-
-        Args:
-            job: being placed; some of its workers may already be there.
-            load: with at least one free slot.
+        The least cost is chosen. It must not depend on anything else that the plan changes.
         """
         ...
 
@@ -83,11 +74,7 @@ class ScoredPlacer(Placer):
 
 
 class ScoredFreeSlots:
-    """Free slots, given out worker by worker to the node with the least score.
-
-    Args:
-        loads: of every node, in the order of the view.
-    """
+    """Free slots, given out worker by worker to the node with the least score."""
 
     def __init__(self, loads: Sequence[NodeLoad], scorer: NodeScorer) -> None:
         self._loads = loads
@@ -150,9 +137,7 @@ class ScoredFreeSlots:
 def node_loads(partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> list[NodeLoad]:
     """Return the load of every node: its free slots, and the workers of jobs that stay.
 
-    Args:
-        partition: with the slots that jobs gave up.
-        placed: slots of those `running` jobs that keep some; jobs that run otherwise stay.
+    `placed` are the slots of those `running` jobs that keep some.
     """
     sizes = Counter(slot.node for slot in partition.view.slots)
     loads = {node: NodeLoad(node, sizes[node], free) for node, free in partition.free.items()}

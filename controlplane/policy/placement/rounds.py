@@ -71,11 +71,8 @@ def fill_idle_slots(
 ) -> dict[JobId, int]:
     """Return sizes for jobs that wait between rounds and fit on idle, unassigned slots.
 
-    In order of arrival, each on as few slots as it can train on; the next round gives it more.
-
-    Args:
-        targets: slots of each job in the last round.
-        fewest: smallest number of slots on which a job can train; 0: none.
+    In order of arrival, each on the `fewest` slots on which it can train (0: none); the next round
+    gives it more.
     """
     left = partition.room
     for job in (*partition.running, *partition.waiting, *partition.leaving):
@@ -104,11 +101,8 @@ def fit_targets(
     """Return the sizes of the jobs that run now: the targets as far as there is room.
 
     In the view's order. A job shrinks at once; it grows or starts when its whole target fits. A
-    running job without a target keeps its size.
-
-    Args:
-        targets: slots of each job in the last round.
-        fixed_batches: jobs keep their user's batch, which bounds a size that changes.
+    running job without a target keeps its size. With `fixed_batches` the user's batch bounds a size
+    that changes.
     """
     if fixed_batches:
         jobs = partition.view.jobs

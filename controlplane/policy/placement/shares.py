@@ -29,9 +29,7 @@ def shares(
 ) -> dict[JobId, int]:
     """Return the max-min fair slots of each job that gets any, in the order of `queue`.
 
-    Args:
-        line: jobs in the order in which they are given their minimum.
-        room: slots for these jobs; None: all of the partition's.
+    Jobs get their minimum in this order. `room` None: all of the partition's.
     """
     room = partition.room if room is None else room
     left = room
@@ -69,11 +67,7 @@ Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # reason of a rank: wo
 
 
 def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
-    """Return the sizes of the gangs that run: each that fits in what the gangs before it leave.
-
-    Args:
-        ranked: `running` and `waiting` jobs of the partition, the first to be served first.
-    """
+    """Return the sizes of the gangs that run: each that fits in what the gangs before it leave."""
     left = partition.room
     sizes: dict[JobId, int] = {}
     for job in ranked:
@@ -93,9 +87,7 @@ def gang_plan(
 ) -> Plan:
     """Return the plan that runs gangs of these sizes and lets the others wait.
 
-    Args:
-        rank: explains the rank of a job.
-        wake_at: when ranks change without an event.
+    `rank` explains the rank of a job; at `wake_at` ranks change without an event.
     """
     room = partition.room
     left = room - sum(sizes.values())
@@ -113,10 +105,9 @@ def gang_plan(
 
 
 class RoundRobin:
-    """Round robin: a job that ran for a quantum goes behind the waiting jobs, so that none starves.
+    """Turns: a job that ran for a quantum goes behind the waiting jobs, so that none starves.
 
-    Args:
-        quantum_s: seconds; 0: no turns, the oldest jobs run to their end.
+    With a quantum of 0 there are no turns: the oldest jobs run to their end.
     """
 
     def __init__(self, quantum_s: float) -> None:
@@ -133,11 +124,7 @@ class RoundRobin:
         self._stays = stays
 
     def queue(self, partition: Partition) -> list[JobView]:
-        """Return the jobs in the order in which they are given their minimum.
-
-        Args:
-            partition: of the view that was followed last.
-        """
+        """Return the jobs in the order in which they are given their minimum."""
         by_arrival = sorted(
             (*partition.running, *partition.waiting), key=lambda job: job.submitted_at
         )
@@ -156,12 +143,7 @@ class RoundRobin:
         return [*in_quantum, *waiting, *over_quantum]
 
     def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
-        """Return when the first turn ends while jobs wait; None: no job waits.
-
-        Args:
-            partition: of the view that was followed last.
-            served: jobs that have slots in the plan.
-        """
+        """Return when the first turn of a job in `served` ends; None if no job waits."""
         jobs: Iterable[JobView] = (*partition.running, *partition.waiting)
         names = [job.job for job in jobs]
         if not self._quantum_s or all(name in served for name in names):
@@ -192,11 +174,7 @@ def backfill_queue(
 
     Backfill is EASY's (Lifka 1995): the first job that does not fit has slots promised for the
     moment at which the running jobs will have left enough. A later job may overtake it if it ends
-    before that moment, or uses slots that are not needed then.
-
-    Args:
-        remaining_s: seconds that a job still trains on a number of slots; infinite if unknown.
-        backfill: True if a job may start before one that arrived earlier.
+    before that moment, or uses slots that are not needed then. `remaining_s` may be infinite.
     """
     queue = BackfillQueue(
         {job.job: len(job.running_on) for job in partition.running}, partition.room

@@ -30,12 +30,7 @@ def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
 
 
 def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
-    """Return `batch` split over `slots` with differences of at most one sample.
-
-    Args:
-        batch: global, samples per step.
-        slots: in order of rank; the first ones get the remainder.
-    """
+    """Return a global batch split over `slots`; the first ones get the remaining samples."""
     share, rest = divmod(batch, len(slots))
     return {slot: share + (place < rest) for place, slot in enumerate(slots)}
 
@@ -117,10 +112,7 @@ def compose_plan(
 ) -> Plan:
     """Return the plan that gives every job what `placed` says, with a reason for each that changes.
 
-    Args:
-        placed: local batches of `running` and `waiting` jobs; a job that is absent waits.
-        why: explains the slots of a job that changes or waits.
-        wake_at: in addition to the partition's own.
+    `running` and `waiting` jobs without an entry wait; `why` explains the slots of a job.
     """
     local_batch = {job.job: dict(job.running_on) for job in partition.pinned}
     reasons = dict(partition.refused)

@@ -32,14 +32,11 @@ MAX_LOSS: Final = 1e30  # larger losses are no measurements
 
 
 class LossReports:
-    """Mean losses of stretches of training, each at the middle of its stretch.
+    """Mean losses of the last `kept` stretches of training, each at the middle of its stretch.
 
     An epoch's report is the mean over the epoch. Telemetry has the mean over the running epoch so
     far; the difference of two such sums is the mean over the stretch between them. So a job with
     long epochs has a curve before its first epoch ends, and no sample counts twice.
-
-    Args:
-        kept: number of latest reports that a curve is fitted to.
     """
 
     def __init__(self, kept: int) -> None:
@@ -94,12 +91,7 @@ class LossReports:
 
 
 class FittedLosses:
-    """Loss reports of all jobs, and their curves.
-
-    Args:
-        kept: reports of each job that its curve is fitted to.
-        decay: weight of a report relative to the next one.
-    """
+    """Loss reports of all jobs, and their curves."""
 
     def __init__(self, kept: int, decay: float) -> None:
         self._kept, self._decay = kept, decay
@@ -150,8 +142,6 @@ DRIFT = 0.05  # relative change of a step time that triggers another fit
 
 @dataclass(slots=True)
 class _Pace:
-    """Latest report of a job."""
-
     at: Seconds
     samples_done: int = 0
     samples_per_s: float = 0.0  # 0: not measured
@@ -255,7 +245,6 @@ class ObservedJobs:
         return max(job.samples_done, pace.samples_done) + further
 
     def _own_speed(self, job: JobView) -> float:
-        """Return the measured speed relative to the family's model."""
         pace = self._paces.get(job.job)
         if pace is None or not pace.slots:
             return 1.0

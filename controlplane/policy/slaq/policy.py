@@ -164,11 +164,7 @@ class SlaqDecision:
 
 
 class Forecast:
-    """Expected effect of chosen sizes on losses; also that of one more slot each.
-
-    Args:
-        sizes: slots of each job, at least 1.
-    """
+    """Expected effect of chosen sizes on losses; also that of one more slot each."""
 
     def __init__(self, jobs: Sequence[JobId], gains: SizeGains, sizes: Sequence[int]) -> None:
         self._jobs, self._gains, self._sizes = jobs, gains, sizes
@@ -211,8 +207,7 @@ def decide(
 ) -> SlaqDecision:
     """Decide one scheduling epoch: fair shares for jobs without a curve, else by predicted gain.
 
-    Args:
-        line: jobs in the order in which they are given their minimum.
+    Jobs get their minimum in the order of `queue`.
     """
     equal = shares(queue, partition)
     served = [partition.view.jobs[name] for name in equal]
@@ -264,7 +259,6 @@ def _newcomer_slots(
 def _bounds(
     job: JobView, row: int, partition: Partition, gains: SizeGains, options: SlaqOptions
 ) -> tuple[int, int]:
-    """Return the minimum and maximum slots of a job."""
     most = max(job.least, min(useful_slots(job, partition), options.most or job.most))
     if options.efficiency_floor > 0.0:
         most = max(job.least, gains.efficient(row, most))

@@ -73,21 +73,13 @@ class SizeGains:
         return step
 
     def losses_then(self, sizes: IntArray) -> FloatArray:
-        """Return the losses expected after the next T seconds, shape (J,).
-
-        Args:
-            sizes: slots of each job, shape (J,), at least 1.
-        """
+        """Return the losses expected after the next T seconds, shape (J,); sizes are at least 1."""
         rows = np.arange(len(sizes))
         reach = self._reach(rows, self._rates(rows, sizes[:, None]))
         return self._outlook.curves.at(reach)[:, 0]
 
     def shares(self, losses: FloatArray) -> FloatArray:
-        """Return the share of the remaining reduction that is made, shape (J,), 0 to 1.
-
-        Args:
-            losses: reached losses, shape (J,).
-        """
+        """Return the share of the remaining reduction that these losses make, shape (J,)."""
         left = self.loss_now - self.limit
         fallen: FloatArray = np.where(
             left > 0.0, (self.loss_now - losses) / np.maximum(left, 1e-300), 0.0
