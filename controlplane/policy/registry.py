@@ -179,11 +179,11 @@ def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
         SettingsError: if there is no such policy, or it needs an oracle.
     """
     if entry(name).oracle == "must":
-        what = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
-        raise SettingsError(what, "use it with `ones sim`; choose another one here", "policy")
+        problem = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
+        raise SettingsError(problem, "use it with `ones sim`; choose another one here", "policy")
     if "oracle" in options.values():
-        what = f"policy.options of {name}: no cluster has an oracle"
-        raise SettingsError(what, "use it with `ones sim`; leave it out here", "policy.options")
+        problem = f"policy.options of {name}: no cluster has an oracle"
+        raise SettingsError(problem, "use it with `ones sim`; leave it out here", "policy.options")
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Any:
@@ -196,8 +196,8 @@ def check_options(name: str, options: Mapping[str, Any]) -> Any:
     try:
         return msgspec.convert(dict(options), struct)
     except msgspec.ValidationError as error:
-        what = f"policy.options of {name}: {error}"
-        raise SettingsError(what, _known(struct, str(error)), "policy.options") from None
+        problem = f"policy.options of {name}: {error}"
+        raise SettingsError(problem, _known(struct, str(error)), "policy.options") from None
 
 
 def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
@@ -217,8 +217,8 @@ def _known(struct: Any, error: str) -> str:
     return f"choose one of {', '.join(get_args(get_type_hints(struct)[wrong[1]]))}"
 
 
-def _load(where: str) -> Any:
-    module, _, name = where.partition(":")
+def _load(location: str) -> Any:
+    module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
@@ -259,8 +259,8 @@ def _no_losses(policy: str, epochs: int, train_loss: float | None) -> str | None
     if train_loss is not None and math.isfinite(train_loss):
         return None
     many = f"{epochs} epoch{'s' * (epochs != 1)}"
-    what = f"no loss in {many}" if train_loss is None else f"its loss is {train_loss}"
+    problem = f"no loss in {many}" if train_loss is None else f"its loss is {train_loss}"
     return (
-        f"{what}: under {policy}, which shares slots by training losses, it has a fair share; "
+        f"{problem}: under {policy}, which shares slots by training losses, it has a fair share; "
         "report it with `agent.report(loss=...)`"
     )

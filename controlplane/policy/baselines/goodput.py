@@ -401,8 +401,8 @@ class Goodput(ImmediatePolicy):
             return 1.0
         model = self._speed(job.job, job.family).speed_model(job.batch_size)
         slots, batches = np.array([[have]]), np.array([[batch]])
-        here = goodputs(model, bounds, slots, batches, self._noise_scale(job), nodes=nodes)
-        return float(here[0, 0] / table.goodputs[have - 1])
+        current = goodputs(model, bounds, slots, batches, self._noise_scale(job), nodes=nodes)
+        return float(current[0, 0] / table.goodputs[have - 1])
 
     def _share_kept(self, job: JobView, now: Seconds) -> float:
         """Return (T - R delta) / (T + delta): what age T leaves after R + 1 re-allocations."""
@@ -423,10 +423,10 @@ class Goodput(ImmediatePolicy):
         if size == len(job.running_on) and batch != present:
             model = self._speed(job.job, job.family).speed_model(job.batch_size)
             both = np.array([[present, batch]])
-            here, then = goodputs(model, bounds, np.array([[size]]), both, self._noise_scale(job))[
-                0
-            ]
-            if then <= here * (1 + self.options.batch_margin):
+            current, then = goodputs(
+                model, bounds, np.array([[size]]), both, self._noise_scale(job)
+            )[0]
+            if then <= current * (1 + self.options.batch_margin):
                 batch = present
         packed = size == len(job.running_on) and self._share_kept(job, now) > (
             self._spread(job, bounds, table) * (1 + self.options.batch_margin)

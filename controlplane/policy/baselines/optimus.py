@@ -159,8 +159,8 @@ class Optimus(ImmediatePolicy):
         if self.options.remaining == "oracle":
             if oracle is None:
                 field = "policy.options.remaining"
-                what = f"{field}: no cluster has an oracle that knows how long jobs will last"
-                raise SettingsError(what, "choose fit, or use `ones sim`", field)
+                problem = f"{field}: no cluster has an oracle that knows how long jobs will last"
+                raise SettingsError(problem, "choose fit, or use `ones sim`", field)
             self._lengths = oracle
         self._placer = make_placer(self.options.placer, self.options.moves)
         starts = MIN_ROUND_STARTS if self.options.moves == "restart" else 0.0

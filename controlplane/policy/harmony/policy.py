@@ -63,21 +63,21 @@ class Migration:
 
 
 class Migrations:
-    """Search for a migration of `jobs` in one schedule: `where` and `free` are as in this plan."""
+    """Search for a migration of `jobs` in one plan, with its occupancy and free slots."""
 
     def __init__(
         self,
         jobs: Mapping[JobId, JobView],
-        where: Occupancy,
+        occupancy: Occupancy,
         free: Mapping[NodeId, int],
         *,
         shares: SpeedShares,
         options: HarmonyOptions,
         now: Seconds,
     ) -> None:
-        self._jobs, self._where, self._free = jobs, where, free
+        self._jobs, self._occupancy, self._free = jobs, occupancy, free
         self._shares, self._options, self._now = shares, options, now
-        self._speeds = all_shares(where, shares)
+        self._speeds = all_shares(occupancy, shares)
 
     def best(self) -> Migration | None:
         """Return the migration with the greatest benefit; None if none pays."""
@@ -94,47 +94,47 @@ class Migrations:
 
     def _lost(self, name: JobId) -> float:
         """Return the gain if the job were elsewhere, alone, at its own full speed."""
-        return 1.0 + gain_of({name: {}}, self._where, self._shares, self._speeds)
+        return 1.0 + gain_of({name: {}}, self._occupancy, self._shares, self._speeds)
 
     def _of(self, name: JobId, partners: list[JobId]) -> Iterator[Migration]:
         options = self._options
         if any(self._free.values()):
             elsewhere = {name: self._elsewhere(name)}
-            found = self._if_it_pays(elsewhere, aside=None)
+            found = self._if_it_pays(elsewhere, partner=None)
             if found is not None:
                 yield found
         if options.migrations == "swap":
-            mine = self._where.nodes[name]
-            apart = [one for one in partners if self._where.nodes[one] != mine and one != name]
+            mine = self._occupancy.nodes[name]
+            apart = [one for one in partners if self._occupancy.nodes[one] != mine and one != name]
             for other in apart[:MAX_PARTNERS]:
-                for trade in _trades(name, other, self._where):
-                    found = self._if_it_pays(trade, aside=other)
+                for trade in _trades(name, other, self._occupancy):
+                    found = self._if_it_pays(trade, partner=other)
                     if found is not None:
                         yield found
 
     def _elsewhere(self, name: JobId) -> Layout:
-        before = self._where.nodes[name]
+        before = self._occupancy.nodes[name]
         free = Counter(self._free) + Counter(before)
-        self._where.take(name)
+        self._occupancy.take(name)
         size = sum(before.values())
-        layout = LayoutSearch(free, self._where, self._shares).best(name, size)
-        self._where.put(name, before)
+        layout = LayoutSearch(free, self._occupancy, self._shares).best(name, size)
+        self._occupancy.put(name, before)
         return layout
 
-    def _if_it_pays(self, layouts: dict[JobId, Layout], aside: JobId | None) -> Migration | None:
-        if all(self._where.nodes[name] == layout for name, layout in layouts.items()):
+    def _if_it_pays(self, layouts: dict[JobId, Layout], partner: JobId | None) -> Migration | None:
+        if all(self._occupancy.nodes[name] == layout for name, layout in layouts.items()):
             return None
-        gain = gain_of(layouts, self._where, self._shares, self._speeds)
+        gain = gain_of(layouts, self._occupancy, self._shares, self._speeds)
         if gain <= self._options.margin:
             return None
         lasts_s = min(self._remaining_s(self._jobs[name]) for name in layouts)
-        worth_s = gain * lasts_s - self._cost_s(layouts, aside)
+        worth_s = gain * lasts_s - self._cost_s(layouts, partner)
         return Migration(layouts, gain, worth_s) if worth_s > 0.0 else None
 
-    def _cost_s(self, layouts: Mapping[JobId, Layout], aside: JobId | None) -> float:
+    def _cost_s(self, layouts: Mapping[JobId, Layout], partner: JobId | None) -> float:
         """Return the training seconds that moving costs; an exchange adds the pause of one job."""
         costs = [self._options.stall_s for _ in layouts]
-        if aside is not None:
+        if partner is not None:
             starts = [self._jobs[name].start_s for name in layouts]
             costs.append(min(DEFAULT_START_S if one is None else one for one in starts))
         return sum(costs)
@@ -146,14 +146,17 @@ class Migrations:
         return job.ran_s + max(0.0, self._now - job.moved_at)
 
 
-def _trades(one: JobId, other: JobId, where: Occupancy) -> Iterator[dict[JobId, Layout]]:
+def _trades(one: JobId, other: JobId, occupancy: Occupancy) -> Iterator[dict[JobId, Layout]]:
     """Yield each way in which two jobs can exchange an equal number of workers of two nodes."""
-    mine, its = where.nodes[one], where.nodes[other]
-    for here, many in mine.items():
-        for there, as_many in its.items():
-            if here != there:
+    own, theirs = occupancy.nodes[one], occupancy.nodes[other]
+    for own_node, many in own.items():
+        for their_node, as_many in theirs.items():
+            if own_node != their_node:
                 both = min(many, as_many)
-                yield {one: _moved(mine, here, there, both), other: _moved(its, there, here, both)}
+                yield {
+                    one: _moved(own, own_node, their_node, both),
+                    other: _moved(theirs, their_node, own_node, both),
+                }
 
 
 def _moved(layout: Layout, start: NodeId, end: NodeId, many: int) -> dict[NodeId, int]:
@@ -173,7 +176,7 @@ class Explainer:
 
     partition: Partition
     queue: BackfillQueue
-    where: Occupancy  # in this plan
+    occupancy: Occupancy  # in this plan
     present: Occupancy
     shares: SpeedShares
     migration: Migration | None
@@ -188,7 +191,7 @@ class Explainer:
         return words, numbers
 
     def _placed(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        words, numbers = self._beside(job.job, self.where)
+        words, numbers = self._beside(job.job, self.occupancy)
         if job.job in self.queue.before:
             words += f"; it does not delay {self.queue.before[job.job]}"
         if len(job.running_on) > slots:
@@ -215,28 +218,28 @@ class Explainer:
             numbers,
         )
 
-    def _beside(self, job: JobId, where: Occupancy) -> tuple[str, dict[str, float]]:
+    def _beside(self, job: JobId, occupancy: Occupancy) -> tuple[str, dict[str, float]]:
         """Return the share of its speed that a job keeps, and the cost of each neighbour."""
-        share = self.shares.share(job, where)
-        costs = self._costs(job, where, share)
+        share = self.shares.share(job, occupancy)
+        costs = self._costs(job, occupancy, share)
         numbers = {
             "speed_share": share,
             **{f"cost_of_{name}": cost for name, cost in costs.items()},
         }
-        if len(where.nodes[job]) == 1 and not where.neighbours(job):
+        if len(occupancy.nodes[job]) == 1 and not occupancy.neighbours(job):
             return "has its node to itself", numbers
         keeps = f"keeps {share:.0%} of its speed"
         named = [f"{name} costs it {cost:.0%}" for name, cost in costs.items()][:MAX_NAMED]
         return ": ".join([keeps, ", ".join(named)]) if named else keeps, numbers
 
-    def _costs(self, job: JobId, where: Occupancy, share: float) -> Mapping[JobId, float]:
+    def _costs(self, job: JobId, occupancy: Occupancy, share: float) -> Mapping[JobId, float]:
         """Return what the job would gain without each neighbour, the largest first."""
         costs: dict[JobId, float] = {}
-        for other in where.neighbours(job):
-            layout = where.nodes[other]
-            where.take(other)
-            cost = self.shares.share(job, where) - share
-            where.put(other, layout)
+        for other in occupancy.neighbours(job):
+            layout = occupancy.nodes[other]
+            occupancy.take(other)
+            cost = self.shares.share(job, occupancy) - share
+            occupancy.put(other, layout)
             if cost >= MIN_NAMED_COST:
                 costs[other] = cost
         return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
@@ -253,16 +256,16 @@ class OracleShares:
         self._oracle = oracle
         self._answers: dict[tuple[JobId, frozenset[Place]], float] = {}
 
-    def share(self, job: JobId, where: Occupancy) -> float:
+    def share(self, job: JobId, occupancy: Occupancy) -> float:
         """Return the normalised speed, see `SpeedShares`."""
-        asked = (job, *where.neighbours(job))
-        key = (job, frozenset((one, frozenset(where.nodes[one].items())) for one in asked))
+        asked = (job, *occupancy.neighbours(job))
+        key = (job, frozenset((one, frozenset(occupancy.nodes[one].items())) for one in asked))
         known = self._answers.get(key)
         if known is None:
             if len(self._answers) >= MAX_CACHED:
                 self._answers.clear()
-            on = {node: where.on(node) for node in where.nodes[job]}
-            known = self._answers[key] = self._oracle.speed_share(job, where.nodes, on)
+            on = {node: occupancy.on(node) for node in occupancy.nodes[job]}
+            known = self._answers[key] = self._oracle.speed_share(job, occupancy.nodes, on)
         return known
 
 
@@ -294,15 +297,15 @@ class Harmony(ImmediatePolicy):
         partition = partition_of(view, now)
         queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
         slots = self._placer.place(partition, queue.sizes)
-        where = _planned(view, slots)
-        slots |= self._completed_moves(partition, where)
-        migration = self._migration(partition, slots, where, waits=bool(queue.ahead))
+        occupancy = _planned(view, slots)
+        slots |= self._completed_moves(partition, occupancy)
+        migration = self._migration(partition, slots, occupancy, waits=bool(queue.ahead))
         if migration is not None:
             slots |= _slots_of(migration.layouts, slots, partition.free)
         for name in migration.layouts if migration is not None else ():
-            where.put(name, Counter(map(node_of, slots[name])))
+            occupancy.put(name, Counter(map(node_of, slots[name])))
         explain = Explainer(
-            partition, queue, where, Occupancy.of(view), self._placer.shares, migration,
+            partition, queue, occupancy, Occupancy.of(view), self._placer.shares, migration,
             self.costs.dropped,
         )  # fmt: skip
         return compose_plan(
@@ -312,7 +315,9 @@ class Harmony(ImmediatePolicy):
             wake_at=self._settled_at(partition),
         )
 
-    def _completed_moves(self, partition: Partition, where: Occupancy) -> dict[JobId, list[SlotId]]:
+    def _completed_moves(
+        self, partition: Partition, occupancy: Occupancy
+    ) -> dict[JobId, list[SlotId]]:
         """Release the worse of the old and the new place of jobs that have both.
 
         A job that moves grows to both first, and trains meanwhile; this is the second half.
@@ -322,9 +327,9 @@ class Harmony(ImmediatePolicy):
             size = due_size(job, partition)
             if size < len(job.running_on):
                 own = Counter(map(node_of, job.running_on))
-                where.take(job.job)
-                layout = LayoutSearch(own, where, self._placer.shares).best(job.job, size)
-                where.put(job.job, layout)
+                occupancy.take(job.job)
+                layout = LayoutSearch(own, occupancy, self._placer.shares).best(job.job, size)
+                occupancy.put(job.job, layout)
                 found[job.job] = _first_slots(job.running_on, layout)
         return found
 
@@ -332,7 +337,7 @@ class Harmony(ImmediatePolicy):
         self,
         partition: Partition,
         slots: Mapping[JobId, Sequence[SlotId]],
-        where: Occupancy,
+        occupancy: Occupancy,
         *,
         waits: bool,
     ) -> Migration | None:
@@ -344,10 +349,15 @@ class Harmony(ImmediatePolicy):
         free = {node: len(left) for node, left in partition.free.items()}
         if waits:  # a moving job has both places for a while
             free = {}
-        looked = Migrations(
-            jobs, where, free, shares=self._placer.shares, options=self.options, now=partition.now
+        search = Migrations(
+            jobs,
+            occupancy,
+            free,
+            shares=self._placer.shares,
+            options=self.options,
+            now=partition.now,
         )
-        return looked.best()
+        return search.best()
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
         """Return the stated rest; a waiting job is assumed to be as fast as its family."""
@@ -368,10 +378,10 @@ class Harmony(ImmediatePolicy):
 
 def _planned(view: ClusterView, slots: Mapping[JobId, Sequence[SlotId]]) -> Occupancy:
     """Return all jobs where this plan puts them; jobs that may not move as in the view."""
-    where = Occupancy.of(view)
+    occupancy = Occupancy.of(view)
     for name, placed in slots.items():
-        where.put(name, Counter(map(node_of, placed)))
-    return where
+        occupancy.put(name, Counter(map(node_of, placed)))
+    return occupancy
 
 
 def due_size(job: JobView, partition: Partition) -> int:

@@ -231,16 +231,16 @@ class DecisionRound:
         return np.append(legal, True)
 
     def _apply(self, action: int) -> None:
-        row, what = divmod(action, ACTIONS)
+        row, kind = divmod(action, ACTIONS)
         if row == len(self.sizes):
             self._ended = True
-        elif what == SAME:
+        elif kind == SAME:
             self._settled[row] = True
         else:
-            self.sizes[row] = self._changed_size(row, what)
+            self.sizes[row] = self._changed_size(row, kind)
 
-    def _changed_size(self, row: int, what: int) -> int:
+    def _changed_size(self, row: int, kind: int) -> int:
         size, least = int(self.sizes[row]), int(self._table.least[row])
-        if what == MORE:
+        if kind == MORE:
             return size + 1 if size else least
         return size - 1 if size > least else 0

@@ -124,11 +124,11 @@ def features_of(
     placed = sum(job.workers.values())
     left = job.size - placed
     free, size = shared.free[nodes], shared.sizes[nodes]
-    here = np.array([job.workers.get(node, 0) for node in nodes.tolist()], dtype=np.float64)
+    own_workers = np.array([job.workers.get(node, 0) for node in nodes.tolist()], dtype=np.float64)
     found = np.zeros((len(nodes), STRUCTURE + 2 * classes))
     found[:, 0], found[:, 1] = own, neighbours
     found[:, 2] = (free - 1) / size
-    found[:, 3] = here / WORKERS
+    found[:, 3] = own_workers / WORKERS
     found[:, 4] = free >= left
     found[:, 5] = free == left
     found[:, 6] = (size - free) == 0
@@ -221,5 +221,5 @@ def _read(file: str | None) -> LearnedModel:
     )
 
 
-def _refusal(what: str) -> SettingsError:
-    return SettingsError(f"{FIELD}: a model with {what}", "train another one", FIELD)
+def _refusal(problem: str) -> SettingsError:
+    return SettingsError(f"{FIELD}: a model with {problem}", "train another one", FIELD)

@@ -209,19 +209,19 @@ class HarmonyDrl(ImmediatePolicy):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Keep what runs; place the next jobs in the queue as long as there is room."""
         partition = partition_of(view, now)
-        here = situation(view, self._reports.model, self._classes)
-        room = int(here.shared.free.sum())
+        current = situation(view, self._reports.model, self._classes)
+        room = int(current.shared.free.sum())
         placed = {job.job: list(job.running_on) for job in partition.running}
         partition.room = room + sum(map(len, placed.values()))  # without slots that are leaving
         queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
         explained: dict[JobId, Explained] = {}
         for name, size in queue.sizes.items():
             if name not in placed:
-                here.shared.add(name, self._classes.number(view.jobs[name].family), size)
+                current.shared.add(name, self._classes.number(view.jobs[name].family), size)
                 choose = self._choose(name, view.version)
-                choices = place_gang(here.shared, self._actor, name, choose)
-                placed[name] = here.take([choice.node for choice in choices])
-                explained[name] = explain(choices, here.nodes)
+                choices = place_gang(current.shared, self._actor, name, choose)
+                placed[name] = current.take([choice.node for choice in choices])
+                explained[name] = explain(choices, current.nodes)
 
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
             if slots:

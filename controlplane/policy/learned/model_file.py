@@ -92,8 +92,8 @@ def read_model(file: str, *, policy: str, features: int, shapes: Shapes) -> Lear
         with Path(file).open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise _refusal(file, f"{said}", policy) from None
+        reason = getattr(error, "strerror", None) or error
+        raise _refusal(file, f"{reason}", policy) from None
     return decode_model(data, file, policy=policy, features=features, shapes=shapes)
 
 
@@ -136,8 +136,8 @@ def decode_model(
         raise _refusal(name, "its compression is not supported", policy) from None
     for key, value in arrays.items():
         if value.shape != shapes[key]:
-            what = f"{key} has shape {value.shape}, not {tuple(shapes[key])}"
-            raise _refusal(name, what, policy)
+            problem = f"{key} has shape {value.shape}, not {tuple(shapes[key])}"
+            raise _refusal(name, problem, policy)
         if not np.isfinite(value).all():
             raise _refusal(name, f"{key} has values that are not finite", policy)
     return LearnedModel(card, arrays)
@@ -155,8 +155,10 @@ def _card(text: bytes, name: str, policy: str, features: int) -> ModelCard:
     if made_for[1] != policy:
         raise _refusal(name, f"a model of policy {made_for[1]!r}, not of {policy!r}", policy)
     if made_for[2] != features:
-        what = f"trained on version {made_for[2]} of what the policy sees, this one has {features}"
-        raise _refusal(name, what, policy)
+        problem = (
+            f"trained on version {made_for[2]} of what the policy sees, this one has {features}"
+        )
+        raise _refusal(name, problem, policy)
     try:
         return msgspec.convert(head, ModelCard)
     except msgspec.ValidationError as error:
@@ -167,8 +169,10 @@ def _check_shapes(card: ModelCard, shapes: Shapes, name: str, policy: str) -> No
     for key, shape in shapes.items():
         found = card.shapes.get(key)
         if found != tuple(shape):
-            what = f"{key} has shape {found}, not {tuple(shape)}" if found else f"{key} is missing"
-            raise _refusal(name, what, policy)
+            problem = (
+                f"{key} has shape {found}, not {tuple(shape)}" if found else f"{key} is missing"
+            )
+            raise _refusal(name, problem, policy)
 
 
 def _array(file: zipfile.ZipFile, key: str) -> FloatArray:
@@ -183,9 +187,9 @@ def _member(name: str) -> zipfile.ZipInfo:
     return member
 
 
-def _refusal(name: str, what: str, policy: str) -> SettingsError:
+def _refusal(name: str, problem: str, policy: str) -> SettingsError:
     remedy = f"leave it out for the model that ships, or: ones sim train {policy} --out FILE"
-    return SettingsError(f"{FIELD}: {name}: {what}", remedy, FIELD)
+    return SettingsError(f"{FIELD}: {name}: {problem}", remedy, FIELD)
 
 
 Layer = tuple[FloatArray, FloatArray]  # weights, shape (in, out), and biases, shape (out,)

@@ -224,14 +224,14 @@ class Oasis(Policy):
 
         An expectation that moved by less than an interval stays unchanged.
         """
-        told: dict[JobId, Seconds] = {}
+        promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():
             job, expected = view.jobs.get(name), self._decided.expected.get(name, promised)
             if job is not None:
                 now, known = max(promised, expected), job.expected_at
                 near = known is not None and abs(known - now) < grid.interval_s
-                told[name] = known if near and known is not None else Seconds(now)
-        return told
+                promises[name] = known if near and known is not None else Seconds(now)
+        return promises
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         decided, numbers = self._decided, dict[str, float]()
@@ -254,7 +254,9 @@ def _may_be_rejected(view: ClusterView, name: JobId) -> bool:
     return job is not None and job.undecided and job.movable
 
 
-def _with_decisions(plan: Plan, rejected: dict[JobId, Reason], told: dict[JobId, Seconds]) -> Plan:
+def _with_decisions(
+    plan: Plan, rejected: dict[JobId, Reason], promises: dict[JobId, Seconds]
+) -> Plan:
     """Return the plan with the rejections, and the promises to other jobs."""
     return Plan(
         based_on=plan.based_on,
@@ -263,5 +265,5 @@ def _with_decisions(plan: Plan, rejected: dict[JobId, Reason], told: dict[JobId,
         restart=plan.restart,
         wake_at=plan.wake_at,
         rejected=rejected,
-        promised=told,
+        promised=promises,
     )

@@ -32,13 +32,15 @@ class LayoutSearch:
     """Greedy search for the layout with the largest sum of normalised speeds.
 
     Ties go to few and well-filled nodes. Workers are added one by one, starting from each of a few
-    first nodes: once with one worker there, and once with as many as fit. `where` is unchanged
+    first nodes: once with one worker there, and once with as many as fit. `occupancy` is unchanged
     afterwards.
     """
 
-    def __init__(self, free: Mapping[NodeId, int], where: Occupancy, shares: SpeedShares) -> None:
+    def __init__(
+        self, free: Mapping[NodeId, int], occupancy: Occupancy, shares: SpeedShares
+    ) -> None:
         self._free = {node: room for node, room in free.items() if room}
-        self._where, self._shares = where, shares
+        self._occupancy, self._shares = occupancy, shares
 
     def best(self, job: JobId, size: int, own: Layout | None = None) -> Layout:
         """Return the best layout found for `size` workers, of which `own` stay in place."""
@@ -77,7 +79,7 @@ class LayoutSearch:
         found: list[NodeId] = []
         empty: Counter[int] = Counter()
         for node, room in self._free.items():
-            if not self._where.on(node) and node not in kept:
+            if not self._occupancy.on(node) and node not in kept:
                 empty[room] += 1
                 if empty[room] > MAX_FIRST_NODES:
                     continue
@@ -85,7 +87,7 @@ class LayoutSearch:
         return found
 
     def _worth(self, job: JobId, layout: Layout) -> float:
-        return round(gain_of({job: dict(layout)}, self._where, self._shares), DIGITS)
+        return round(gain_of({job: dict(layout)}, self._occupancy, self._shares), DIGITS)
 
 
 SETTLED_S: Final = 4.0  # wait after a change of neighbours: two windows of a worker's speed
@@ -108,11 +110,11 @@ class ReportedSpeeds:
         if self._view is None or view.slots is not self._view.slots:
             self._types = {slot.slot: slot.model for slot in view.slots}
         self._view = view
-        where, before = Occupancy.of(view), self._places
+        occupancy, before = Occupancy.of(view), self._places
         self._places = {}
         for name, job in view.jobs.items():
-            if job.running_on and self._is_steady(job, view, where):
-                place = self._place(job, where)
+            if job.running_on and self._is_steady(job, view, occupancy):
+                place = self._place(job, occupancy)
                 same = before.get(name, (None, now))
                 self._places[name] = (place, same[1] if same[0] == place else now)
         self._groups = {name: at for name, at in self._groups.items() if name in view.jobs}
@@ -136,14 +138,14 @@ class ReportedSpeeds:
             return
         self._costs.add(event.family, place, event.global_batch, event.samples_per_s)
 
-    def _is_steady(self, job: JobView, view: ClusterView, where: Occupancy) -> bool:
-        return job.movable and all(view.jobs[one].movable for one in where.neighbours(job.job))
+    def _is_steady(self, job: JobView, view: ClusterView, occupancy: Occupancy) -> bool:
+        return job.movable and all(view.jobs[one].movable for one in occupancy.neighbours(job.job))
 
-    def _place(self, job: JobView, where: Occupancy) -> Place:
+    def _place(self, job: JobView, occupancy: Occupancy) -> Place:
         slots = len(job.running_on)
         local = max(1, round(sum(job.running_on.values()) / slots))
         models = sorted({self._types.get(slot, "") for slot in job.running_on})
-        return slots, local, "+".join(models), crowds_of(job.job, where)
+        return slots, local, "+".join(models), crowds_of(job.job, occupancy)
 
 
 PRIOR: Final = 0.3  # prior share of its speed that a job loses by a neighbour
@@ -191,9 +193,9 @@ class InterferenceFreeSlots:
     ) -> None:
         self._free = partition.free  # used up
         self._shares = shares
-        self._where = Occupancy.of(partition.view)
+        self._occupancy = Occupancy.of(partition.view)
         for job in partition.running:
-            self._where.put(job.job, Counter(map(node_of, placed.get(job.job, ()))))
+            self._occupancy.put(job.job, Counter(map(node_of, placed.get(job.job, ()))))
 
     def start(self, job: JobView, size: int) -> list[SlotId]:
         """Take slots where the sum of normalised speeds is largest."""
@@ -216,14 +218,14 @@ class InterferenceFreeSlots:
             return False
         for slot in slots:
             self._free[node_of(slot)].remove(slot)
-        layout = Counter(self._where.nodes.get(job.job, {}))
-        self._where.put(job.job, layout + Counter(map(node_of, slots)))
+        layout = Counter(self._occupancy.nodes.get(job.job, {}))
+        self._occupancy.put(job.job, layout + Counter(map(node_of, slots)))
         return True
 
     def _best(self, job: JobView, size: int, own: Layout) -> Layout:
         free: Mapping[NodeId, int] = {node: len(slots) for node, slots in self._free.items()}
-        self._where.take(job.job)
-        return LayoutSearch(free, self._where, self._shares).best(job.job, size, own)
+        self._occupancy.take(job.job)
+        return LayoutSearch(free, self._occupancy, self._shares).best(job.job, size, own)
 
     def _take(self, job: JobView, own: list[SlotId], layout: Layout) -> list[SlotId]:
         taken, have = list(own), Counter(map(node_of, own))
@@ -231,5 +233,5 @@ class InterferenceFreeSlots:
             more = many - have[node]
             taken += self._free[node][:more]
             del self._free[node][:more]
-        self._where.put(job.job, layout)
+        self._occupancy.put(job.job, layout)
         return by_node(taken)

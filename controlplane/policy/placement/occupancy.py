@@ -57,9 +57,9 @@ class Occupancy:
 
     def neighbours(self, job: JobId) -> list[JobId]:
         """Return the other jobs on any node of this one, each once."""
-        here = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
-        here.pop(job, None)
-        return list(here)
+        names = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
+        names.pop(job, None)
+        return list(names)
 
 
 ITERATIONS: Final = 2  # iterations of choosing the worst node by the current costs
@@ -160,13 +160,13 @@ class NeighbourCosts:
             self._costs[family, other] = found
         return found
 
-    def share(self, job: JobId, where: Occupancy) -> float:
+    def share(self, job: JobId, occupancy: Occupancy) -> float:
         """Return the normalised speed, see `SpeedShares`."""
-        families, nodes, worst = where.families, where.nodes[job], 0.0
+        families, nodes, worst = occupancy.families, occupancy.nodes[job], 0.0
         mine = families[job]
         for node, workers in nodes.items():
             total = (workers - 1) * self.cost(mine, OwnWorkers.BESIDE) if workers > 1 else 0.0
-            for other in where.jobs[node]:
+            for other in occupancy.jobs[node]:
                 if other != job:
                     total += self.cost(mine, families[other])
             worst = max(worst, total)
@@ -239,12 +239,12 @@ class NeighbourCosts:
         return (*_classes(worst), *([OwnWorkers.SPREAD] if len(nodes) > 1 else []))
 
 
-def crowds_of(job: JobId, where: Occupancy) -> tuple[NodeCrowd, ...]:
+def crowds_of(job: JobId, occupancy: Occupancy) -> tuple[NodeCrowd, ...]:
     """Return for each node of a job its own workers there and the families of others; sorted."""
-    families = where.families
+    families = occupancy.families
     return tuple(sorted(
-        (workers, tuple(sorted(families[other] for other in where.on(node) if other != job)))
-        for node, workers in where.nodes[job].items()
+        (workers, tuple(sorted(families[other] for other in occupancy.on(node) if other != job)))
+        for node, workers in occupancy.nodes[job].items()
     ))  # fmt: skip
 
 
@@ -256,40 +256,40 @@ def _classes(crowd: NodeCrowd) -> tuple[NeighbourClass, ...]:
 class SpeedShares(Protocol):
     """Source of normalised speeds: shares of the speed that a job has alone and close together."""
 
-    def share(self, job: JobId, where: Occupancy) -> float:
+    def share(self, job: JobId, occupancy: Occupancy) -> float:
         """Return the normalised speed of a job, in (0, 1]."""
         ...
 
 
-def all_shares(where: Occupancy, shares: SpeedShares) -> dict[JobId, float]:
+def all_shares(occupancy: Occupancy, shares: SpeedShares) -> dict[JobId, float]:
     """Return the normalised speeds of all jobs; their sum rates a placement (Harmony's reward)."""
-    return {job: shares.share(job, where) for job in where.nodes}
+    return {job: shares.share(job, occupancy) for job in occupancy.nodes}
 
 
 def gain_of(
     changes: Mapping[JobId, Layout],
-    where: Occupancy,
+    occupancy: Occupancy,
     shares: SpeedShares,
     now: Mapping[JobId, float] | None = None,
 ) -> float:
     """Return the change in the sum of normalised speeds if jobs have other workers.
 
-    `where` is unchanged afterwards; `now` are the current normalised speeds, if known.
+    `occupancy` is unchanged afterwards; `now` are the current normalised speeds, if known.
     """
-    before = {job: where.nodes.get(job, {}) for job in changes}
-    concerned = _with_neighbours(changes, where)
+    before = {job: occupancy.nodes.get(job, {}) for job in changes}
+    concerned = _with_neighbours(changes, occupancy)
     for job, layout in changes.items():
-        where.put(job, layout)
-    concerned |= _with_neighbours(changes, where)
-    then = sum(shares.share(job, where) for job in concerned if job in where.nodes)
+        occupancy.put(job, layout)
+    concerned |= _with_neighbours(changes, occupancy)
+    then = sum(shares.share(job, occupancy) for job in concerned if job in occupancy.nodes)
     for job, layout in before.items():
-        where.put(job, layout)
-    there = [job for job in concerned if job in where.nodes]
-    return then - sum(shares.share(job, where) if now is None else now[job] for job in there)
+        occupancy.put(job, layout)
+    placed = [job for job in concerned if job in occupancy.nodes]
+    return then - sum(shares.share(job, occupancy) if now is None else now[job] for job in placed)
 
 
-def _with_neighbours(jobs: Iterable[JobId], where: Occupancy) -> dict[JobId, None]:
+def _with_neighbours(jobs: Iterable[JobId], occupancy: Occupancy) -> dict[JobId, None]:
     found = dict.fromkeys(jobs)
     for job in list(found):
-        found |= dict.fromkeys(where.neighbours(job))
+        found |= dict.fromkeys(occupancy.neighbours(job))
     return found

@@ -126,8 +126,8 @@ class ScoredFreeSlots:
     def _key(
         self, job: JobView, load: NodeLoad, place: int, own: Collection[SlotId]
     ) -> tuple[Score, bool, int]:
-        there = job.job in load.workers or any(slot in own for slot in load.free)
-        return self._scorer.score(job, load), not there, place
+        present = job.job in load.workers or any(slot in own for slot in load.free)
+        return self._scorer.score(job, load), not present, place
 
     def _enter(self, job: JobView, load: NodeLoad, slot: SlotId) -> None:
         load.free.remove(slot)
@@ -230,6 +230,6 @@ def make_placer(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
     return Placer(cast("Mode", name), moves)
 
 
-def _load(where: str) -> Any:
-    module, _, name = where.partition(":")
+def _load(location: str) -> Any:
+    module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -119,8 +119,8 @@ class RoundRobin:
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
             runs = bool(job.running_on)
-            was, since = self._stays.get(name, (runs, job.moved_at))
-            stays[name] = (runs, since if was == runs else now)
+            ran, since = self._stays.get(name, (runs, job.moved_at))
+            stays[name] = (runs, since if ran == runs else now)
         self._stays = stays
 
     def queue(self, partition: Partition) -> list[JobView]:

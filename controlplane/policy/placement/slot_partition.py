@@ -146,14 +146,14 @@ def _free(
     firm: set[SlotId] = set()
     for slot in view.slots:
         name = slot.slot
-        here = free.get(slot.node)
-        if here is None:
-            here = free[slot.node] = []
+        node_slots = free.get(slot.node)
+        if node_slots is None:
+            node_slots = free[slot.node] = []
         if name in held:
             if slot.up:
                 firm.add(name)
         elif slot.usable:
-            here.append(name)
+            node_slots.append(name)
         elif slot.leaving:
             leaving.append(name)
     for name in leaving:
@@ -187,22 +187,22 @@ def _wake(partition: Partition, at: Seconds) -> None:
 
 
 def _reason(job: JobView, target: Mapping[SlotId, int], why: Why, *, again: bool) -> Reason:
-    was, now = len(job.running_on), len(target)
-    words, numbers = why(job, now)
-    numbers = {"slots_now": float(was), "slots_then": float(now), **numbers}
-    if not now:
-        if was:
+    before, after = len(job.running_on), len(target)
+    words, numbers = why(job, after)
+    numbers = {"slots_now": float(before), "slots_then": float(after), **numbers}
+    if not after:
+        if before:
             return Reason("pause", f"paused: {words}", numbers)
         return Reason("waits", f"waits: {words}", numbers)
-    if not was:
+    if not before:
         verb = "resumes on" if job.epoch or job.samples_done else "starts on"
         code = "resume" if job.epoch or job.samples_done else "start"
-        return Reason(code, f"{verb} {slots_in_words(now)}: {words}", numbers)
+        return Reason(code, f"{verb} {slots_in_words(after)}: {words}", numbers)
     if again:
-        return Reason("restart", f"stops to resume with {slots_in_words(now)}: {words}", numbers)
-    if now != was:
-        code, verb = ("grow", "grows") if now > was else ("shrink", "shrinks")
-        return Reason(code, f"{verb} to {slots_in_words(now)}: {words}", numbers)
+        return Reason("restart", f"stops to resume with {slots_in_words(after)}: {words}", numbers)
+    if after != before:
+        code, verb = ("grow", "grows") if after > before else ("shrink", "shrinks")
+        return Reason(code, f"{verb} to {slots_in_words(after)}: {words}", numbers)
     if target.keys() != job.running_on.keys():
         return Reason("pack", f"moves to other slots: {words}", numbers)
     batch = sum(target.values())

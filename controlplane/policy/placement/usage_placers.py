@@ -262,9 +262,9 @@ class AlignedPacking:
     def score(self, job: JobView, load: NodeLoad) -> Score:
         """Return (no room, empty node, minus the alignment)."""
         mine, used = self._usages.of(job.job, job.family), self._used(load)
-        there = (float(self._cores.get(load.node, 0)), self._peak_bytes_per_s)
+        capacity = (float(self._cores.get(load.node, 0)), self._peak_bytes_per_s)
         fits, alignment = True, len(load.free) / load.slots**2
-        for asks, taken, whole in zip((mine.cores, mine.bytes_per_s), used, there, strict=True):
+        for asks, taken, whole in zip((mine.cores, mine.bytes_per_s), used, capacity, strict=True):
             if whole > 0.0:
                 fits &= asks + taken <= whole
                 alignment += asks / whole * max(0.0, 1.0 - taken / whole)

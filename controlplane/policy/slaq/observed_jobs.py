@@ -190,8 +190,8 @@ class ObservedJobs:
 
     def is_new(self, job: JobView) -> bool:
         """True if the job has just started to report losses, when they fall most."""
-        told = len(self._losses.reports(job.job).losses)
-        return job.epoch <= told < MIN_REPORTS
+        count = len(self._losses.reports(job.job).losses)
+        return job.epoch <= count < MIN_REPORTS
 
     def _why_no_curve(self, job: JobId, form: int, limit: float, error: float) -> str:
         reports = self._losses.reports(job)

@@ -102,10 +102,10 @@ class SizeGains:
         gains = np.maximum(falls, 0.0) / outlook.scale[rows, None]
         if self._options.target == "quality":
             way = self._wanted_at[rows, None] - outlook.at[rows, None]
-            there = np.minimum((reach - outlook.at[rows, None]) / np.maximum(way, 1e-12), 1.0)
+            reached = np.minimum((reach - outlook.at[rows, None]) / np.maximum(way, 1e-12), 1.0)
             gains = np.where(
                 way > 0.0,
-                np.where(np.isinf(way), BEYOND_QUALITY_WEIGHT * gains, there),
+                np.where(np.isinf(way), BEYOND_QUALITY_WEIGHT * gains, reached),
                 BEYOND_QUALITY_WEIGHT * gains,
             )
         found: FloatArray = gains + SPEED_WEIGHT * np.log(rates)
