@@ -1,12 +1,12 @@
-"""No job trains on below its least slots: what a policy is shown of one that lost members.
+"""Adapter that keeps every job at its minimum slots, and the plan without a policy.
 
-A group that loses a member goes on with the others. Where slots are free, the job is shown as one
-that grows back on them, and that nobody may move; where none are, as one that waits, and whose
-slots are free soon: the policy gives it its least, or it stops and waits in line.
+A group that loses a member continues without it. Where slots are free, a policy sees the job as
+one that is growing back on them and must not be moved. Where no slots are free, the policy sees it
+as a waiting job whose slots become free soon: the policy gives it its minimum, or the job stops and
+waits in the queue.
 
-Any policy, with jobs that lost members brought back to their least slots.
-
-Greedy plan while the policy does not answer: running jobs go on, free slots are filled.
+`fallback_plan` is the greedy plan while a policy does not reply: running jobs continue, and
+waiting jobs start on free slots.
 """
 
 from __future__ import annotations
@@ -36,64 +36,62 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownWhole:
-    """A view for a policy, and which of its jobs are shown as they are not."""
+class ExpandedView:
+    """View for a policy, and the jobs whose real state differs from it."""
 
     view: ClusterView
-    short: Mapping[JobId, JobView] = field(default_factory=dict)  # as they are
-    wake_at: Seconds | None = None  # when one of the others may be changed again
+    short: Mapping[JobId, JobView] = field(default_factory=dict)  # their real state
+    wake_at: Seconds | None = None  # when another job that lost members may change again
 
 
-def show_whole(view: ClusterView, now: Seconds, *, gangs: bool = False) -> ShownWhole:
-    """Show jobs that lost members as they should be.
+def expand_view(view: ClusterView, now: Seconds, *, gangs: bool = False) -> ExpandedView:
+    """Return the view in which jobs that lost members are growing back, or waiting.
 
-    A job that changes just now, that waits after a failed change, or whose slots are on a node
-    that is not up is left as it is.
-
-    Args:
-        now: seconds on the controller's clock.
-        gangs: whether jobs should have their wanted slots again, where so many are free.
+    A job that is changing, that waits after a failed change, or that has a slot on a node that is
+    not up stays as it is. With `gangs`, jobs get their wanted slots again where enough are free.
     """
     due = {name: _due(job, view, gangs=gangs) for name, job in view.jobs.items() if job.running_on}
     short = [view.jobs[name] for name in due if len(view.jobs[name].running_on) < due[name]]
     if not short:
-        return ShownWhole(view, {})
+        return ExpandedView(view, {})
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     slots = {slot.slot: slot for slot in view.slots}
     free = [slot for slot in view.slots if slot.usable and slot.slot not in held]
-    shown: dict[JobId, JobView] = {}
+    expanded: dict[JobId, JobView] = {}
     waits = [job.retry_at for job in short if job.movable and job.retry_at > now]
     for job in sorted(short, key=lambda job: job.submitted_at):  # stable: the view is in order
         up = all(slot in slots and slots[slot].up for slot in job.running_on)
         if not job.movable or job.retry_at > now or not up:
             continue
-        size = _fits(job, due[job.job], len(free))
+        size = _restored_size(job, due[job.job], len(free))
         if size:
-            new = _close_to(job, free, size - len(job.running_on))
+            new = _nearby_slots(job, free, size - len(job.running_on))
             free = [slot for slot in free if slot.slot not in new]
-            shown[job.job] = _grown(job, new)
+            expanded[job.job] = _grown(job, new)
         elif len(job.running_on) < job.least:
-            shown[job.job] = msgspec.structs.replace(
+            expanded[job.job] = msgspec.structs.replace(
                 job, running_on={}, ready_at=Seconds(0.0), retry_at=Seconds(0.0)
             )
-    now_held = {slot for job in shown.values() for slot in job.running_on}
-    given_up = {slot for name in shown for slot in view.jobs[name].running_on} - now_held
+    now_held = {slot for job in expanded.values() for slot in job.running_on}
+    given_up = {slot for name in expanded for slot in view.jobs[name].running_on} - now_held
     changed = msgspec.structs.replace(
         view,
-        slots=tuple(_as_shown(slot, now_held, given_up) for slot in view.slots),
-        jobs={name: shown.get(name, job) for name, job in view.jobs.items()},
+        slots=tuple(_adapted_slot(slot, now_held, given_up) for slot in view.slots),
+        jobs={name: expanded.get(name, job) for name, job in view.jobs.items()},
     )
-    return ShownWhole(changed, {name: view.jobs[name] for name in shown}, min(waits, default=None))
+    return ExpandedView(
+        changed, {name: view.jobs[name] for name in expanded}, min(waits, default=None)
+    )
 
 
-def tell_whole(shown: ShownWhole, plan: Plan) -> Plan:
-    """The plan, with what becomes of jobs that lost members said in their own words."""
-    if not shown.short and shown.wake_at is None:
+def merge_plan(expanded: ExpandedView, plan: Plan) -> Plan:
+    """Return the plan with the reasons of jobs that lost members replaced by accurate ones."""
+    if not expanded.short and expanded.wake_at is None:
         return plan
     reasons = dict(plan.reasons)
-    for name, job in shown.short.items():
+    for name, job in expanded.short.items():
         reasons[name] = _reason(job, plan.local_batch.get(name, {}), plan.reasons.get(name))
-    times = [at for at in (plan.wake_at, shown.wake_at) if at is not None]
+    times = [at for at in (plan.wake_at, expanded.wake_at) if at is not None]
     return msgspec.structs.replace(plan, reasons=reasons, wake_at=min(times, default=None))
 
 
@@ -102,14 +100,14 @@ def _due(job: JobView, view: ClusterView, *, gangs: bool) -> int:
     return max(job.least, useful) if gangs else job.least
 
 
-def _fits(job: JobView, due: int, free: int) -> int:
-    """What it is due, else its least, else 0: more than it has, and not more than are free."""
+def _restored_size(job: JobView, due: int, free: int) -> int:
+    """Return the first of `due`, `job.least` that exceeds the job's size and fits, else 0."""
     have = len(job.running_on)
     return next((size for size in (due, job.least) if have < size <= have + free), 0)
 
 
-def _close_to(job: JobView, free: list[SlotView], many: int) -> list[SlotId]:
-    """So many free slots: on the nodes that it is on first, then on as few others as possible."""
+def _nearby_slots(job: JobView, free: list[SlotView], many: int) -> list[SlotId]:
+    """Return free slots on the nodes of the job first, then on as few other nodes as possible."""
     nodes = {node_of(slot) for slot in job.running_on}
     near = [slot for slot in free if slot.node in nodes][:many]
     far = [slot for slot in free if slot.node not in nodes]
@@ -123,7 +121,7 @@ def _grown(job: JobView, new: list[SlotId]) -> JobView:
     return msgspec.structs.replace(job, running_on=split(batch, slots), movable=False)
 
 
-def _as_shown(slot: SlotView, held: set[SlotId], given_up: set[SlotId]) -> SlotView:
+def _adapted_slot(slot: SlotView, held: set[SlotId], given_up: set[SlotId]) -> SlotView:
     if slot.slot in held and slot.usable:
         return msgspec.structs.replace(slot, usable=False)
     if slot.slot in given_up:
@@ -146,14 +144,11 @@ def _reason(job: JobView, placed: Mapping[SlotId, int], why: Reason | None) -> R
 
 
 class RestoringPolicy(Policy):
-    """What `policy` decides about a cluster in which no job trains on below its least slots.
+    """Wrapper that lets `policy` decide about a cluster without jobs below their minimum slots.
 
-    No policy has to think of losses: it is shown jobs that lost members as they should be
-    (`planning/least_slots`), and decides about all others around them.
-
-    Args:
-        gangs: whether it gives jobs their wanted slots and never another number: then they get
-            these again where they are free.
+    The policy needs no handling of lost members: it sees these jobs growing back or waiting
+    (`expand_view`), and decides about all others around them. With `gangs` they get their wanted
+    slots again where these are free.
     """
 
     def __init__(self, policy: Policy, *, gangs: bool = False) -> None:
@@ -161,44 +156,45 @@ class RestoringPolicy(Policy):
         self._gangs = gangs
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Hand it on."""
+        """Pass the event to the policy."""
         self.policy.observe(event, now)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Let it think about the jobs as they should be."""
-        return self.policy.improve(self._shown(view, now).view, budget, rng, now)
+        """Let the policy search with the adapted view."""
+        return self.policy.improve(self._expanded(view, now).view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Its plan, in which jobs that lost members grow back or stop."""
-        shown = self._shown(view, now)
-        return tell_whole(shown, self.policy.plan(shown.view, now))
+        """Return the policy's plan, in which jobs that lost members grow back or stop."""
+        expanded = self._expanded(view, now)
+        return merge_plan(expanded, self.policy.plan(expanded.view, now))
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Its batches; jobs that lost members are none of its business."""
-        shown = self._shown(view, now)
-        return self.policy.batches(shown.view, now)
+        """Return the policy's batches for the adapted view."""
+        expanded = self._expanded(view, now)
+        return self.policy.batches(expanded.view, now)
 
     def stats(self) -> SearchStats:
-        """Those of the policy."""
+        """Return the statistics of the policy."""
         return self.policy.stats()
 
-    def _shown(self, view: ClusterView, now: Seconds) -> ShownWhole:
-        return show_whole(view, now, gangs=self._gangs)
+    def _expanded(self, view: ClusterView, now: Seconds) -> ExpandedView:
+        return expand_view(view, now, gangs=self._gangs)
 
 
 def fallback_plan(view: ClusterView, now: Seconds, *, admits: bool = False) -> Plan:
-    """Keep every running job as it is; start waiting ones on their least slots, oldest first.
+    """Keep every running job; start waiting jobs on their minimum slots, oldest first.
+
+    Jobs that lost members grow back to their minimum, or stop.
 
     Args:
-        now: seconds on the controller's clock.
-        admits: whether the search decides which jobs start at all: one that states its utility
-            and never started waits for that, since it could not be rejected afterwards.
+        admits: True if the policy decides which jobs start at all: a job that states its utility
+            and never started then waits, since it could not be rejected afterwards.
     """
-    shown = show_whole(view, now)  # but one that lost members grows back to its least, or stops
-    return tell_whole(shown, _filled(shown.view, now, admits=admits))
+    expanded = expand_view(view, now)
+    return merge_plan(expanded, _fill_free_slots(expanded.view, now, admits=admits))
 
 
-def _filled(view: ClusterView, now: Seconds, *, admits: bool) -> Plan:
+def _fill_free_slots(view: ClusterView, now: Seconds, *, admits: bool) -> Plan:
     placed = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
     taken = {slot for slots in placed.values() for slot in slots}
     free = [slot for slot in view.slots if slot.usable and slot.slot not in taken]

@@ -1,18 +1,6 @@
-"""Checks that the options of several policies share.
+"""Options of the policies that search or have many options, and the checks that options share.
 
-What can be chosen about the search; every default says where it comes from.
-
-What can be chosen: a switch for every reading of the paper, and the numbers that it names.
-
-What can be chosen about SLAQ.
-
-What can be chosen about the policy that admits jobs.
-
-What can be chosen about Harmony.
-
-What can be chosen about the goodput policy.
-
-What can be chosen about Optimus.
+The comment at a default says where it comes from.
 """
 
 from __future__ import annotations
@@ -29,11 +17,11 @@ from controlplane.policy.placement.rounds import Starts
 from controlplane.policy.search.batch_limits import ScaleDown
 from schemas.errors import SettingsError
 
-LEAST_ROUND_S: Final = 0.1  # between rounds
+MIN_ROUND_S: Final = 0.1  # shortest interval between rounds
 
 
 def refuse_below(options: Any, least: Mapping[str, float]) -> None:
-    """Refuse numbers that are below their least or not finite.
+    """Refuse numbers that are below their minimum or not finite.
 
     Raises:
         SettingsError: with the name of the first such option.
@@ -47,7 +35,7 @@ def refuse_below(options: Any, least: Mapping[str, float]) -> None:
 
 
 def refuse_above(options: Any, most: Mapping[str, float]) -> None:
-    """Refuse numbers that are above their most.
+    """Refuse numbers that are above their maximum.
 
     Raises:
         SettingsError: with the name of the first such option.
@@ -255,26 +243,26 @@ LITERAL: Final[Mapping[str, Any]] = {  # every switch to what the paper's words 
 class SlaqOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `slaq`, table `[policy.options]` of the controller's settings."""
 
-    interval_s: float = 10.0  # T: the scheduling epoch that gains are predicted for; paper: 3 to 30
-    target: Literal["loss", "quality"] = "loss"  # lower losses, or sooner at `quality`
-    quality: float = 0.9  # share of the predicted fall of the loss that is worth something
-    normalise: Literal["drop", "range"] = (
-        "drop"  # by the largest fall between reports, as the paper
-    )
-    # does; or by all that a job is predicted to fall
-    history: int = 40  # reports that a curve is fitted to, the latest
-    decay: float = 0.85  # weight of a report against the one after it; paper: exponential
-    worst_fit: float = 0.25  # residual, as a share of all that the loss fell, above which no curve
-    # describes it, as it may be with losses that are not convex: then the job has its fair share
-    efficiency_floor: float = 0.0  # no slots that make the speed-up per slot fall below; 0: off
-    newcomers: float = 2.0  # times its fair share for a job with too few losses for a curve as yet
-    margin: float = 0.25  # a slot moves to who gains so much more by it: every move costs steps
-    quantum_s: float = 120.0  # turns, if not all can have their least; 0: the oldest run to the end
-    most: int | None = None  # slots of one job
+    interval_s: float = 10.0  # T: scheduling epoch, the horizon of predicted gains; paper: 3 to 30
+    target: Literal["loss", "quality"] = "loss"  # lower losses, or reach `quality` sooner
+    quality: float = 0.9  # share of the predicted loss reduction that has value
+    normalise: Literal["drop", "range"] = "drop"
+    # drop: by the largest reduction between reports, as in the paper; range: by the predicted
+    # total reduction
+    history: int = 40  # latest reports that a curve is fitted to
+    decay: float = 0.85  # weight of a report relative to the next one; paper: exponential
+    worst_fit: float = 0.25
+    # Residual, as a share of the total loss reduction, above which no curve fits (losses that are
+    # not convex, for example): the job then has its fair share.
+    efficiency_floor: float = 0.0  # minimum speed-up per slot; 0: off
+    newcomers: float = 2.0  # fair shares for a job with too few losses for a curve
+    margin: float = 0.25  # relative extra gain that moves a slot: every move costs steps
+    quantum_s: float = 120.0  # turns if not all jobs fit; 0: the oldest run to the end
+    most: int | None = None  # maximum slots of one job
     placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the ranges."""
         least = {
             "interval_s": 0.5,
             "quality": 0.01,
@@ -299,28 +287,28 @@ class SlaqOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             refuse_below(self, {"most": 1})
 
 
-LEAST_PRICE: Final = 1e-12  # value per slot second
+MIN_PRICE: Final = 1e-12  # smallest U and L, value per slot second
 
 
 class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `oasis`, table `[policy.options]` of the controller's settings."""
 
-    interval_s: float = 30.0  # one time slot of the paper: sizes are planned for each
-    horizon: int = 240  # intervals that are planned ahead
+    interval_s: float = 30.0  # one time slot of the paper: sizes are planned per interval
+    horizon: int = 240  # planned intervals
     u: float | None = None  # U, value per slot second; None: estimated from the jobs seen
-    l: float | None = None  # noqa: E741 - L, the same
-    window: int = 200  # jobs that U and L are estimated from, the latest
-    margin: float = 0.1  # of the time to go: a promise is so much later, or else an interval
-    start_s: float = 20.0  # that a start, or a start after a pause, is planned to take
-    measured_at_once: int = 16  # slots of the cluster for each job that may run to be measured
+    l: float | None = None  # noqa: E741 - L, as U
+    window: int = 200  # latest jobs that U and L are estimated from
+    margin: float = 0.1  # share of the remaining time added to a promise, at least one interval
+    start_s: float = 20.0  # planned duration of a start, or of a start after a pause
+    measured_at_once: int = 16  # slots of the cluster per job that may run to be measured
     placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the ranges."""
         refuse_below(
             self,
             {
-                "interval_s": LEAST_ROUND_S,
+                "interval_s": MIN_ROUND_S,
                 "horizon": 2,
                 "window": 2,
                 "margin": 0.0,
@@ -331,8 +319,8 @@ class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         refuse_above(self, {"horizon": 5000, "window": 100_000, "margin": 10.0})
         for name in ("u", "l"):
             value = getattr(self, name)
-            if value is not None and not LEAST_PRICE <= value < float("inf"):
-                refuse(name, f"{value} is no price", "give a value per slot second above 0")
+            if value is not None and not MIN_PRICE <= value < float("inf"):
+                refuse(name, f"{value} is not a price", "give a value per slot second above 0")
         if self.u is not None and self.l is not None and self.u < self.l:
             refuse("u", f"{self.u} is below l, {self.l}", "raise the first or lower the second")
 
@@ -340,18 +328,18 @@ class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class HarmonyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `harmony`, table `[policy.options]` of the controller's settings."""
 
-    slowdowns: Literal["learnt", "oracle"] = "learnt"  # "oracle": in a simulation only
-    prior: float = 0.3  # share of its speed that a job is believed to lose by a neighbour, at first
-    ridge: float = 0.5  # measurements that this belief weighs
-    spread: float = 0.1  # the same, for being on several nodes
-    migrations: Literal["none", "free", "swap"] = "swap"  # to free slots; also in place of others
-    backfill: bool = True  # start a job before one that waits for more slots, if that delays nobody
-    settle_s: float = 60.0  # in its place, before a job is moved
-    margin: float = 0.05  # sum of normalised speeds that a move has to gain at least
-    stall_s: float = 5.0  # training time that a move is taken to cost; a pause costs the last start
+    slowdowns: Literal["learnt", "oracle"] = "learnt"  # "oracle": simulation only
+    prior: float = 0.3  # prior: share of its speed that a job loses by a neighbour
+    ridge: float = 0.5  # weight of the prior, in measurements
+    spread: float = 0.1  # prior: share that a job loses by being on several nodes
+    migrations: Literal["none", "free", "swap"] = "swap"  # swap: also exchanges
+    backfill: bool = True  # start small jobs before a large one that waits, without delaying it
+    settle_s: float = 60.0  # minimum time in a place before a move
+    margin: float = 0.05  # minimum gain of a move, in the sum of normalised speeds
+    stall_s: float = 5.0  # assumed cost of a move; a pause costs the last start
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the ranges."""
         least = {
             "prior": 0.0, "ridge": 1e-3, "spread": 0.0, "settle_s": 0.0, "margin": 0.0,
             "stall_s": 0.0,
@@ -360,30 +348,30 @@ class HarmonyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         refuse_above(self, {"prior": 0.95, "spread": 0.95, "ridge": 1e3, "settle_s": 1e6})
 
 
-RESTART_S: Final = 30.0  # delta of the paper, where a job of another size starts from a checkpoint
-ELASTIC_S: Final = 1.0  # what a change stalls a job that trains on meanwhile
+RESTART_S: Final = 30.0  # delta of the paper: a new size starts from a checkpoint
+ELASTIC_S: Final = 1.0  # stall of an elastic change
 
 
 class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `goodput`, table `[policy.options]` of the controller's settings."""
 
-    interval_s: float = 60.0  # between rounds, as in the paper; 0: whenever it is asked
-    age_share: float = 0.5  # of the jobs' mean age, that a round lasts at most; 0: `interval_s`
-    starts: Starts = "at-once"  # of who comes between rounds: on idle slots, or in the next round
-    share_family: bool = False  # learn speeds from jobs of the same family too; Pollux does not
-    power: float = -1.0  # p of the mean of speed-ups: the lower, the fairer
-    growth: float = 2.0  # times the most slots that a job has had, at most
-    reallocation_s: float | None = None  # delta: cost of a re-allocation; None: as it is made
-    batch_margin: float = 0.05  # of its goodput, that a new batch on the same slots must bring
-    batches_per_doubling: int = 2  # that are tried between a job's first batch and its limit
-    noise_scale_prior: float = 4.0  # times the job's first batch, until it reports one
+    interval_s: float = 60.0  # between rounds, as in the paper; 0: at every request
+    age_share: float = 0.5  # longest round, as a share of the jobs' mean age; 0: `interval_s`
+    starts: Starts = "at-once"  # arrivals between rounds: on idle slots, or in the next round
+    share_family: bool = False  # also learn speeds from the family; Pollux does not
+    power: float = -1.0  # p of the power mean of speed-ups: lower is fairer
+    growth: float = 2.0  # maximum growth, relative to the most slots that the job ever had
+    reallocation_s: float | None = None  # delta: cost of a re-allocation; None: by `moves`
+    batch_margin: float = 0.05  # minimum gain in goodput of a new batch on the same slots
+    batches_per_doubling: int = 2  # grid between a job's first batch and its limit
+    noise_scale_prior: float = 4.0  # multiple of the first batch, until a job reports one
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        if 0.0 < self.interval_s < LEAST_ROUND_S:
-            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {LEAST_ROUND_S}")
+        """Check the ranges."""
+        if 0.0 < self.interval_s < MIN_ROUND_S:
+            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {MIN_ROUND_S}")
         refuse_below(
             self,
             {
@@ -402,7 +390,7 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def change_s(self) -> float:
-        """Seconds that a re-allocation is taken to cost: as given, else by how jobs change."""
+        """Assumed seconds of a re-allocation: as given, else by the way jobs change."""
         if self.reallocation_s is not None:
             return self.reallocation_s
         return ELASTIC_S if self.moves == "elastic" else RESTART_S
@@ -411,19 +399,19 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class OptimusOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `optimus`, table `[policy.options]` of the controller's settings."""
 
-    interval_s: float = 600.0  # between rounds, as in the paper; 0: whenever it is asked
-    age_share: float = 1.0  # of the jobs' mean age, that a round lasts at most; 0: `interval_s`
-    starts: Starts = "at-once"  # of who comes between rounds: on idle slots, or in the next round
-    remaining: Literal["fit", "oracle"] = "fit"  # steps that a job has left, and their time
-    moves: Moves = "restart"  # a job of another size starts from its checkpoint, as in the paper
+    interval_s: float = 600.0  # between rounds, as in the paper; 0: at every request
+    age_share: float = 1.0  # longest round, as a share of the jobs' mean age; 0: `interval_s`
+    starts: Starts = "at-once"  # arrivals between rounds: on idle slots, or in the next round
+    remaining: Literal["fit", "oracle"] = "fit"  # source of remaining steps and of their duration
+    moves: Moves = "restart"  # a new size starts from the checkpoint, as in the paper
     placer: PlacerName = "emptiest"
-    most: int | None = None  # slots of one job
-    convergence: float = 0.01  # share of the loss; an epoch that takes less away is the last
+    most: int | None = None  # maximum slots of one job
+    convergence: float = 0.01  # share of the loss; an epoch that reduces it by less is the last
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        if 0.0 < self.interval_s < LEAST_ROUND_S:
-            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {LEAST_ROUND_S}")
+        """Check the ranges."""
+        if 0.0 < self.interval_s < MIN_ROUND_S:
+            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {MIN_ROUND_S}")
         refuse_below(self, {"interval_s": 0.0, "age_share": 0.0, "convergence": 1e-6})
         refuse_above(self, {"age_share": 10.0, "convergence": 0.5})
         if self.most is not None:

@@ -1,6 +1,6 @@
-"""Policy name to factory; a policy is imported when it is asked for.
+"""Registry of policies by name, and notes for jobs that lack what a policy needs.
 
-What a job will get under a policy that needs something which it lacks, for its user.
+A policy is imported when it is made.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Need = Literal["losses", "utility"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a policy is."""
+    """Location and properties of a policy."""
 
     factory: str  # module:class, called with its options
     options: str  # module:struct
-    searches: bool = False  # takes long enough for a process of its own
-    epochs: bool = False  # the end of an epoch may change its plan
-    rebatches: bool = False  # chooses batches again between plans
-    batch: Literal["fixed", "elastic"] = "fixed"  # whether it may choose another one than the user
-    oracle: Literal["no", "may", "must"] = "no"  # ask one; "must": in a simulation only
-    gangs: bool = False  # of the wanted size, which it never changes
-    needs: tuple[Need, ...] = ()  # of jobs; one that lacks it is told what it will get
+    searches: bool = False  # slow enough to need its own process
+    epochs: bool = False  # the plan may change at the end of an epoch
+    rebatches: bool = False  # adjusts batches between plans
+    batch: Literal["fixed", "elastic"] = "fixed"  # elastic: may differ from the user's batch
+    oracle: Literal["no", "may", "must"] = "no"  # use of an oracle; "must": simulation only
+    gangs: bool = False  # gives jobs their wanted slots, and never another number
+    needs: tuple[Need, ...] = ()  # of jobs; `job_notes` explains what a job without it gets
 
     @property
     def admits(self) -> bool:
-        """Whether it may reject jobs, by what their end is worth."""
+        """True if the policy may reject jobs, judged by the utility of their end."""
         return "utility" in self.needs
 
 
@@ -133,10 +133,10 @@ POLICIES: Final[Mapping[str, Entry]] = {
 
 
 def entry(name: str) -> Entry:
-    """Where the policy of that name is.
+    """Return the registry entry of a policy.
 
     Raises:
-        SettingsError: if there is none.
+        SettingsError: if there is no policy of that name.
     """
     try:
         return POLICIES[name]
@@ -152,10 +152,10 @@ def entry(name: str) -> Entry:
 def make(
     name: str, options: Mapping[str, Any] | None = None, oracle: Oracle | None = None
 ) -> Policy:
-    """A new policy of that name, which brings jobs that lost members back to their least slots.
+    """Return a new policy, wrapped so that jobs that lost members return to their minimum slots.
 
     Args:
-        options: of the policy; those that are left out have its defaults.
+        options: of the policy; missing ones have their defaults.
         oracle: in a simulation; None in a cluster.
 
     Raises:
@@ -173,21 +173,21 @@ def make(
 
 
 def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse what only a simulation can do.
+    """Refuse a policy or options that only work in a simulation.
 
     Raises:
-        SettingsError: if there is no such policy, or nobody in a cluster can tell it what it asks.
+        SettingsError: if there is no such policy, or it needs an oracle.
     """
     if entry(name).oracle == "must":
-        what = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
-        raise SettingsError(what, "use it with `ones sim`; choose another one here", "policy")
+        problem = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
+        raise SettingsError(problem, "use it with `ones sim`; choose another one here", "policy")
     if "oracle" in options.values():
-        what = f"policy.options of {name}: no cluster has an oracle"
-        raise SettingsError(what, "use it with `ones sim`; leave it out here", "policy.options")
+        problem = f"policy.options of {name}: no cluster has an oracle"
+        raise SettingsError(problem, "use it with `ones sim`; leave it out here", "policy.options")
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Any:
-    """`options` as the policy takes them.
+    """Return `options` as the policy's options struct.
 
     Raises:
         SettingsError: if an option is unknown, of the wrong type or out of its range.
@@ -196,12 +196,12 @@ def check_options(name: str, options: Mapping[str, Any]) -> Any:
     try:
         return msgspec.convert(dict(options), struct)
     except msgspec.ValidationError as error:
-        what = f"policy.options of {name}: {error}"
-        raise SettingsError(what, _known(struct, str(error)), "policy.options") from None
+        problem = f"policy.options of {name}: {error}"
+        raise SettingsError(problem, _known(struct, str(error)), "policy.options") from None
 
 
 def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the policy, or its placer, learns from telemetry between epochs.
+    """True if the policy or its placer learns from telemetry between epochs.
 
     Raises:
         SettingsError: if there is no such policy.
@@ -210,15 +210,15 @@ def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def _known(struct: Any, error: str) -> str:
-    """What may be given instead: values of the option that is wrong, else options."""
+    """Return the remedy: the valid values of the wrong option, else the names of all options."""
     wrong = re.search(r"Invalid enum value .* - at `\$\.(\w+)`", error)
     if wrong is None:
         return f"known: {', '.join(struct.__struct_fields__)}"
     return f"choose one of {', '.join(get_args(get_type_hints(struct)[wrong[1]]))}"
 
 
-def _load(where: str) -> Any:
-    module, _, name = where.partition(":")
+def _load(location: str) -> Any:
+    module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
@@ -230,15 +230,11 @@ def job_notes(
     epochs: int = 0,
     train_loss: float | None = None,
 ) -> tuple[str, ...]:
-    """One sentence for each need of the policy that a job does not meet.
+    """Return one sentence for each need of the policy that a job does not meet, in their order.
 
     Args:
-        needs: of jobs, as the registry has them.
-        utility_stated: whether the user said what the job's end is worth.
-        train_loss: that it reported last; None: none yet.
-
-    Returns:
-        In the order of `needs`; empty if it lacks nothing.
+        utility_stated: True if the user stated the utility of the job's end.
+        train_loss: latest report; None: none yet.
     """
     lacking = {
         "utility": None if utility_stated else _no_utility(policy),
@@ -256,15 +252,15 @@ def _no_utility(policy: str) -> str:
 
 
 def _no_losses(policy: str, epochs: int, train_loss: float | None) -> str | None:
-    """Nobody can say before a job runs whether it will report losses."""
+    """Return the note; before the first epoch it is unknown whether the job will report losses."""
     if train_loss is None and not epochs:
         until = "it has at least a fair share until it reports some"
         return f"{policy} shares slots by training losses: {until}"
     if train_loss is not None and math.isfinite(train_loss):
         return None
     many = f"{epochs} epoch{'s' * (epochs != 1)}"
-    what = f"no loss in {many}" if train_loss is None else f"its loss is {train_loss}"
+    problem = f"no loss in {many}" if train_loss is None else f"its loss is {train_loss}"
     return (
-        f"{what}: under {policy}, which shares slots by training losses, it has a fair share; "
-        "`agent.report(loss=...)` tells one"
+        f"{problem}: under {policy}, which shares slots by training losses, it has a fair share; "
+        "report it with `agent.report(loss=...)`"
     )

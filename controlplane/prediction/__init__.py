@@ -1,4 +1,4 @@
-"""Types of the arrays that models and policies pass around; shapes are in the docstrings."""
+"""Models of speed and work; array types of models and policies (shapes are in the docstrings)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How losses will go on falling: convergence curves of all jobs at once (SLAQ section 2).
-
-Convergence curves fitted to the losses of many jobs at once, in closed form on two grids.
-"""
+"""Convergence curves of many jobs at once (SLAQ section 2), fitted in closed form on two grids."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from controlplane.prediction import BoolArray, FloatArray, IntArray
 
 FLOORS: Final = np.geomspace(1e-3, 30.0, 24)  # d below the lowest loss, in ranges of the losses
 RATES: Final = np.geomspace(0.03, 300.0, 28)  # -log mu, per span of the reports
-BETWEEN: Final = np.geomspace(1 / 1.4, 1.4, 9)  # times the best of these, in a second look
+BETWEEN: Final = np.geomspace(1 / 1.4, 1.4, 9)  # factors on the best rate, for a second pass
 TINY: Final = 1e-12
 BINOMIAL: Final = {3: (1, 3, 3, 1), 4: (1, 4, 6, 4, 1)}
 
@@ -32,27 +29,24 @@ class Fit(NamedTuple):
 def fit_sublinear(
     times: FloatArray, losses: FloatArray, weights: FloatArray, lowest: FloatArray
 ) -> Fit:
-    """The closest 1 / (a t^2 + b t + c) + d with a, b, c at least 0 (SLAQ section 2, class I).
+    """Fit 1 / (a t^2 + b t + c) + d with a, b, c at least 0 (SLAQ section 2, class I).
 
     By variable projection: for each d of a grid, 1 / (loss - d) is linear in a, b, c. Residuals
     there are weighted by (loss - d)^2, so that they count as they do in the loss itself. Losses are
-    scaled to begin at 0, so that all moments about d are sums of positive terms.
+    scaled to start at 0, so that all moments about d are sums of positive terms.
 
     Args:
         times: t, shape (J, N), from 0 to 1.
         losses: shape (J, N), from 0 to 1.
-        weights: of each report, shape (J, N); 0: there is none.
-        lowest: that d may be, shape (J,), at most 0.
-
-    Returns:
-        Coefficients a, b, c, d.
+        weights: of each report, shape (J, N); 0: no report.
+        lowest: smallest allowed d, shape (J,), at most 0.
     """
     gaps = np.minimum(FLOORS, np.maximum(-lowest, FLOORS[0])[:, None])  # (J, D); d = -gap
     powers_t = times[:, None, :] ** np.arange(5)[:, None]  # (J, 5, N)
     powers_l = losses[:, None, :] ** np.arange(5)[:, None] * weights[:, None, :]
     moments = powers_l @ powers_t.transpose(0, 2, 1)  # (J, m, p): sum of w loss^m t^p
-    fourth = [_about(moments, gaps, 4, power) for power in range(5)]
-    third = [_about(moments, gaps, 3, power) for power in range(3)]
+    fourth = [_moments_about(moments, gaps, 4, power) for power in range(5)]
+    third = [_moments_about(moments, gaps, 3, power) for power in range(3)]
     found = _non_negative(fourth, third)  # (J, D, 3): a, b, c
     inverse = np.maximum(found @ powers_t[:, 2::-1, :], TINY)
     np.reciprocal(inverse, out=inverse)
@@ -69,18 +63,10 @@ def fit_sublinear(
 def fit_exponential(
     times: FloatArray, losses: FloatArray, weights: FloatArray, lowest: FloatArray
 ) -> Fit:
-    """The closest A mu^t + c with A at least 0 (SLAQ section 2, class II; there mu^(t - b) + c).
+    """Fit A mu^t + c with A at least 0 (SLAQ section 2, class II; there mu^(t - b) + c).
 
-    For each mu of a grid, A and c have a closed form.
-
-    Args:
-        times: t, shape (J, N), from 0 to 1.
-        losses: shape (J, N), from 0 to 1.
-        weights: of each report, shape (J, N); 0: there is none.
-        lowest: that c may be, shape (J,), at most 0.
-
-    Returns:
-        Coefficients A, -log mu, c, 0.
+    For each mu of a grid, A and c have a closed form. Coefficients are A, -log mu, c, 0; arguments
+    are those of `fit_sublinear`.
     """
     every = np.broadcast_to(RATES, (len(times), len(RATES)))
     coarse = _at_rates(times, losses, weights, lowest, every)
@@ -94,7 +80,7 @@ def _at_rates(
     lowest: FloatArray,
     rates: FloatArray,
 ) -> Fit:
-    """The best of some rates for each job, shape (J, R)."""
+    """Return the best of the given rates, shape (J, R), for each job."""
     decays = np.exp(-rates[:, :, None] * times[:, None, :])  # (J, R, N)
     by_loss = weights * losses
     one, loss = weights.sum(axis=1)[:, None], by_loss.sum(axis=1)[:, None]
@@ -122,8 +108,8 @@ def _at_rates(
     return Fit(np.column_stack(found), np.maximum(errors[rows, best], 0.0))
 
 
-def _about(moments: FloatArray, gaps: FloatArray, order: int, power: int) -> FloatArray:
-    """Sum of w (loss + gap)^order t^power for each gap; shape (J, D)."""
+def _moments_about(moments: FloatArray, gaps: FloatArray, order: int, power: int) -> FloatArray:
+    """Return the sum of w (loss + gap)^order t^power for each gap; shape (J, D)."""
     total = np.zeros_like(gaps)
     for exponent, many in enumerate(BINOMIAL[order]):  # Horner, from the highest power of the gap
         total *= gaps
@@ -132,14 +118,9 @@ def _about(moments: FloatArray, gaps: FloatArray, order: int, power: int) -> Flo
 
 
 def _non_negative(fourth: list[FloatArray], third: list[FloatArray]) -> FloatArray:
-    """Non-negative least squares of three unknowns: the best of all its active sets.
+    """Non-negative least squares of three unknowns (J, D, 3): the best of all active sets.
 
-    Args:
-        fourth: moments S0 to S4 of the normal equations, each of shape (J, D).
-        third: their right sides R0 to R2.
-
-    Returns:
-        a, b, c, shape (J, D, 3).
+    `fourth` and `third` are the moments S0 to S4 and R0 to R2 of the normal equations, (J, D) each.
     """
     gram = [[fourth[4 - row - column] for column in range(3)] for row in range(3)]
     right = [third[2 - row] for row in range(3)]
@@ -162,7 +143,7 @@ def _non_negative(fourth: list[FloatArray], third: list[FloatArray]) -> FloatArr
 
 
 def _solve(gram: list[list[FloatArray]], right: list[FloatArray]) -> list[FloatArray]:
-    """Cramer's rule for one to three unknowns; not a number where the equations tell nothing."""
+    """Cramer's rule for one to three unknowns; nan where the equations are singular."""
     whole = _determinant(gram)
     diagonal = np.prod([gram[i][i] for i in range(len(gram))], axis=0)
     whole = np.where(whole > TINY * diagonal, whole, np.nan)
@@ -191,43 +172,39 @@ def _determinant(matrix: list[list[FloatArray]]) -> FloatArray:
 
 Values = TypeVar("Values", FloatArray, IntArray)
 
-KEPT_REPORTS: Final = 40  # the latest, that a curve is fitted to
-DECAY: Final = 0.85  # weight of a report against the one that came after it; the paper: 0.8 to 0.9
-LEAST_REPORTS: Final = 3
-LARGEST: Final = 1e30  # a loss beyond is no measurement
-FLAT: Final = 1e-9  # relative: losses that differ by less are all the same
-AT_ONCE: Final = 64  # jobs: their arrays stay in the cache
+KEPT_REPORTS: Final = 40  # latest reports that a curve is fitted to
+DECAY: Final = 0.85  # weight of a report relative to the next one; paper: 0.8 to 0.9
+MIN_REPORTS: Final = 3
+MAX_LOSS: Final = 1e30  # larger losses are no measurements
+FLAT: Final = 1e-9  # relative: smaller ranges of losses count as constant
+JOBS_PER_BATCH: Final = 64  # jobs per batch, so that their arrays stay in the cache
 
 
 class Form(IntEnum):
-    """Which curve describes a job's losses, if any does."""
+    """Type of a job's convergence curve."""
 
-    NONE = 0  # fewer than three reports that are numbers
-    FLAT = 1  # they do not fall: constant, rising, or nothing but noise
+    NONE = 0  # fewer than three finite reports
+    FLAT = 1  # losses do not fall: constant, rising, or only noise
     SUBLINEAR = 2  # 1 / (a t^2 + b t + c) + d
     EXPONENTIAL = 3  # A mu^t + c: linear and superlinear convergence
 
 
 @dataclass(frozen=True, slots=True)
 class ConvergenceCurves:
-    """A curve for each of J jobs; t is 0 at the first report that was kept and 1 at the last."""
+    """A curve for each of J jobs; t is 0 at the first kept report and 1 at the last."""
 
-    forms: IntArray  # of `Form`, shape (J,)
+    forms: IntArray  # values of `Form`, shape (J,)
     coefficients: FloatArray  # of the form, shape (J, 4)
     first: FloatArray  # position of the first report, shape (J,)
-    span: FloatArray  # from there to the last one, shape (J,)
-    lowest: FloatArray  # loss that was reported, shape (J,)
-    range: FloatArray  # of the losses that were reported, shape (J,)
-    error: FloatArray  # root of the weighted mean square of the residuals, shape (J,); a loss
+    span: FloatArray  # from the first report to the last, shape (J,)
+    lowest: FloatArray  # lowest reported loss, shape (J,)
+    range: FloatArray  # of the reported losses, shape (J,)
+    error: FloatArray  # weighted root mean square of the residuals, shape (J,); in units of loss
 
     def at(self, positions: FloatArray) -> FloatArray:
-        """The loss there; before the first report as at it; not a number without a curve.
+        """Return the losses at positions of shape (J,) or (J, M), on the axis of the reports.
 
-        Args:
-            positions: shape (J,) or (J, M), on the same axis as the reports.
-
-        Returns:
-            Losses, of the same shape.
+        Constant before the first report, nan without a curve.
         """
         extra = (1,) * (positions.ndim - 1)
 
@@ -245,19 +222,15 @@ class ConvergenceCurves:
 
     @property
     def limit(self) -> FloatArray:
-        """The loss that is approached and never gone below, shape (J,)."""
+        """Lower bound that the loss approaches, shape (J,)."""
         sublinear = self.forms == Form.SUBLINEAR
         scaled = np.where(sublinear, self.coefficients[:, 3], self.coefficients[:, 2])
         return np.where(self.forms == Form.NONE, np.nan, self.lowest + self.range * scaled)
 
     def reaches(self, losses: FloatArray) -> FloatArray:
-        """Where the curve comes down to a loss, shape (J,); infinite where it never does.
+        """Return the positions where the curves reach `losses`, shape (J,); infinite if never.
 
-        Args:
-            losses: shape (J,).
-
-        Returns:
-            Positions on the axis of the reports, none before the first one.
+        No position is before the first report.
         """
         above = (losses - self.lowest) / self.range
         a, b, c, d = self.coefficients.T
@@ -271,25 +244,11 @@ class ConvergenceCurves:
         return np.where(falls, self.first + self.span * times, np.inf)
 
     def rows(self, chosen: IntArray) -> ConvergenceCurves:
-        """Some of the curves.
-
-        Args:
-            chosen: their places, shape (K,).
-
-        Returns:
-            K curves.
-        """
+        """Return the curves at these indices, shape (K,)."""
         return ConvergenceCurves(*(getattr(self, name)[chosen] for name in _FIELDS))
 
     def followed_by(self, others: ConvergenceCurves) -> ConvergenceCurves:
-        """These and those.
-
-        Args:
-            others: K of them.
-
-        Returns:
-            J + K curves.
-        """
+        """Return these curves, then the others."""
         both = ((getattr(self, name), getattr(others, name)) for name in _FIELDS)
         return ConvergenceCurves(*map(np.concatenate, both))
 
@@ -300,30 +259,30 @@ _FIELDS: Final = tuple(field.name for field in fields(ConvergenceCurves))
 def fit_curves(
     positions: FloatArray, losses: FloatArray, *, decay: float = DECAY
 ) -> ConvergenceCurves:
-    """The curves closest to what jobs reported lately: sublinear or exponential, what fits better.
+    """Return the curves closest to the latest reports, sublinear or exponential.
 
     Newer reports count more: weights fall by `decay` from report to report (SLAQ section 2). Never
-    raises for any losses: those that are not finite do not count, and where the others tell no
+    raises for any losses: those that are not finite are ignored, and if the others determine no
     curve, `forms` says so. A single report above both its neighbours is lowered to the higher of
-    them, which leaves falling losses as they are. Losses that were never negative are taken
-    never to become so.
+    them, which leaves falling losses unchanged. Losses that were never negative are assumed never
+    to become so.
 
     Args:
         positions: of the reports, in samples, iterations or epochs, rising; shape (J, N).
-        losses: shape (J, N); not a number where there is no report.
-        decay: weight of a report against the one after it, in (0, 1].
+        losses: shape (J, N); nan where there is no report.
+        decay: weight of a report relative to the next one, in (0, 1].
 
     Returns:
         J curves.
     """
-    if losses.shape[1] < LEAST_REPORTS:  # nobody has enough
-        missing = ((0, 0), (0, LEAST_REPORTS))
+    if losses.shape[1] < MIN_REPORTS:  # no job has enough reports
+        missing = ((0, 0), (0, MIN_REPORTS))
         positions, losses = (
             np.pad(values, missing, constant_values=np.nan) for values in (positions, losses)
         )
-    curves = _fit(positions[:AT_ONCE], losses[:AT_ONCE], decay)
-    for begin in range(AT_ONCE, len(losses), AT_ONCE):
-        chosen = slice(begin, begin + AT_ONCE)
+    curves = _fit(positions[:JOBS_PER_BATCH], losses[:JOBS_PER_BATCH], decay)
+    for begin in range(JOBS_PER_BATCH, len(losses), JOBS_PER_BATCH):
+        chosen = slice(begin, begin + JOBS_PER_BATCH)
         curves = curves.followed_by(_fit(positions[chosen], losses[chosen], decay))
     return curves
 
@@ -331,15 +290,12 @@ def fit_curves(
 def job_curve(
     positions: Sequence[float], losses: Sequence[float | None], *, decay: float = DECAY
 ) -> ConvergenceCurves:
-    """The curve of one job, from all its reports; see `fit_curves`.
+    """Return the curve of one job (J = 1) from all its reports; see `fit_curves`.
 
     Args:
         positions: of the reports, rising, as many as `losses`.
-        losses: None where nothing was seen.
-        decay: weight of a report against the one after it, in (0, 1].
-
-    Returns:
-        Curves with J = 1.
+        losses: None: not reported.
+        decay: weight of a report relative to the next one, in (0, 1].
     """
     known = [(at, loss) for at, loss in zip(positions, losses, strict=True) if loss is not None]
     rows = np.array(known[-KEPT_REPORTS:], dtype=float).reshape(-1, 2).T
@@ -379,29 +335,29 @@ class _Scaled:
 
     times: FloatArray  # shape (J, N)
     losses: FloatArray  # shape (J, N)
-    weights: FloatArray  # shape (J, N); 0: there is none
-    least: FloatArray  # that a curve may come to, shape (J,), at most 0
+    weights: FloatArray  # shape (J, N); 0: no report
+    least: FloatArray  # lower bound of a curve, shape (J,), at most 0
     first: FloatArray
     span: FloatArray
     lowest: FloatArray
     range: FloatArray
-    enough: BoolArray  # reports for a curve
-    varies: BoolArray  # the losses do
+    enough: BoolArray  # True: enough reports for a curve
+    varies: BoolArray  # True: the losses differ
 
 
 def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
-    known = np.isfinite(losses) & np.isfinite(positions) & (np.abs(losses) < LARGEST)
+    known = np.isfinite(losses) & np.isfinite(positions) & (np.abs(losses) < MAX_LOSS)
     calm = _without_spikes(np.where(known, losses, 0.0), known)
     first, span = _extent(positions, known)
-    enough = (known.sum(axis=1) >= LEAST_REPORTS) & (span > 0.0)
+    enough = (known.sum(axis=1) >= MIN_REPORTS) & (span > 0.0)
     known &= enough[:, None]
     first, span = np.where(enough, first, 0.0), np.where(enough, span, 1.0)
     lowest, height = (np.where(enough, values, 0.0) for values in _extent(calm, known))
     varies = height > FLAT * (np.abs(lowest) + height)
     height = np.where(varies, height, 1.0)
-    younger = known[:, ::-1].cumsum(axis=1)[:, ::-1] - 1.0  # reports that came after it
+    younger = known[:, ::-1].cumsum(axis=1)[:, ::-1] - 1.0  # number of later reports
     weights = np.where(known, decay**younger, 0.0)
-    weights[~enough] = 1.0  # anything that can be divided by
+    weights[~enough] = 1.0  # avoids a division by 0
     return _Scaled(
         times=np.where(known, (positions - first[:, None]) / span[:, None], 0.0),
         losses=np.where(known, (calm - lowest[:, None]) / height[:, None], 0.0),
@@ -417,7 +373,7 @@ def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
 
 
 def _extent(values: FloatArray, known: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """The least of the known values of each row, and how far the largest is from it."""
+    """Return the least of the known values of each row, and the range of the values."""
     least = np.min(values, axis=1, where=known, initial=np.inf)
     largest = np.max(values, axis=1, where=known, initial=-np.inf)
     return least, np.where(known.any(axis=1), largest, least) - np.where(
@@ -426,7 +382,7 @@ def _extent(values: FloatArray, known: BoolArray) -> tuple[FloatArray, FloatArra
 
 
 def _without_spikes(losses: FloatArray, known: BoolArray) -> FloatArray:
-    """Reports above both their neighbours, lowered to the higher one."""
+    """Lower reports above both their neighbours to the higher neighbour."""
     calm = losses.copy()
     ceiling = np.maximum(losses[:, :-2], losses[:, 2:])
     between = known[:, :-2] & known[:, 1:-1] & known[:, 2:]

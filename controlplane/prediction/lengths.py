@@ -1,13 +1,9 @@
-"""How much a job takes in all, as a distribution that knows how much it has done already.
+"""Lengths of jobs: total work as a distribution, remaining samples, and Optimus' loss curve.
 
-Job lengths are positive, differ by orders of magnitude between families and by a share within one:
-so logarithms of totals are what is averaged and spread here. Relatives that finished give one
-log-normal bump each (a kernel estimate), and anything else that tells of the job's own end, such
-as what its user expects or where its metric is heading, is evidence that is multiplied into them.
-
-How much work a job has left, as its relatives suggest it.
-
-How the training loss will go on falling: Optimus' convergence curve.
+Lengths are positive, differ by orders of magnitude between families and by a share within one.
+Therefore averages and spreads are of logarithms of totals. Each finished job of a family gives one
+log-normal component (a kernel estimate). Anything else known about the job's own end, such as its
+user's estimate or the trend of its metric, is evidence that multiplies them.
 """
 
 from __future__ import annotations
@@ -23,63 +19,54 @@ from scipy.special import log_ndtr, ndtr
 
 from controlplane.prediction import FloatArray
 
-LEAST_SPREAD: Final = 0.01  # of a logarithm: no length is known better than to a per cent
-LEAST_TAIL: Final = 1e-12  # of the probability that a job goes on, below which all say it is over
-LEAST: Final = 1e-9  # samples: keeps a logarithm finite
-STEPS: Final = 60  # of a bisection, which leaves 2^-60 of the interval
-FURTHEST: Final = 12.0  # standard deviations beyond the furthest bump, where a quantile may be
+MIN_SPREAD: Final = 0.01  # of a logarithm: lengths are known to a per cent at best
+MIN_TAIL: Final = 1e-12  # probability of continuing below which a job has outlived all components
+MIN_SAMPLES: Final = 1e-9  # samples; keeps a logarithm finite
+BISECTION_STEPS: Final = 60  # bisection steps, which leave 2^-60 of the interval
+MAX_DEVIATIONS: Final = 12.0  # range of quantiles beyond the last component, standard deviations
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The total of one job, as something tells it: log-normal."""
+    """Log-normal estimate of the total of one job."""
 
     log_total: float  # natural logarithm of samples
-    spread: float  # standard deviation of that
+    spread: float  # standard deviation of `log_total`
 
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """Totals of a job, as a mixture of log-normal bumps."""
+    """Total of a job, as a mixture of log-normal components."""
 
     log_totals: FloatArray  # centres, natural logarithms of samples, shape (K,)
     weights: FloatArray  # shape (K,), above 0; their sum is 1
-    spread: float  # standard deviation of each, in the logarithm
+    spread: float  # standard deviation of each component, in the logarithm
 
     def given(self, evidence: Evidence) -> LengthDistribution:
-        """What remains likely in the light of `evidence`: the product, of the same form.
-
-        Args:
-            evidence: another judgement of the same job, taken to be independent.
-        """
+        """Return the product with independent evidence about the same job, in the same form."""
         own, other = self.spread**2, evidence.spread**2
         both = own + other
         apart = self.log_totals - evidence.log_total
         logs = np.log(self.weights) - 0.5 * apart**2 / both
         weights = np.exp(logs - logs.max())
-        kept = weights > LEAST_TAIL
+        kept = weights > MIN_TAIL
         centres = (self.log_totals * other + evidence.log_total * own) / both
-        spread = max(LEAST_SPREAD, math.sqrt(own * other / both))
+        spread = max(MIN_SPREAD, math.sqrt(own * other / both))
         return LengthDistribution(centres[kept], weights[kept] / weights[kept].sum(), spread)
 
     def mean_left(self, done: float) -> float:
-        """The mean residual life: how much is to come on average, for who has done so much.
+        """Return the mean residual life: the expected rest in samples after `done`, above 0.
 
-        Args:
-            done: samples; 0: it has not begun.
-
-        Returns:
-            Samples, above 0. Where a job has outlived all that was thought possible, a share of
-            what it did: that of the spread.
+        If the job outlived all plausible totals, the rest is a share of `done`: that of the spread.
         """
         if done <= 0.0:
             means = np.exp(self.log_totals + 0.5 * self.spread**2)
             return float(self.weights @ means)
-        total = math.exp(min(self._log_mean(done, 1.0), math.log(done) + FURTHEST))
-        return max(total - done, LEAST)
+        total = math.exp(min(self._log_mean(done, 1.0), math.log(done) + MAX_DEVIATIONS))
+        return max(total - done, MIN_SAMPLES)
 
     def _log_mean(self, done: float, power: float) -> float:
-        """The logarithm of E[T^power; T > done] / P(T > done), bump by bump, without underflow."""
+        """Return log(E[T^power; T > done] / P(T > done)), per component, without underflow."""
         above = (self.log_totals - math.log(done)) / self.spread
         logs = np.log(self.weights)
         moments = power * self.log_totals + 0.5 * (power * self.spread) ** 2
@@ -87,30 +74,22 @@ class LengthDistribution:
         return _log_sum(logs + moments + log_ndtr(above + power * self.spread)) - alive
 
     def quantiles_left(self, done: float, shares: Sequence[float]) -> list[float]:
-        """How much is to come with each of these probabilities at most.
-
-        Args:
-            done: samples.
-            shares: probabilities, in (0, 1).
-
-        Returns:
-            Samples, one for each of `shares`.
-        """
-        at = math.log(max(done, LEAST))
+        """Return the quantiles, at probabilities in (0, 1), of the rest in samples after `done`."""
+        at = math.log(max(done, MIN_SAMPLES))
         alive = float(self.weights @ ndtr((self.log_totals - at) / self.spread))
-        if done > 0.0 and alive < LEAST_TAIL:  # beyond all: from there on, one spread further
+        if done > 0.0 and alive < MIN_TAIL:  # outlived all: an exponential tail with the spread
             wide = self.spread
             return [done * (math.exp(-wide * math.log1p(-share)) - 1.0) for share in shares]
-        low = at if done > 0.0 else float(self.log_totals.min()) - FURTHEST * self.spread
-        high = max(low, float(self.log_totals.max())) + FURTHEST * self.spread
+        low = at if done > 0.0 else float(self.log_totals.min()) - MAX_DEVIATIONS * self.spread
+        high = max(low, float(self.log_totals.max())) + MAX_DEVIATIONS * self.spread
         over = (1.0 - np.asarray(shares)) * (alive if done > 0.0 else 1.0)
         totals = np.exp(self._where_survival_is(over, low, high))
         return [max(total - done, 0.0) for total in totals.tolist()]
 
     def _where_survival_is(self, wanted: FloatArray, low: float, high: float) -> FloatArray:
-        """Logarithms of totals that are exceeded with these probabilities, shape of `wanted`."""
+        """Return the logarithms of totals that are exceeded with these probabilities."""
         lows, highs = np.full(len(wanted), low), np.full(len(wanted), high)
-        for _ in range(STEPS):
+        for _ in range(BISECTION_STEPS):
             middle = 0.5 * (lows + highs)
             over = ndtr((self.log_totals - middle[:, None]) / self.spread) @ self.weights
             lows, highs = (
@@ -126,34 +105,30 @@ def _log_sum(values: FloatArray) -> float:
 
 
 def one_length(evidence: Evidence) -> LengthDistribution:
-    """A distribution of one bump.
-
-    Args:
-        evidence: all that is known.
-    """
+    """Return a distribution of one component."""
     return LengthDistribution(
-        np.array([evidence.log_total]), np.ones(1), max(evidence.spread, LEAST_SPREAD)
+        np.array([evidence.log_total]), np.ones(1), max(evidence.spread, MIN_SPREAD)
     )
 
 
 def of_relatives(
     finished: Sequence[float], outlived: Sequence[float], spread: float
 ) -> LengthDistribution:
-    """Totals as relatives suggest them: a bump where each one finished.
+    """Return the distribution of totals in a family: a component at each finished job.
 
-    Relatives that were given up, or that are still at work, did not finish by where they are:
-    those that finished later stand for them, too (Kaplan and Meier 1958), so that the first to
-    finish, which are the short ones, do not speak for all.
+    Jobs that were given up or still run are censored. The jobs that finished later represent them,
+    too (Kaplan and Meier 1958), so that the first to finish, which are the short ones, do not
+    dominate.
 
     Args:
-        finished: totals of those that finished, samples, at least one.
-        outlived: what those that were given up, or still run, had done; samples.
-        spread: of the logarithm of totals within a family; bumps are narrower the more there are
-            of them (Silverman 1986: by the fifth root of their number), and wider while few of
-            them have to stand for the middle of all, too.
+        finished: totals of finished jobs, samples, at least one.
+        outlived: samples done by jobs that were given up or still run.
+        spread: of the logarithm of totals within a family. Components are narrower the more there
+            are (Silverman 1986: by the fifth root of their number), and wider while few of them
+            also have to represent the middle.
     """
-    sane = np.maximum(np.asarray(finished, dtype=np.float64), LEAST)
-    totals, counts = np.unique(sane, return_counts=True)
+    valid = np.maximum(np.asarray(finished, dtype=np.float64), MIN_SAMPLES)
+    totals, counts = np.unique(valid, return_counts=True)
     gone = np.sort(np.asarray(outlived, dtype=np.float64))
     many = len(finished) + len(gone)
     survived, weights = 1.0, np.zeros(len(totals))
@@ -163,43 +138,43 @@ def of_relatives(
         weights[place] = survived * count / at_risk
         survived -= weights[place]
         before += count
-    weights[-1] += max(survived, 0.0)  # of those that outlived all: as the longest that finished
+    weights[-1] += max(survived, 0.0)  # jobs that outlived all count as the longest finished one
     number = len(finished)
-    width = max(LEAST_SPREAD, spread * math.sqrt(1.0 + 1.0 / number) * number**-0.2)
+    width = max(MIN_SPREAD, spread * math.sqrt(1.0 + 1.0 / number) * number**-0.2)
     return LengthDistribution(np.log(totals), weights / weights.sum(), width)
 
 
 def pooled_spread(families: Sequence[Sequence[float]], prior: float, trust: float) -> float:
-    """How much totals differ within a family, as all families together say.
+    """Return the standard deviation of log totals within a family, pooled over all families.
 
     Args:
         families: totals of the finished jobs of each, samples, above 0.
         prior: standard deviation of the logarithm, before there are any.
-        trust: degrees of freedom that the prior counts for, above 0.
+        trust: degrees of freedom of the prior, above 0.
     """
     squares, freedom = trust * prior**2, trust
     for totals in families:
         if len(totals) > 1:
-            logs = np.log(np.maximum(np.asarray(totals, dtype=np.float64), LEAST))
+            logs = np.log(np.maximum(np.asarray(totals, dtype=np.float64), MIN_SAMPLES))
             squares += float(((logs - logs.mean()) ** 2).sum())
             freedom += len(totals) - 1
-    return max(LEAST_SPREAD, math.sqrt(squares / freedom))
+    return max(MIN_SPREAD, math.sqrt(squares / freedom))
 
 
 def remaining_samples(
     done: float, stated: float | None, finished: Sequence[float], largest: float
 ) -> float:
-    """Samples that a job will still process.
+    """Return the samples that a job will still process.
 
-    Mean residual life of finished relatives; before one has finished, as much as was done already
-    or what the furthest relative did. In a live cluster a stated number of epochs or samples *is*
-    when a job ends, so nothing is averaged into it.
+    The mean residual life of finished jobs of the family; before one has finished, as much as was
+    done already, or up to the furthest job. In a live cluster a stated number of epochs or samples
+    *is* the end of a job, so it is not averaged with anything.
 
     Args:
         done: Y_processed, samples.
         stated: total that the user stated, samples; None if it depends on a metric.
-        finished: totals of relatives that finished, samples.
-        largest: furthest that any relative has come, samples.
+        finished: totals of finished jobs of the family, samples.
+        largest: most samples that a job of the family has done.
     """
     if stated is not None:
         return max(0.0, stated - done)
@@ -209,9 +184,9 @@ def remaining_samples(
     return max(2.0 * done, largest) - done
 
 
-FLOORS: Final = 40  # that are tried for the loss that is never gone below
-LEAST_POINTS: Final = 3  # the curve has three coefficients
-MAX_LOSS_EPOCHS: Final = 10_000  # epochs that are looked at for convergence
+FLOORS: Final = 40  # tried values of the loss's lower bound
+MIN_POINTS: Final = 3  # the curve has three coefficients
+MAX_LOSS_EPOCHS: Final = 10_000  # limit of the search for convergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,28 +198,16 @@ class LossCurve:
     b2: float
 
     def at(self, epoch: float) -> float:
-        """The loss after so many epochs.
-
-        Args:
-            epoch: finished ones.
-        """
+        """Return the loss after `epoch` finished epochs."""
         return 1.0 / max(self.b0 * epoch + self.b1, 1e-12) + self.b2
 
     def fall(self, epoch: float) -> float:
-        """The share of the loss after `epoch` that the next epoch takes away.
-
-        Args:
-            epoch: finished ones.
-        """
+        """Return the share of the loss after `epoch` that the next epoch removes."""
         loss = self.at(epoch)
         return (loss - self.at(epoch + 1)) / loss
 
     def converged_at(self, convergence: float) -> int:
-        """The first epoch after which an epoch takes less than such a share of the loss away.
-
-        Args:
-            convergence: share of the loss, in (0, 1).
-        """
+        """Return the first epoch whose successor removes less than this share of the loss."""
         low, high = 0, MAX_LOSS_EPOCHS  # the share falls from epoch to epoch
         while low < high:
             middle = (low + high) // 2
@@ -256,19 +219,19 @@ class LossCurve:
 
 
 def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None:
-    """The curve closest to what was reported; None if that does not tell one.
+    """Return the curve closest to the reports; None if they determine none.
 
     For each of some floors b2 below the least loss, b0 and b1 come by non-negative least squares
     on 1 / (loss - b2), weighted so that errors count as they do in the loss itself.
 
     Args:
-        epochs: k, finished ones, at least three.
-        losses: mean training loss of each, above 0.
+        epochs: k, finished epochs, at least three.
+        losses: mean training loss of each epoch, above 0.
     """
     k, loss = np.array(epochs, dtype=float), np.array(losses, dtype=float)
-    sane = np.isfinite(loss) & (loss > 0)
-    k, loss = k[sane], loss[sane]
-    if len(k) < LEAST_POINTS or np.ptp(loss) <= 0:
+    valid = np.isfinite(loss) & (loss > 0)
+    k, loss = k[valid], loss[valid]
+    if len(k) < MIN_POINTS or np.ptp(loss) <= 0:
         return None
     floors = float(loss.min()) * np.linspace(0.0, 0.99, FLOORS)
     fits = [_with_floor(k, loss, float(floor)) for floor in floors]
@@ -282,5 +245,5 @@ def _with_floor(k: FloatArray, loss: FloatArray, floor: float) -> tuple[float, L
     matrix = np.column_stack([k, np.ones_like(k)]) * weight[:, None]
     (b0, b1), _ = nnls(matrix, weight / above)
     curve = LossCurve(float(b0), float(b1), floor)
-    said = 1.0 / np.maximum(b0 * k + b1, 1e-12) + floor
-    return float(np.sum((said - loss) ** 2)), curve
+    predicted = 1.0 / np.maximum(b0 * k + b1, 1e-12) + floor
+    return float(np.sum((predicted - loss) ** 2)), curve

@@ -1,4 +1,4 @@
-"""How far a job has come, as a Beta distribution learnt from finished jobs (ONES section 3.2.1)."""
+"""Progress of a job as a Beta distribution learnt from finished jobs (ONES section 3.2.1)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from scipy.special import betainc, digamma, gammaln
 from controlplane.prediction import FloatArray
 
 FEATURES: Final = 5  # ||D||, initial loss, Y_processed, loss improvement ratio, accuracy
-MARGIN: Final = 1e-3  # progress is kept so far from 0 and from 1, where a density may be infinite
-RIDGE: Final = 1e-3  # on coefficients of standardised features, for each point
-COVERED: Final = 0.9  # of the interval that calibration looks at
-BANDS: Final = 4  # of progress, in a calibration
+MARGIN: Final = 1e-3  # minimum distance of progress from 0 and 1, where a density may be infinite
+RIDGE: Final = 1e-3  # penalty on coefficients of standardised features, per point
+COVERAGE: Final = 0.9  # probability of the interval in a calibration
+BANDS: Final = 4  # bands of progress in a calibration
 
 
 def features(
@@ -27,14 +27,16 @@ def features(
     loss: float | None,
     accuracy: float | None = None,
 ) -> FloatArray:
-    """The paper's x, shape (5,); what is unknown or not finite is nan, and counts as usual.
+    """Return the paper's x, shape (5,); nan for values that are unknown or not finite.
+
+    The model replaces nan by the mean of the feature.
 
     Args:
         epoch_samples: ||D||.
-        initial_loss: L_initial; the paper takes it before training begins.
+        initial_loss: L_initial; the paper takes it before training starts.
         samples_done: Y_processed.
-        loss: the last that was reported; r_L = 1 - loss / L_initial.
-        accuracy: of validation, the last that was reported.
+        loss: latest report; r_L = 1 - loss / L_initial.
+        accuracy: of validation, latest report.
     """
     found = np.full(FEATURES, np.nan)
     found[0], found[2] = epoch_samples, samples_done
@@ -53,18 +55,18 @@ class Points:
 
     features: FloatArray  # x, shape (N, 5); nan where unknown
     epochs: FloatArray  # processed, shape (N,)
-    progress: FloatArray  # rho, shape (N,): the share of its work that the job had done
+    progress: FloatArray  # rho, shape (N,): done share of the job's work
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of points."""
         return len(self.epochs)
 
 
 def points_of(rows: FloatArray, epochs: FloatArray) -> Points:
-    """The log of one finished job.
+    """Return the points of one finished job.
 
-    The last entry is where it finished. It is no point itself: its progress is 1, of which no
-    Beta distribution can say anything.
+    The last entry is the end of the job. It is no point itself: its progress is 1, where a Beta
+    distribution has no information.
 
     Args:
         rows: x after each reported epoch, shape (E, 5).
@@ -82,61 +84,49 @@ class ProgressModel:
     Features are standardised, which changes A and b but not what can be expressed.
     """
 
-    weights: FloatArray  # A, shape (5,), epochs for each standard deviation
+    weights: FloatArray  # A, shape (5,), epochs per standard deviation
     bias: float  # b, epochs
     mean: FloatArray  # shape (5,)
     scale: FloatArray  # shape (5,)
 
     def shapes(self, rows: FloatArray, epochs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Alpha and beta, both of shape (N,).
+        """Return alpha and beta, shape (N,).
 
-        Args:
-            rows: x, shape (N, 5); nan where unknown.
-            epochs: processed, shape (N,).
+        `rows` are x, shape (N, 5), nan where unknown; `epochs` are processed, shape (N,).
         """
         linear = _standard(rows, self.mean, self.scale) @ self.weights + self.bias
         return np.maximum(epochs, 1.0), np.maximum(linear, 1.0)
 
 
 def prior(epochs: float) -> ProgressModel:
-    """Before any job has finished: so many epochs are always still to come.
-
-    Args:
-        epochs: that a job is taken to have left.
-    """
+    """Return the model before any job has finished: a constant number of epochs remains."""
     return ProgressModel(np.zeros(FEATURES), epochs, np.zeros(FEATURES), np.ones(FEATURES))
 
 
 def mean_progress(alpha: FloatArray, beta: FloatArray) -> FloatArray:
-    """The mean of Be(alpha, beta), shape (N,).
-
-    Args:
-        alpha: shape (N,), at least 1.
-        beta: shape (N,), at least 1.
-    """
+    """Return the mean of Be(alpha, beta), shape (N,)."""
     return np.asarray(alpha / (alpha + beta))
 
 
 def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | None:
-    """A and b of the greatest likelihood; None if `points` tell nothing.
+    """Return A and b of maximum likelihood; None if there are no valid points.
 
-    Args:
-        start: where to begin, if it is better than least squares.
+    The search starts at `start`, a former model, if that is better than least squares.
     """
-    sane = np.isfinite(points.progress) & np.isfinite(points.epochs) & (points.epochs > 0)
-    if not sane.any():
+    valid = np.isfinite(points.progress) & np.isfinite(points.epochs) & (points.epochs > 0)
+    if not valid.any():
         return None
-    rows, epochs = points.features[sane], points.epochs[sane]
-    progress = np.clip(points.progress[sane], MARGIN, 1.0 - MARGIN)
+    rows, epochs = points.features[valid], points.epochs[valid]
+    progress = np.clip(points.progress[valid], MARGIN, 1.0 - MARGIN)
     mean, scale = _moments(rows)
     design = np.column_stack([_standard(rows, mean, scale), np.ones(len(rows))])
     alpha = np.maximum(epochs, 1.0)
-    # Least squares on the epochs that were left, so that few points begin below the threshold.
+    # Least squares on the remaining epochs, so that few points start below the threshold.
     left = np.maximum(alpha * (1.0 / progress - 1.0), 1.0)
     gram = design.T @ design + RIDGE * len(rows) * np.eye(FEATURES + 1)
     candidates = [np.linalg.solve(gram, design.T @ left)]
     candidates.append(np.append(np.zeros(FEATURES), left.mean()))
-    if start is not None:  # the same function of x, in the new standard
+    if start is not None:  # the same function of x, in the new standardisation
         both = np.isfinite(scale) & np.isfinite(start.scale)
         weights = np.where(both, start.weights, 0.0) * np.where(both, scale, 1.0) / start.scale
         shift = float(((mean - start.mean) / start.scale) @ start.weights)
@@ -159,7 +149,7 @@ def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | N
 def loss(
     parameters: FloatArray, design: FloatArray, alpha: FloatArray, progress: FloatArray
 ) -> tuple[float, FloatArray]:
-    """Mean negative log likelihood with a ridge on A, and its gradient.
+    """Return the mean negative log likelihood with a ridge on A, and its gradient.
 
     d/d beta of log Be(rho; alpha, beta) is log(1 - rho) + psi(alpha + beta) - psi(beta); below
     the threshold beta does not depend on the parameters.
@@ -187,7 +177,7 @@ def loss(
 
 
 def _moments(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and spread of each feature; a feature that never differs has no say."""
+    """Return mean and spread of each feature; the spread of a constant feature is infinite."""
     known = np.isfinite(rows)
     many = np.maximum(known.sum(axis=0), 1)
     filled = np.where(known, rows, 0.0)
@@ -205,23 +195,14 @@ def _standard(rows: FloatArray, mean: FloatArray, scale: FloatArray) -> FloatArr
 
 
 class Reservoir:
-    """A uniform sample of all points that were ever offered (Vitter 1985, algorithm R)."""
+    """Uniform sample of at most `capacity` of all offered points (Vitter 1985, algorithm R)."""
 
     def __init__(self, capacity: int) -> None:
-        """Keep at most `capacity` points; none are held yet.
-
-        Args:
-            capacity: points, each a row of features, epochs and progress.
-        """
         self._rows = np.zeros((capacity, FEATURES + 2))
         self.seen = 0
 
     def offer(self, points: Points, rng: Generator) -> None:
-        """Take further points in; each of all is kept with the same chance.
-
-        Args:
-            rng: draws what chance decides.
-        """
+        """Add points; each of all offered points is kept with the same probability."""
         table = np.column_stack([points.features, points.epochs, points.progress])
         capacity = len(self._rows)
         free = table[: max(0, capacity - self.seen)]
@@ -231,7 +212,7 @@ class Reservoir:
             numbers = self.seen + len(free) + np.arange(len(rest))
             places = rng.integers(0, numbers + 1)
             kept = places < capacity
-            self._rows[places[kept]] = rest[kept]  # of several at one place the last stays
+            self._rows[places[kept]] = rest[kept]  # of several at one place the last is kept
         self.seen += len(table)
 
     @property
@@ -241,31 +222,26 @@ class Reservoir:
         return Points(rows[:, :FEATURES].copy(), rows[:, -2].copy(), rows[:, -1].copy())
 
 
-# --- is it right?
+# --- calibration
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How well predictions match what came out, in all and by bands of progress."""
+    """Agreement of predictions with outcomes, in total and by bands of progress."""
 
-    coverage: float  # share of points inside the 90% interval; 0.9 would be perfect
+    coverage: float  # share of points inside the 90% interval; ideally 0.9
     error: float  # mean absolute error of the mean progress
     edges: FloatArray  # of the bands, shape (BANDS + 1,)
-    points: npt.NDArray[np.int64]  # in each band, shape (BANDS,)
-    coverages: FloatArray  # shape (BANDS,); nan where no point is
+    points: npt.NDArray[np.int64]  # number in each band, shape (BANDS,)
+    coverages: FloatArray  # shape (BANDS,); nan without points
     errors: FloatArray  # shape (BANDS,)
 
 
 def calibration(model: ProgressModel, points: Points) -> Calibration:
-    """Compare what `model` says of `points` with their progress.
-
-    Args:
-        model: fitted to others.
-        points: at least one.
-    """
+    """Compare predictions for `points` (at least one) with their progress."""
     alpha, beta = model.shapes(points.features, points.epochs)
-    tail = (1.0 - COVERED) / 2.0
-    rank = betainc(alpha, beta, np.clip(points.progress, 0.0, 1.0))  # probability of less
+    tail = (1.0 - COVERAGE) / 2.0
+    rank = betainc(alpha, beta, np.clip(points.progress, 0.0, 1.0))  # probability of less progress
     inside = (rank >= tail) & (rank <= 1.0 - tail)
     error = np.abs(mean_progress(alpha, beta) - points.progress)
     edges = np.linspace(0.0, 1.0, BANDS + 1)

@@ -1,9 +1,4 @@
-"""What a job's speed owes to its size, to the type of its GPUs, and to who shares its nodes.
-
-How far jobs are slowed down by what their neighbours use of a node.
-
-How much longer steps take where workers share the cores of their host.
-"""
+"""Slow-downs of steps by GPU type, by neighbours on the node, and by shared cores."""
 
 from __future__ import annotations
 
@@ -16,19 +11,19 @@ import numpy as np
 
 from controlplane.prediction import FloatArray, IntArray
 
-TYPE_TRUST: Final = 0.5  # weight of the prior about a type, in samples
-COLOCATION_TRUST: Final = 0.5  # the same about a neighbour
-MOST_SLOWDOWN: Final = 2.0  # logarithm of the largest slow-down that is believed
-ROUNDS: Final = 4  # in which slow-downs below zero are taken out
+TYPE_TRUST: Final = 0.5  # weight of the prior of a GPU type, in samples
+COLOCATION_TRUST: Final = 0.5  # weight of the prior of a neighbour, in samples
+MAX_COLOCATION_LOG: Final = 2.0  # logarithm of the largest slow-down by a neighbour
+ITERATIONS: Final = 4  # rounds of removing negative slow-downs
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The mean time of a step at one size, on one type of GPU, beside some neighbours."""
+    """Mean step time at one size, on one type of GPU, beside some neighbours."""
 
     size: Hashable
     gpu_type: str
-    beside: tuple[Hashable, ...]  # classes of the neighbours that count, each of which adds
+    beside: tuple[Hashable, ...]  # classes of neighbours, with repetitions; each adds its cost
     log_step_s: float
     weight: float
 
@@ -48,16 +43,16 @@ def separate(
     colocations: Mapping[Any, float],
     colocation_trust: float = COLOCATION_TRUST,
 ) -> Parts:
-    """Tell apart what makes steps long, by ridge regression; slow-downs are not negative.
+    """Attribute step times to sizes, GPU types and neighbours, by ridge regression.
 
-    The model of Harmony's placement in closed form: one additive term for each pair of a job and
-    a class of neighbours, learnt from what is reported (Bao et al., INFOCOM 2019, learn it with a
-    network).
+    Slow-downs are at least 0. It is the model of Harmony's placement in closed form: one additive
+    term for each pair of a job and a class of neighbours, learnt from reports (Bao et al., INFOCOM
+    2019, learn it with a network).
 
     Args:
-        gpu_types: what is believed of each GPU type, logarithms.
-        colocations: what is believed of each class of neighbours.
-        colocation_trust: weight of that belief, in samples.
+        gpu_types: priors of GPU types, logarithms.
+        colocations: priors of classes of neighbours, logarithms.
+        colocation_trust: weight of the latter, in samples.
     """
     sizes = {size: n for n, size in enumerate(dict.fromkeys(o.size for o in seen))}
     types = {
@@ -80,12 +75,12 @@ def separate(
     return Parts(
         base={size: float(found[at]) for size, at in sizes.items()},
         gpu_types={gpu_type: float(found[at]) for gpu_type, at in types.items()},
-        colocations={one: min(float(found[at]), MOST_SLOWDOWN) for one, at in classes.items()},
+        colocations={one: min(float(found[at]), MAX_COLOCATION_LOG) for one, at in classes.items()},
     )
 
 
 def _design(seen: Sequence[Observation], columns: Sequence[Mapping[Any, int]]) -> FloatArray:
-    """Counts of the size, the type and the neighbours of each observation, (O, unknowns)."""
+    """Return counts of the size, the type and the neighbours of each observation, (O, unknowns)."""
     matrix = np.zeros((len(seen), sum(map(len, columns))))
     for row, one in enumerate(seen):
         parts = ((one.size,), (one.gpu_type,), one.beside)
@@ -107,7 +102,7 @@ def _ridge(
     """Weighted least squares towards priors; unknowns from `signed` on are at least 0."""
     free = np.ones(len(prior), dtype=np.bool_)
     found = prior.copy()
-    for _ in range(ROUNDS):
+    for _ in range(ITERATIONS):
         part = matrix[:, free]
         normal = part.T @ (weight[:, None] * part) + np.diag(trust[free])
         right = part.T @ (weight * target) + trust[free] * prior[free]
@@ -123,52 +118,45 @@ def _ridge(
 
 CORES: Final = 4.0  # one unit of processor use
 BYTES_PER_S: Final = 1e9  # one unit of bandwidth
-BELIEVED: Final = 0.15  # logarithm of the slow-down by one unit of either, beforehand
-MOST: Final = 2.0  # logarithm of the largest slow-down that is predicted
+PRIOR_LOG_SLOWDOWN: Final = 0.15  # prior: logarithm of the slow-down by one unit of either
+MAX_LOG_SLOWDOWN: Final = 2.0  # logarithm of the largest predicted slow-down
 Form = Literal["linear", "quadratic"]
 
 
 def usage_features(form: Form, cores: float, bytes_per_s: float) -> tuple[float, ...]:
-    """What a slow-down is a linear function of.
+    """Return the features of which a slow-down is a linear function.
 
-    Args:
-        form: linear: both uses; quadratic: their squares and their product, too.
-        cores: that neighbours use.
-        bytes_per_s: that neighbours send.
+    The uses of cores and bandwidth by neighbours; quadratic: also their squares and their product.
     """
     cpu, sent = cores / CORES, bytes_per_s / BYTES_PER_S
     return (cpu, sent) if form == "linear" else (cpu, sent, cpu * cpu, sent * sent, cpu * sent)
 
 
-def believed_weights(form: Form) -> FloatArray:
-    """Weights before anything was measured: neighbours that use more cost more.
-
-    Returns:
-        Shape (features,).
-    """
+def prior_weights(form: Form) -> FloatArray:
+    """Return the prior weights, shape (features,): neighbours that use more cost more."""
     many = len(usage_features(form, 0.0, 0.0))
-    return np.array([BELIEVED, BELIEVED] + [0.0] * (many - 2))
+    return np.array([PRIOR_LOG_SLOWDOWN, PRIOR_LOG_SLOWDOWN] + [0.0] * (many - 2))
 
 
 def fit_usage_slowdowns(
     form: Form, sizes: Sequence[Hashable], features: FloatArray, log_steps: FloatArray, ridge: float
 ) -> FloatArray:
-    """Weights of log(step) = base[size] + weights . features, by ridge regression.
+    """Return the weights of log(step) = base[size] + weights . features, by ridge regression.
 
-    Every size of a family has a base of its own, which takes no part in the ridge; the weights are
-    the same for all, as in the interference model of LIF (Harmony, evaluation: "task slowdown is a
-    function of CPU and bandwidth usage").
+    Every size of a family has its own base, which is not penalised; the weights are the same for
+    all, as in the interference model of LIF (Harmony, evaluation: "task slowdown is a function of
+    CPU and bandwidth usage").
 
     Args:
-        sizes: what each measurement was taken of, length O.
+        sizes: of each measurement, length O.
         features: shape (O, features).
         log_steps: shape (O,), logarithms of seconds.
-        ridge: weight of what is believed beforehand, in measurements; above 0.
+        ridge: weight of the prior, in measurements; above 0.
 
     Returns:
         Shape (features,).
     """
-    believed = believed_weights(form)
+    believed = prior_weights(form)
     if not len(sizes):
         return believed
     numbers = {size: number for number, size in enumerate(dict.fromkeys(sizes))}
@@ -184,36 +172,21 @@ def fit_usage_slowdowns(
 
 
 def predicted_slowdown(form: Form, weights: FloatArray, cores: float, bytes_per_s: float) -> float:
-    """Logarithm of the factor on a step, from 0 to `MOST`.
-
-    Args:
-        cores: that neighbours use.
-        bytes_per_s: that neighbours send.
-    """
+    """Return the logarithm of the factor on a step by neighbours' usage; 0 to 2."""
     features = usage_features(form, cores, bytes_per_s)
-    return min(MOST, max(0.0, float(np.dot(weights, features))))
+    return min(MAX_LOG_SLOWDOWN, max(0.0, float(np.dot(weights, features))))
 
 
 def stretch(busy: int, cores: float) -> float:
-    """Times that a step takes longer when `busy` workers of one thread share `cores`.
+    """Return the factor on a step when `busy` single-threaded workers share a node's `cores`.
 
-    Args:
-        busy: workers on a node, of all jobs.
-        cores: of that node; infinite: each worker has a device of its own.
+    Infinite `cores`: each worker has its own device.
     """
     return max(1.0, busy / cores) if math.isfinite(cores) else 1.0
 
 
 def stretch_alone(slots: IntArray, nodes: IntArray, cores: float) -> FloatArray:
-    """The same for a job that has its nodes to itself.
-
-    Args:
-        slots: shape (L,), of the job.
-        nodes: shape (L,), that it is spread over evenly.
-
-    Returns:
-        Shape (L,), 1 or more.
-    """
+    """Return the same factor for a job alone on its nodes, spread evenly, shape (L,)."""
     if not math.isfinite(cores):
         return np.ones(len(slots))
     return np.maximum(1.0, np.ceil(slots / nodes) / cores)

@@ -1,9 +1,4 @@
-"""How long a step takes on so many slots: a closed form, and what it was seen to be wrong by.
-
-In how many passes a worker takes its share of a step, as far as was seen.
-
-What a sample is worth at a batch size.
-"""
+"""Closed form of step times, with corrections; passes per step; statistical efficiency."""
 
 from __future__ import annotations
 
@@ -18,36 +13,24 @@ from controlplane.prediction import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class PassLimits:
-    """Samples that a worker takes in one pass at most; infinite where one was always enough.
+    """Maximum samples of a worker's pass; infinite if one pass was always enough.
 
-    A worker by itself may take more passes than one of several: it measures gradient noise so.
+    A worker alone may take more passes than one of several, to measure gradient noise.
     """
 
     alone: float = math.inf
     several: float = math.inf
 
     def passes(self, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Passes of a step, whose gradients are added up before they are reduced.
+        """Return the passes of a step, whose gradients are accumulated before the reduction.
 
-        As few as the limit allows, of nearly equal size, as the training library deals them out.
-
-        Args:
-            slots: workers, shape (...).
-            local_batch: samples of one slot in a step, shape (...).
-
-        Returns:
-            Shape (...), 1 or more.
+        As few as the limit allows, of nearly equal size, as in the training library. Shapes (...).
         """
         most = np.where(np.asarray(slots) > 1, self.several, self.alone)
         return np.asarray(np.maximum(np.ceil(local_batch / most), 1.0))
 
     def one_is_enough(self, slots: int, local_batch: float) -> bool:
-        """Whether a share is believed to be taken in one pass.
-
-        Args:
-            slots: workers.
-            local_batch: samples of one slot in a step.
-        """
+        """True if a share of `local_batch` samples is expected to take one pass."""
         return local_batch <= (self.several if slots > 1 else self.alone)
 
 
@@ -56,7 +39,7 @@ NO_LIMITS = PassLimits()
 
 @dataclass(slots=True)
 class SeenPasses:
-    """The largest pass that was seen, and whether there ever were several, alone and not."""
+    """Largest measured pass, and whether steps had several passes; alone and in groups."""
 
     alone: int = 0  # samples
     several: int = 0
@@ -64,12 +47,7 @@ class SeenPasses:
     several_splits: bool = False
 
     def add(self, slots: int, local_batch: int, passes: int) -> None:
-        """A step was seen.
-
-        Args:
-            slots: workers.
-            local_batch: samples of one pass of one worker.
-        """
+        """Record a step; `local_batch` is that of one pass of one worker."""
         if slots > 1:
             self.several = max(self.several, local_batch)
             self.several_splits |= passes > 1
@@ -79,53 +57,52 @@ class SeenPasses:
 
     @property
     def limits(self) -> PassLimits:
-        """What is believed of shares that were never seen: they are cut into such passes."""
+        """Assumed limits: larger shares than those measured are split into such passes."""
         return PassLimits(
             alone=float(self.alone) if self.alone_splits else math.inf,
             several=float(self.several) if self.several_splits else math.inf,
         )
 
 
-FIXED_SHARE: Final = 0.3  # of a step that does not depend on the batch, until two batches were seen
-FAR: Final = 1.1  # times a step within a node, until several slots were seen; a prior
-SLOWER: Final = 2.0  # than the form says: no misfit; 1.25 cost 1.5% on two measured workloads
-TINIEST: Final = 1e-300  # divisor where nothing takes any time
+FIXED_SHARE: Final = 0.3  # prior share of a step that does not depend on the batch
+FAR: Final = 1.1  # prior factor of a step across nodes
+# Corrections above this extend to other sizes; 1.25 cost 1.5% on two measured workloads.
+MIN_MISFIT: Final = 2.0
+TINY: Final = 1e-300  # avoids a division by 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Exponents of the speed-up that is believed of a family until several slots were seen."""
+    """Exponents of the assumed speed-up of a family until several slots were measured."""
 
-    to_two: float = 0.9  # 2^0.9 times as fast on two slots; a prior
-    beyond: float = (
-        0.5  # and (r / 2)^0.5 times that on more: what was never doubled is not believed
-    )
+    to_two: float = 0.9  # prior: 2^0.9 times as fast on two slots
+    beyond: float = 0.5  # and (r / 2)^0.5 times that on more: cautious until measured
 
 
-PRIOR_SCALING: Final = Scaling()  # of a cluster that has measured nothing
+PRIOR_SCALING: Final = Scaling()  # of a cluster without measurements
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The mean time of a step that was measured at one size."""
+    """Mean step time measured at one size."""
 
     nodes: int
     slots: int
     local_batch: float  # samples per slot and step
     step_s: float
-    weight: float = 1.0  # how many measurements it stands for
-    sync_s: float | None = None  # of its seconds, in the reduction; None: not told
+    weight: float = 1.0  # number of measurements
+    sync_s: float | None = None  # part of `step_s` in the reduction; None: not reported
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedModel:
-    """step = (compute^g + network^g)^(1/g), times what was measured over that at the same size.
+    """step = (compute^g + network^g)^(1/g), times a measured correction at the same size.
 
-    compute = a + b l for a local batch of l; network = c + d (r - 2) on r >= 2 slots, with
-    coefficients of its own within a node and across nodes. Where no network was ever seen,
-    compute r^(1 - exponent) stands for all of it, with one exponent up to two slots and another
-    beyond them. A size that was not measured is believed to be no better than the nearest one that
-    was, if that was much slower than the form says.
+    compute = a + b l for a local batch of l; network = c + d (r - 2) on r >= 2 slots, with separate
+    coefficients within a node and across nodes. Without a measured network, the whole step is
+    compute r^(1 - exponent), with one exponent up to two slots and another beyond them. An
+    unmeasured size is assumed to be no better than the nearest measured one, if that was much
+    slower than the form predicts.
     """
 
     compute: tuple[float, float] = (FIXED_SHARE, 1.0 - FIXED_SHARE)
@@ -133,12 +110,12 @@ class SpeedModel:
     far: tuple[float, float] | None = None
     overlap: float = 1.0  # g
     correction: dict[tuple[int, int], float] = field(default_factory=dict)  # (nodes, slots)
-    known: bool = False  # whether its seconds are seconds
-    scaling: Scaling = PRIOR_SCALING  # where no network was seen
-    limits: PassLimits = NO_LIMITS  # of a pass: a larger share is computed in several
+    known: bool = False  # False: times are relative, not seconds
+    scaling: Scaling = PRIOR_SCALING  # used without a measured network
+    limits: PassLimits = NO_LIMITS  # of a pass; a larger share takes several passes
 
     def step_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Seconds of a step: all its passes, of which the last one has the reduction.
+        """Return the seconds of a step: all its passes, of which the last one has the reduction.
 
         Args:
             nodes: shape (...), nodes that the group spans.
@@ -146,7 +123,7 @@ class SpeedModel:
             local_batch: shape (...), samples of one slot in a step.
 
         Returns:
-            Shape (...), seconds; relative to one step at the first batch where `known` is False.
+            Shape (...), seconds; relative to a step at the first batch if `known` is False.
         """
         if self.limits == NO_LIMITS:
             return self.pass_s(nodes, slots, local_batch)
@@ -156,13 +133,7 @@ class SpeedModel:
         return np.asarray(self.pass_s(nodes, slots, each) + before)
 
     def pass_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Seconds of a pass with its reduction; arguments and result as of `step_s`.
-
-        Args:
-            nodes: shape (...), nodes that the group spans.
-            slots: shape (...), workers.
-            local_batch: shape (...), samples of one slot in that pass.
-        """
+        """Return the seconds of a pass with its reduction; shapes as for `step_s`."""
         compute = self.compute[0] + self.compute[1] * local_batch
         several = slots > 1
         to_two = np.power(np.clip(slots, 1, 2), 1.0 - self.scaling.to_two)
@@ -185,8 +156,8 @@ class SpeedModel:
         if network is None:
             return plain
         cost = network[0] + network[1] * np.maximum(slots - 2, 0)
-        longer = np.maximum(np.maximum(compute, cost), TINIEST)
-        ratio = np.minimum(compute, cost) / longer  # powers of it neither over- nor underflow
+        longer = np.maximum(np.maximum(compute, cost), TINY)
+        ratio = np.minimum(compute, cost) / longer  # its powers neither overflow nor underflow
         return np.asarray(longer * np.power(1.0 + np.power(ratio, self.overlap), 1 / self.overlap))
 
     def _corrections(self, nodes: IntArray, slots: IntArray) -> FloatArray:
@@ -202,11 +173,11 @@ class SpeedModel:
             return 1.0
         nearest = min(alike, key=lambda size: (abs(math.log(size[1] / slots)), size))
         off = self.correction[nearest]
-        return off if off > SLOWER else 1.0
+        return off if off > MIN_MISFIT else 1.0
 
 
 def statistical_efficiency(batch: FloatArray, first_batch: float, noise_scale: float) -> FloatArray:
-    """Progress per sample, relative to the job's first batch.
+    """Return the progress per sample, relative to the job's first batch.
 
     (phi + m0) / (phi + m), with the gradient noise scale phi (McCandlish et al. 2018; Pollux
     eq. 7).

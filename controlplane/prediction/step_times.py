@@ -1,7 +1,4 @@
-"""How long a step of a fixed batch takes on so many slots: Optimus' all-reduce form.
-
-How long steps took: smoothed means, and whether a model of them is out of date.
-"""
+"""Step times: a model for fixed batches (Optimus' form for all-reduce), and smoothed means."""
 
 from __future__ import annotations
 
@@ -14,16 +11,14 @@ from scipy.optimize import nnls
 
 from controlplane.prediction import FloatArray, IntArray
 
-SPEED_UP: Final = 0.9  # r^0.9 on r slots, until it was measured
-PRIOR_WEIGHT: Final = (
-    0.1  # weight of that, in samples, at each size below; falls as sizes are measured
-)
-PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # slots
+SPEED_UP: Final = 0.9  # exponent: r^0.9 on r slots until measured
+PRIOR_WEIGHT: Final = 0.1  # of the prior, in samples per size below; falls with measured sizes
+PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # sizes of the prior
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The mean time of a step that was measured at one size."""
+    """Mean step time measured at one size."""
 
     slots: int
     batch: int  # global, samples per step
@@ -35,32 +30,24 @@ class StepModel:
     """step = a B / w + b + c (w - 1) / w + d w, for a global batch B on w slots.
 
     Optimus eq. 3 for parameter servers, with the terms of a ring instead of those of servers:
-    computing, what is done once, the bytes that a ring moves, and its hops.
+    computation, fixed work, the bytes that a ring moves, and its hops.
     """
 
     coefficients: tuple[float, float, float, float]
 
     def step_s(self, slots: int, batch: int) -> float:
-        """Seconds of a step.
-
-        Args:
-            slots: w.
-            batch: B, global, samples per step.
-        """
+        """Return the seconds of a step of a global batch."""
         terms = _terms(slots, batch)
         return sum(c * term for c, term in zip(self.coefficients, terms, strict=True))
 
 
 def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> FloatArray:
-    """Seconds of a step of several models at several sizes.
+    """Return the step times of several models at several sizes, shape (M, S), seconds.
 
     Args:
         coefficients: of `StepModel`, shape (M, 4).
         slots: w, shape (S,) or (M, S).
         batches: B, global, samples per step, shape (M, 1).
-
-    Returns:
-        Shape (M, S).
     """
     a, b, c, d = coefficients.T[:, :, None]
     steps_s: FloatArray = a * batches / slots + b + c * (slots - 1) / slots + d * slots
@@ -68,16 +55,13 @@ def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> Fl
 
 
 def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -> StepModel:
-    """The model that explains `samples` best: relative least squares, nothing below 0.
+    """Return the model closest to `samples`: relative least squares, no coefficient below 0.
 
-    Few sizes do not tell four coefficients, so that a speed-up of r^0.9 from what was measured is
-    believed with little weight, the less the more sizes there are.
-
-    Args:
-        batch: of the job that it is for; what is believed is believed for it.
-        alone_s: seconds of its step on one slot, if there are no samples.
+    Few sizes do not determine four coefficients. Therefore a speed-up of r^0.9 over the measured
+    sizes is a prior for `batch`, whose weight falls with the number of sizes. Without samples,
+    `alone_s` is the step on one slot.
     """
-    if samples:  # per sample of a batch: what a single slot would take
+    if samples:  # scaled to one slot and to `batch`
         alone = [s.step_s * s.slots**SPEED_UP * batch / s.batch for s in samples]
         alone_s = float(np.exp(np.mean(np.log(alone))))
     priors = [StepSample(w, batch, alone_s / w**SPEED_UP) for w in PRIOR_SLOTS]
@@ -98,23 +82,23 @@ def _terms(slots: int, batch: int) -> tuple[float, float, float, float]:
 Size = tuple[int, int, int]  # nodes, slots, local batch
 K = TypeVar("K", bound=Hashable)
 
-SMOOTHING: Final = 0.3  # weight of the newest of several measurements at one size; a judgement
-DRIFT: Final = 0.15  # relative change of a mean that makes the model be fitted again; a judgement
-FULL_WEIGHT: Final = 10.0  # measurements after which one size counts no more
+SMOOTHING: Final = 0.3  # weight of the newest measurement at a size; a judgement
+DRIFT: Final = 0.15  # relative change of a mean that triggers a new fit; a judgement
+FULL_WEIGHT: Final = 10.0  # limit of the weight of a size, in measurements
 
 
 @dataclass(slots=True)
 class MeanStepTime:
-    """The mean of what was measured at one size."""
+    """Mean of the measurements at one size."""
 
     step_s: float
     fitted: float  # its value when the model was last fitted
-    weight: float = 1.0  # measurements that it stands for
-    sync_share: float | None = None  # of its seconds, in the reduction; None: never told
+    weight: float = 1.0  # number of measurements
+    sync_share: float | None = None  # share of the step in the reduction; None: never reported
     fitted_share: float | None = None  # its value when the model was last fitted
 
     def drifted(self) -> bool:
-        """Whether a model of it is out of date."""
+        """True if a model of the mean is out of date."""
         if abs(self.step_s / self.fitted - 1.0) > DRIFT:
             return True
         if self.sync_share is None or self.fitted_share is None:
@@ -124,22 +108,20 @@ class MeanStepTime:
 
 @dataclass(slots=True)
 class StepTimes(Generic[K]):
-    """Smoothed means, by whatever the time of a step depends on; for `Size` see above."""
+    """Smoothed mean step times by key, such as `Size`."""
 
-    kept: int | None = None  # that are remembered, the latest of them; None: all
+    kept: int | None = None  # number of latest means; None: all
     means: dict[K, MeanStepTime] = field(default_factory=dict)
 
     def add(self, key: K, step_s: float, sync_share: float | None = None) -> bool:
-        """One more measurement.
+        """Add a measurement; return True if a model should be fitted again.
+
+        That is the case for a size without measurements, or a mean that has drifted since the last
+        fit.
 
         Args:
-            key: where it was measured.
             step_s: seconds of a step, above 0.
-            sync_share: of these, in the reduction, 0 to 1; None: not told.
-
-        Returns:
-            Whether it tells a model something new: a size that was never measured, or a mean that
-            has drifted since the model was fitted.
+            sync_share: share of the step in the reduction, 0 to 1; None: not reported.
         """
         mean = self.means.get(key)
         if mean is None:
@@ -155,6 +137,6 @@ class StepTimes(Generic[K]):
         return mean.drifted()
 
     def mark_fitted(self) -> None:
-        """A model was fitted to the means as they are."""
+        """Record that a model was fitted to the current means."""
         for mean in self.means.values():
             mean.fitted, mean.fitted_share = mean.step_s, mean.sync_share

@@ -1,19 +1,17 @@
-"""How long a step takes on so many slots: a form per job family, fitted to what was seen.
+"""Step time on r slots of n nodes: a closed form per job family, fitted to measurements.
 
-The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11): computing is linear in the local
-batch, talking is linear in the slots, differently within a node and across nodes, and both overlap
-by a power mean. Pollux takes what was not measured yet to cost nothing, so that jobs explore. Here
-priors stand in for it, weak enough that a few measurements outweigh them: computing has a part
-that does not depend on the batch, each further slot adds a little, and talk across nodes costs
-twice that within one. What remains wrong at a size that was measured is made good there.
+The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11): computation is linear in the local
+batch, communication is linear in the slots, differently within a node and across nodes, and both
+overlap by a power mean. Pollux assumes that unmeasured parts cost nothing, so that jobs explore.
+Here they have priors, weak enough that a few measurements outweigh them: computation has a part
+that does not depend on the batch, each further slot adds a little, and communication across nodes
+costs twice that within one. The remaining error at a measured size is corrected there.
 
-All coefficients of a speed model together, with priors about what was not measured.
-
-A speed model in closed form, where workers tell how long they wait for reductions.
-
-Computing and network are fitted each to its own times. What a worker waits for is not the network
-but what is left of it beside computing; how much was hidden depends on the overlap g. So the
-network is solved for at each g of a grid, and the g that explains whole passes best is taken.
+There are two fits. `fit_by_search` finds all coefficients together, with the priors.
+`fit_separately` is in closed form and requires that workers report their waits for reductions:
+computation and network are each fitted to their own times. A wait is not the time of the network
+but the part of it that computation does not hide, which depends on the overlap g. So the network is
+solved for at each g of a grid, and the g that explains whole passes best is taken.
 """
 
 from __future__ import annotations
@@ -35,44 +33,41 @@ from controlplane.prediction.speed_model import (
     SpeedModel,
 )
 
-HOP_SHARE: Final = 0.05  # of the cost of two slots that each further one adds, until seen
-TINY: Final = 1e-3  # share of a step below which a coefficient does not begin
-FAR_TALK: Final = 2.0  # times what it costs within a node, until seen
-TALK_SHARE: Final = 0.1  # of a step, until seen
-USUAL_OVERLAP: Final = 1.5  # g, until seen
-LEAST_OVERLAP: Final = 1.0  # g of no overlap at all (Pollux eq. 11)
-WIDTH: Final = 9.0  # of the range of g, which ends at 10 as in Pollux
-LEAST_SHARE: Final = 0.01  # of that range, from its ends, where a search begins
-MOST_LOGARITHM: Final = 60.0  # of a coefficient: exp(60) is far beyond any measurement
-MOST_TRIES: Final = 100  # evaluations of a fit; some 15 are usual
+HOP_SHARE: Final = 0.05  # prior cost of each further slot, relative to that of two slots
+TINY: Final = 1e-3  # smallest start of a coefficient, share of a step
+FAR_TALK: Final = 2.0  # prior cost of communication across nodes, relative to within a node
+TALK_SHARE: Final = 0.1  # prior share of communication in a step
+USUAL_OVERLAP: Final = 1.5  # prior of g
+MIN_OVERLAP: Final = 1.0  # g without overlap (Pollux eq. 11)
+WIDTH: Final = 9.0  # width of the range of g, which ends at 10 as in Pollux
+MIN_START_SHARE: Final = 0.01  # minimum distance of a start from the ends of that range, relative
+MAX_LOGARITHM: Final = 60.0  # limit of a coefficient: exp(60) is beyond any measurement
+MAX_EVALUATIONS: Final = 100  # evaluations of a fit; usually about 15
 
 # Priors, a row each: factors of the x of (a, b, c, d, far c, far d, g).
 PRIORS: Final = np.array([
     [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # a over b: a is 0.3 of a step at the middle batch
     [0.0, 0.0, -1.0, 1.0, 0.0, 0.0, 0.0],  # d over c: a further slot adds a small share
     [0.0, 0.0, 0.0, 0.0, -1.0, 1.0, 0.0],  # the same across nodes
-    [0.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0],  # talk across nodes costs twice that within one
-    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0],  # computing and talking overlap by half
-    [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # samples take most of a step
-    [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],  # talk takes a tenth
+    [0.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0],  # communication across nodes costs twice that within one
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0],  # computation and communication overlap by half
+    [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # the part that depends on the batch takes most of a step
+    [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],  # communication takes a tenth
 ])  # fmt: skip
 TRUST: Final = np.array([0.2, 0.2, 0.2, 0.2, 0.1, 0.05, 0.05])  # roots of weights, in samples
 
 
-def refined(samples: Sequence[Sample], before: SpeedModel | None = None) -> SpeedModel:
-    """The model of the least squares of logarithms (Levenberg-Marquardt), without corrections.
+def fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) -> SpeedModel:
+    """Return the model of least squares of logarithms (Levenberg-Marquardt), without corrections.
 
-    Pollux minimises the same error (section 4.1), without priors. All coefficients together: taken
-    one after the other, a few per cent of computing at large batches end up in the network.
-
-    Args:
-        samples: of one family, some of them of several slots; all finite and above 0.
-        before: where the search begins; None: at what is believed before anything was measured.
+    Pollux minimises the same error (section 4.1), without priors. All coefficients are fitted
+    together: one after the other, a few per cent of computation at large batches would count as
+    network. Some samples are on several slots; the search starts at `before` or the priors.
     """
     fitted = _Fitted(samples)
-    begin = fitted.prior_mean if before is None else fitted.place_of(before)
+    begin = fitted.prior_mean if before is None else fitted.x_of(before)
     found = least_squares(
-        fitted.residuals, begin, jac=fitted.jacobian, method="lm", max_nfev=MOST_TRIES
+        fitted.residuals, begin, jac=fitted.jacobian, method="lm", max_nfev=MAX_EVALUATIONS
     )
     return fitted.model(found.x)
 
@@ -80,8 +75,8 @@ def refined(samples: Sequence[Sample], before: SpeedModel | None = None) -> Spee
 class _Fitted:
     """A fit in seven numbers x: logarithms of a, b, of c, d within a node, and of c, d across.
 
-    The last one is the logit of g's place between 1 and 10: g stays there without an edge that
-    would stop the search, also of the others.
+    The last one is the logit of g's position between 1 and 10. So g stays in this range without a
+    boundary that would stop the search, also for the other numbers.
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
@@ -97,38 +92,38 @@ class _Fitted:
         self._weight = np.sqrt([s.weight for s in samples])
         middle = self._middle = float(np.exp(np.mean(self._seen)))
         batch = self._batch = float(np.exp(np.mean(np.log(self._local))))
-        self._hoped = np.log([
+        self._prior_targets = np.log([
             FIXED_SHARE / (1.0 - FIXED_SHARE) * batch, HOP_SHARE, HOP_SHARE, FAR_TALK,
             1.0, (1.0 - FIXED_SHARE) * middle / batch, TALK_SHARE * middle,
         ])  # fmt: skip
-        self._hoped[4] = place_of(USUAL_OVERLAP)
-        self.prior_mean: FloatArray = np.linalg.solve(PRIORS, self._hoped)
+        self._prior_targets[4] = x_of(USUAL_OVERLAP)
+        self.prior_mean: FloatArray = np.linalg.solve(PRIORS, self._prior_targets)
 
-    def place_of(self, model: SpeedModel) -> FloatArray:
-        """The x of a model, but nowhere too far down for a coefficient to grow again."""
+    def x_of(self, model: SpeedModel) -> FloatArray:
+        """Return the x of a model, with coefficients large enough to grow again."""
         middle, batch = self._middle, self._batch
         a, b = (max(each, TINY * middle) for each in (model.compute[0], model.compute[1] * batch))
         near = model.near or model.far or (TALK_SHARE * middle, 0.0)
         far = model.far or (near[0] * FAR_TALK, 0.0)
         c, e = max(near[0], 0.01 * middle), max(far[0], 0.01 * middle)
         d, f = max(near[1], HOP_SHARE * c), max(far[1], HOP_SHARE * e)
-        return np.append(np.log([a, b / batch, c, d, e, f]), place_of(model.overlap))
+        return np.append(np.log([a, b / batch, c, d, e, f]), x_of(model.overlap))
 
     def residuals(self, x: FloatArray) -> FloatArray:
-        """What the model says over what was seen, in logarithms; then what priors are off by."""
-        said = self._said(x)[0]
-        off = TRUST * (PRIORS @ x - self._hoped)
-        return np.append(self._weight * (said - self._seen), off)
+        """Return logarithms of predicted over measured times, then deviations from the priors."""
+        predicted = self._predicted(x)[0]
+        off = TRUST * (PRIORS @ x - self._prior_targets)
+        return np.append(self._weight * (predicted - self._seen), off)
 
     def jacobian(self, x: FloatArray) -> FloatArray:
         """Derivatives of `residuals`, shape (samples + priors, 7)."""
         a, b, c, d, e, f, _ = _values(x)
-        said, log_compute, log_talk, g = self._said(x)
-        talks = np.exp(g * (log_talk - said))  # share of talking in the power mean; 0 on one slot
+        predicted, log_compute, log_talk, g = self._predicted(x)
+        talks = np.exp(g * (log_talk - predicted))  # its share of the power mean; 0 on one slot
         of_compute = (1.0 - talks) * np.exp(-log_compute)
         log_talk = np.where(self._several, log_talk, 0.0)
         of_talk = talks * np.exp(-log_talk)
-        of_g = (1.0 - talks) * log_compute + talks * log_talk - said
+        of_g = (1.0 - talks) * log_compute + talks * log_talk - predicted
         columns = np.column_stack([
             of_compute * a,
             of_compute * b * self._local,
@@ -140,8 +135,8 @@ class _Fitted:
         ])  # fmt: skip
         return np.vstack([self._weight[:, None] * columns, TRUST[:, None] * PRIORS])
 
-    def _said(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, float]:
-        """Logarithms of step, computing and talking, shape (S,); and g."""
+    def _predicted(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, float]:
+        """Return logarithms of step, computation and communication, shape (S,); and g."""
         a, b, c, d, e, f, g = _values(x)
         talk = self._near * (c + d * self._further) + self._far * (e + f * self._further)
         log_compute = np.log(a + b * self._local)
@@ -150,9 +145,9 @@ class _Fitted:
         return np.logaddexp(g * log_compute, g * log_talk) / g, log_compute, log_talk, g
 
     def model(self, x: FloatArray) -> SpeedModel:
-        """What `x` stands for.
+        """Return the model of `x`.
 
-        Where only one kind of network was seen, several nodes are believed to be no faster.
+        If only one kind of network was measured, several nodes are assumed to be no faster.
         """
         a, b, c, d, e, f, g = _values(x)
         near, far = (c, d), (e, f)
@@ -164,53 +159,44 @@ class _Fitted:
 
 
 def _values(x: FloatArray) -> list[float]:
-    """A, b, c, d, far c, far d in seconds; g."""
-    found: list[float] = np.exp(np.clip(x, -MOST_LOGARITHM, MOST_LOGARITHM)).tolist()
-    found[6] = LEAST_OVERLAP + WIDTH * found[6] / (1.0 + found[6])
+    """Return a, b, c, d, far c, far d in seconds; g."""
+    found: list[float] = np.exp(np.clip(x, -MAX_LOGARITHM, MAX_LOGARITHM)).tolist()
+    found[6] = MIN_OVERLAP + WIDTH * found[6] / (1.0 + found[6])
     return found
 
 
-def place_of(overlap: float) -> float:
-    """The x of a g; one at its limit begins a little inside, where it can still move.
-
-    Args:
-        overlap: g, 1 to 10.
-    """
-    share = (overlap - LEAST_OVERLAP) / WIDTH
-    share = min(max(share, LEAST_SHARE), 1.0 - LEAST_SHARE)
+def x_of(overlap: float) -> float:
+    """Return the x of a g (1 to 10), moved a little inside at its limits, where it can change."""
+    share = (overlap - MIN_OVERLAP) / WIDTH
+    share = min(max(share, MIN_START_SHARE), 1.0 - MIN_START_SHARE)
     return float(np.log(share / (1.0 - share)))
 
 
 def _overlap_slope(g: float) -> float:
-    """Of g by its x."""
-    return (g - LEAST_OVERLAP) * (LEAST_OVERLAP + WIDTH - g) / WIDTH / g
+    return (g - MIN_OVERLAP) * (MIN_OVERLAP + WIDTH - g) / WIDTH / g
 
 
-FAR_TIMES: Final = 1.1  # the network within a node, across nodes, until seen: so that jobs try
-FURTHER_SHARE: Final = 0.01  # of the cost of two slots that each further one adds, until seen
-FIXED_TRUST: Final = 0.1  # weight of the prior in `FIXED_SHARE`, in samples
-HOP_TRUST: Final = 0.04  # of that in `FURTHER_SHARE`; decides only until two sizes were seen
-LEAST_COMPUTE: Final = 0.01  # share of a pass: nobody waits all the time
-LEAST_WAIT: Final = 1e-3  # share of a pass: a reduction that is hidden is not free
+FAR_TIMES: Final = 1.1  # prior cost across nodes, relative to within a node; low, so that jobs try
+FURTHER_SHARE: Final = 0.01  # prior cost of each further slot, relative to that of two slots
+FIXED_TRUST: Final = 0.1  # weight of the prior `FIXED_SHARE`, in samples
+HOP_TRUST: Final = 0.04  # weight of `FURTHER_SHARE`; matters until two sizes are measured
+MIN_COMPUTE_SHARE: Final = 0.01  # smallest share of a pass: no worker only waits
+MIN_WAIT_SHARE: Final = 1e-3  # smallest share of a pass: a hidden reduction is not free
 OVERLAPS: Final = np.array([1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.2, 4.5, 7.0, 10.0])
 OVERLAP_COST: Final = (
-    TRUST[4] * (np.array([place_of(g) for g in OVERLAPS]) - place_of(USUAL_OVERLAP))
+    TRUST[4] * (np.array([x_of(g) for g in OVERLAPS]) - x_of(USUAL_OVERLAP))
 ) ** 2
 
 
 def can_separate(samples: Sequence[Sample]) -> bool:
-    """Whether every measurement on several slots tells what of it was a reduction."""
+    """True if every measurement on several slots includes its time in the reduction."""
     return all(sample.sync_s is not None for sample in samples if sample.slots > 1)
 
 
-def separated(samples: Sequence[Sample]) -> SpeedModel:
-    """Computing and network each by non-negative least squares of relative errors.
+def fit_separately(samples: Sequence[Sample]) -> SpeedModel:
+    """Fit computation and network each by non-negative least squares of relative errors.
 
-    Args:
-        samples: of one family, some of them of several slots, and these with `sync_s`.
-
-    Returns:
-        Without corrections.
+    Some samples are on several slots, and these have `sync_s`. The model has no corrections.
     """
     steps = _Steps.of(samples)
     compute = computing(steps.compute_s, steps.local, steps.weight)
@@ -223,7 +209,7 @@ def separated(samples: Sequence[Sample]) -> SpeedModel:
     elif near is None and far is not None:
         near = far / FAR_TIMES
     elif near is None or far is None:
-        raise ValueError("no sample is of several slots")
+        raise ValueError("no sample is on several slots")
     best = reduced.best(near, far)
     return SpeedModel(
         compute=compute,
@@ -235,12 +221,9 @@ def separated(samples: Sequence[Sample]) -> SpeedModel:
 
 
 def computing(time: FloatArray, batch: FloatArray, weight: FloatArray) -> tuple[float, float]:
-    """A and b of computing, by relative least squares with both at least 0.
+    """Return a and b of computation, by relative least squares with both at least 0.
 
-    Args:
-        time: seconds of a pass without its reduction, shape (S,), above 0.
-        batch: samples of each, shape (S,).
-        weight: measurements that each stands for, shape (S,).
+    `time` are seconds of a pass without its reduction, above 0; all shapes are (S,).
     """
     root = np.sqrt(weight)
     middle = float(np.exp(np.mean(np.log(time))))
@@ -266,23 +249,22 @@ class _Steps(NamedTuple):
         nodes, slots, local, pass_s, sync_s, weight = np.array([
             (s.nodes, s.slots, s.local_batch, s.step_s, s.sync_s or 0.0, s.weight) for s in samples
         ], dtype=np.float64).T  # fmt: skip
-        sync_s = np.where(slots > 1, np.maximum(sync_s, LEAST_WAIT * pass_s), 0.0)
-        compute_s = np.maximum(pass_s - sync_s, LEAST_COMPUTE * pass_s)
+        sync_s = np.where(slots > 1, np.maximum(sync_s, MIN_WAIT_SHARE * pass_s), 0.0)
+        compute_s = np.maximum(pass_s - sync_s, MIN_COMPUTE_SHARE * pass_s)
         return cls(nodes, slots, local, pass_s, compute_s, weight)
 
 
 class _Reduced:
-    """The networks that explain the times of reductions, one for each of `OVERLAPS` (G)."""
+    """Networks that explain the times of reductions, one for each of `OVERLAPS` (G)."""
 
     def __init__(self, steps: _Steps, compute_s: FloatArray) -> None:
-        """Take measurements, and what is believed of their computing, seconds, shape (S,)."""
         self._steps, self._compute_s = steps, compute_s
         left = (steps.compute_s / steps.pass_s)[:, None]
         shares = np.power(np.maximum(1.0 - np.power(left, OVERLAPS), 0.0), 1.0 / OVERLAPS)
-        self._shares: FloatArray = shares  # of a pass, that the network takes; (S, G)
+        self._shares: FloatArray = shares  # share of the network in a pass, (S, G)
 
     def network(self, chosen: BoolArray) -> FloatArray | None:
-        """C and d, shape (2, G), of the chosen measurements, shape (S,); None: there are none."""
+        """Return c and d of the chosen measurements, shape (2, G); None if there are none."""
         if not chosen.any():
             return None
         steps = self._steps
@@ -295,7 +277,7 @@ class _Reduced:
         return _non_negative(np.vstack([matrix, prior]), targets)
 
     def best(self, near: FloatArray, far: FloatArray) -> int:
-        """Place in `OVERLAPS` of the least squares of logarithms of whole passes."""
+        """Return the index in `OVERLAPS` of the least squares of logarithms of whole passes."""
         steps = self._steps
         several, further = steps.slots > 1, np.maximum(steps.slots - 2.0, 0.0)[:, None]
         talk = np.where(
@@ -303,8 +285,8 @@ class _Reduced:
         )
         longer = np.maximum(self._compute_s[:, None], talk)
         ratio = np.minimum(self._compute_s[:, None], talk) / longer
-        said = longer * np.power(1.0 + np.power(ratio, OVERLAPS), 1.0 / OVERLAPS)
-        off = np.log(said[several] / steps.pass_s[several, None])
+        predicted = longer * np.power(1.0 + np.power(ratio, OVERLAPS), 1.0 / OVERLAPS)
+        off = np.log(predicted[several] / steps.pass_s[several, None])
         return int((steps.weight[several] @ off**2 + OVERLAP_COST).argmin())
 
 
@@ -314,7 +296,7 @@ def _non_negative(matrix: FloatArray, targets: FloatArray) -> FloatArray:
     wrong = (free < 0.0).any(axis=0)
     if not wrong.any():
         return np.asarray(free)
-    options = np.zeros((3, 2, targets.shape[1]))  # neither of them, one, the other
+    options = np.zeros((3, 2, targets.shape[1]))  # neither unknown, the first, the second
     for column in range(2):
         only = matrix[:, column]
         size = float(only @ only)
@@ -327,8 +309,11 @@ def _non_negative(matrix: FloatArray, targets: FloatArray) -> FloatArray:
 
 __all__ = ["Sample", "SpeedModel", "fit"]
 
-LEAST, MOST = 1e-12, 1e12  # of seconds and of samples: whatever lies beyond was not measured
-NO_STEP_S: Final = 1e-300  # keeps a logarithm finite
+MIN_MEASURED, MAX_MEASURED = (
+    1e-12,
+    1e12,
+)  # of seconds and of samples; values outside are not measurements
+MIN_STEP_S: Final = 1e-300  # keeps a logarithm finite
 
 
 def fit(
@@ -337,64 +322,61 @@ def fit(
     before: SpeedModel | None = None,
     scaling: Scaling = PRIOR_SCALING,
 ) -> SpeedModel:
-    """The model that explains `samples` best; without any, a prior in relative time.
+    """Return the model closest to `samples`; without any, a prior in relative time.
 
     Args:
-        samples: of one family; those that nobody can have measured (nan, 0 seconds) do not count.
-            Where all that are of several slots tell their reductions, computing and network are
-            fitted apart (`reduction_fit`), else together (`throughput_fit`).
+        samples: of one family; implausible ones (nan, 0 seconds) are ignored. If all those on
+            several slots have `sync_s`, the model is `fit_separately`, else `fit_by_search`.
         first_batch: a usual batch of one slot, for the prior.
-        before: fitted to fewer samples of this family; the search begins there, which is faster,
-            and comes to the same.
-        scaling: what is believed of the speed-up until several slots were seen.
+        before: model of fewer samples of this family; starting there is faster and has the same
+            result.
+        scaling: prior of the speed-up until several slots were measured.
     """
-    samples = [_told(sample) for sample in samples if _sane(sample)]
+    samples = [_without_implausible_wait(sample) for sample in samples if _is_plausible(sample)]
     if not samples:
         each = (1.0 - FIXED_SHARE) / max(first_batch, 1)
         return SpeedModel(compute=(FIXED_SHARE, each), scaling=scaling)
     if all(sample.slots == 1 for sample in samples):
         best = SpeedModel(compute=_computing(samples), known=True, scaling=scaling)
     elif can_separate(samples):
-        best = separated(samples)
+        best = fit_separately(samples)
     else:
-        best = refined(samples, before if before is not None and before.known else None)
+        best = fit_by_search(samples, before if before is not None and before.known else None)
     return _corrected(best, samples)
 
 
-def _sane(sample: Sample) -> bool:
+def _is_plausible(sample: Sample) -> bool:
     return (
-        LEAST <= sample.step_s <= MOST
-        and LEAST <= sample.local_batch <= MOST
+        MIN_MEASURED <= sample.step_s <= MAX_MEASURED
+        and MIN_MEASURED <= sample.local_batch <= MAX_MEASURED
         and 0.0 <= sample.weight < math.inf
     )
 
 
-def _told(sample: Sample) -> Sample:
-    """As it is, but for a wait that nobody can have had."""
+def _without_implausible_wait(sample: Sample) -> Sample:
     if sample.sync_s is None or 0.0 <= sample.sync_s <= sample.step_s:
         return sample
     return replace(sample, sync_s=None)
 
 
 def _computing(samples: Sequence[Sample]) -> tuple[float, float]:
-    """A and b of steps on one slot, all of which is computing."""
     steps = ((sample.step_s, sample.local_batch, sample.weight) for sample in samples)
     return computing(*np.array(list(steps)).T)
 
 
 def _residuals(model: SpeedModel, samples: Sequence[Sample]) -> FloatArray:
-    """Logarithms of what was measured over what the model says, shape (S,)."""
+    """Return logarithms of measured over predicted times, shape (S,)."""
     seen = np.array([sample.step_s for sample in samples])
-    said = model.step_s(
+    predicted = model.step_s(
         np.array([sample.nodes for sample in samples]),
         np.array([sample.slots for sample in samples]),
         np.array([sample.local_batch for sample in samples]),
     )
-    return np.asarray(np.log(seen) - np.log(np.maximum(said, NO_STEP_S)))
+    return np.asarray(np.log(seen) - np.log(np.maximum(predicted, MIN_STEP_S)))
 
 
 def _corrected(model: SpeedModel, samples: Sequence[Sample]) -> SpeedModel:
-    """The mean of what the model is wrong by at each size that was seen."""
+    """Return the model with the mean error at each measured size as its correction."""
     residuals = _residuals(model, samples)
     at: dict[tuple[int, int], list[float]] = {}
     for sample, residual in zip(samples, residuals, strict=True):

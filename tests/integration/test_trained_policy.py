@@ -70,7 +70,7 @@ def test_a_model_that_breaks_stops_no_cluster_but_no_controller_starts_with_it(
 
     cluster.down()
     refused = cluster.ones("local", "up", "--dir", str(cluster.home))
-    said = f"policy.options.model: {model}: no whole model file; leave it out for the model"
+    said = f"policy.options.model: {model}: not a complete model file; leave it out for the model"
 
     assert codes == [0, 0]
     assert why["code"] == "fill"

@@ -1,1 +1,1 @@
-"""Schedulers to compare with, each in the words of its paper."""
+"""Baseline schedulers, each after its paper."""

@@ -1,4 +1,4 @@
-"""Equal shares: as many slots for everybody, as far as each can use them."""
+"""Equal shares: the same number of slots for every job, as far as each can use them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import msgspec
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
 from controlplane.policy.options import refuse_below
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
-from controlplane.policy.placement.placers import PlacerName, placer_of
-from controlplane.policy.placement.shares import Turns, shares
+from controlplane.policy.placement.placers import PlacerName, make_placer
+from controlplane.policy.placement.shares import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import compose_plan, partition_of, slots_in_words
 from schemas.ids import Seconds
 
@@ -16,45 +16,40 @@ from schemas.ids import Seconds
 class FairOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `fair`, table `[policy.options]` of the controller's settings."""
 
-    quantum_s: float = 0.0  # run in turns of so long if not all fit; 0: the oldest run to the end
+    quantum_s: float = 0.0  # length of turns if not all jobs fit; 0: the oldest run to the end
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the range."""
         refuse_below(self, {"quantum_s": 0.0})
 
 
 class Fair(ImmediatePolicy):
-    """Max-min fair shares of slots, all of them used; the batch stays that of the user.
+    """Max-min fair shares of all slots; batches stay those of the users.
 
-    Every job gets its least, then the smallest shares are raised together. Slots that are left
+    Every job gets its minimum, then the smallest shares are raised together. Slots that are left
     over go to jobs that have them already, then to the oldest.
 
-    If not all can have their least, the oldest have it: each waits only for older ones to end.
-    With `quantum_s` they take turns: one that ran so long goes behind those that wait, so that
-    nobody starves even if others never end.
+    If not all jobs can have their minimum, the oldest have it: each waits only for older ones to
+    end. With `quantum_s` they take turns: a job that ran this long goes behind the waiting ones, so
+    that no job starves even if others never end.
     """
 
     def __init__(self, options: FairOptions | None = None) -> None:
-        """Begin with no job known.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or FairOptions()
-        self._placer = placer_of(self.options.placer, self.options.moves)
-        self._turns = Turns(self.options.quantum_s)
+        self._placer = make_placer(self.options.placer, self.options.moves)
+        self._round_robin = RoundRobin(self.options.quantum_s)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Let the placer learn."""
+        """Pass the event to the placer."""
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Share out what there is."""
+        """Share out the slots."""
         partition = partition_of(view, now)
-        self._turns.follow(view, now)
-        sizes = shares(self._turns.line(partition), partition)
+        self._round_robin.follow(view, now)
+        sizes = shares(self._round_robin.queue(partition), partition)
         placed = self._placer.place(partition, sizes)
 
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
@@ -70,5 +65,5 @@ class Fair(ImmediatePolicy):
             with_user_batches(partition, placed),
             why,
             restart=self._placer.restarts(partition, placed),
-            wake_at=self._turns.next_at(partition, sizes),
+            wake_at=self._round_robin.next_at(partition, sizes),
         )

@@ -6,7 +6,7 @@ import msgspec
 
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent, Reason
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.slot_partition import Partition, too_large
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
@@ -18,23 +18,18 @@ class FifoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Fifo(ImmediatePolicy):
-    """Give each waiting job its wanted slots in order of arrival; never move a running job.
+    """Gives each waiting job its wanted slots in order of arrival; never moves a running job.
 
-    A job at the head of the line that does not fit holds back those behind it, so nothing
-    starves; one that can never fit is passed over.
+    A job at the head of the queue that does not fit holds back those behind it, so no job starves;
+    a job that can never fit is passed over.
     """
 
     def __init__(self, options: FifoOptions | None = None) -> None:
-        """Begin with no job known.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or FifoOptions()
-        self._placer = placer_of(self.options.placer)
+        self._placer = make_placer(self.options.placer)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Let the placer learn."""
+        """Pass the event to the placer."""
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
@@ -46,7 +41,7 @@ class Fifo(ImmediatePolicy):
         sizes: dict[JobId, int] = {}
         reasons: dict[JobId, Reason] = {}
         wake_at: Seconds | None = None
-        ahead = 0  # jobs that wait in front
+        ahead = 0  # waiting jobs before this one
         for job in waiting:
             useful = min(len(view.slots), job.batch_size)  # a slot without a sample is wasted
             size = min(job.wanted, max(job.least, useful))
@@ -69,8 +64,8 @@ class Fifo(ImmediatePolicy):
 
 
 def _free_now(view: ClusterView, now: Seconds) -> Partition:
-    """The slots that nobody is on: a gang waits until all of it is free, and nobody moves."""
-    # A job that changes may count on a slot whose process is gone already.
+    """Return the partition of the free slots: a gang waits until all its slots are free."""
+    # A job that is changing may still need a slot whose process has exited.
     held = {slot for job in view.jobs.values() if not job.movable for slot in job.running_on}
     free: dict[NodeId, list[SlotId]] = {slot.node: [] for slot in view.slots}
     for slot in view.slots:

@@ -1,4 +1,4 @@
-"""Gittins index: who is likely to be done soon, by how much service others took in all."""
+"""Gittins index: jobs that probably end soon come first, by the service of jobs that ended."""
 
 from __future__ import annotations
 
@@ -19,52 +19,43 @@ from controlplane.policy.api import (
     PolicyEvent,
 )
 from controlplane.policy.options import refuse_below
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.shares import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 
-CLOSE: Final = 1e-6  # slot seconds before the end of a quantum that count as its end
+TOLERANCE: Final = 1e-6  # tolerance at the end of a quantum, slot seconds
 
 
 class GittinsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `gittins`, table `[policy.options]` of the controller's settings."""
 
-    quantum: float = 3250.0  # slot seconds, after which a job's rank is looked at again
-    history: int = 1000  # jobs that ended last, whose service is remembered
-    least_history: int = 5  # of them, before which least attained service decides
+    quantum: float = 3250.0  # slot seconds after which a job's rank is updated
+    history: int = 1000  # remembered jobs, those that ended last
+    least_history: int = 5  # with fewer of them, least attained service decides
     placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the ranges."""
         refuse_below(self, {"quantum": 1.0, "history": 1, "least_history": 1})
 
 
-class History:
-    """Service that ended jobs took in all, slot seconds."""
+class ServiceHistory:
+    """Total service of the latest `kept` jobs that ended, slot seconds."""
 
     def __init__(self, kept: int) -> None:
-        """Remember nothing yet.
-
-        Args:
-            kept: how many jobs are remembered, those that ended last.
-        """
         self._recent: deque[float] = deque()
         self._kept = kept
         self._sorted: list[float] = []
-        self._sums: list[float] = [0.0]  # of the first so many of `_sorted`
+        self._sums: list[float] = [0.0]  # prefix sums of `_sorted`
 
     @property
     def size(self) -> int:
-        """How many it remembers."""
+        """Number of remembered jobs."""
         return len(self._sorted)
 
     def add(self, service: float) -> None:
-        """One more job ended; the oldest may be forgotten.
-
-        Args:
-            service: that it took in all, slot seconds.
-        """
+        """Add the service of a job that ended, in slot seconds; forget the oldest if full."""
         if len(self._recent) == self._kept:
             self._sorted.remove(self._recent.popleft())
         self._recent.append(service)
@@ -72,15 +63,10 @@ class History:
         self._sums = [0.0, *accumulate(self._sorted)]
 
     def index(self, attained: float, quantum: float) -> float:
-        """P / E of a job that attained so much (Tiresias section 3.3).
+        """Return P / E of a job with this attained service (Tiresias section 3.3); in slot seconds.
 
-        P: the probability that it ends within the next quantum, as those did that took more than
-        `attained`. E: the service that it takes until then, at most the quantum. 0 if none of
-        them took more.
-
-        Args:
-            attained: service, slot seconds.
-            quantum: slot seconds.
+        P: the probability that the job ends within the next quantum, from the jobs that took more
+        than `attained`. E: the mean service until then, at most the quantum. 0 if no job took more.
         """
         first = bisect_right(self._sorted, attained)
         last = bisect_right(self._sorted, attained + quantum)
@@ -92,29 +78,24 @@ class History:
 class Gittins(ImmediatePolicy):
     """Pre-emptive gangs of the wanted size by Gittins index, the greatest first, with backfill.
 
-    The index is that at the beginning of a job's present quantum, so that ranks change only when
-    a quantum is over or a job ends. Among equals, and for all until a few jobs have ended, those
-    with fewer quanta of service come first, then those that came first. A long job may starve.
+    The index is that at the start of a job's current quantum, so that ranks change only when a
+    quantum is over or a job ends. Ties, and all jobs until a few have ended, are ordered by quanta
+    of service, then by arrival. A long job may starve.
     """
 
     def __init__(self, options: GittinsOptions | None = None) -> None:
-        """Begin with no job known.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or GittinsOptions()
-        self._placer = placer_of(self.options.placer)
-        self._history = History(self.options.history)
+        self._placer = make_placer(self.options.placer)
+        self._history = ServiceHistory(self.options.history)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn how much service jobs take."""
+        """Learn the service of a job that ended."""
         self._placer.observe(event, now)
         if isinstance(event, JobEnded) and event.slot_s > 0:
             self._history.add(event.slot_s)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Serve those first that are likely to be done soon, each that fits."""
+        """Serve the jobs that probably end soonest first, each that fits."""
         partition = partition_of(view, now)
         jobs = [*partition.running, *partition.waiting]
         ranks = {job.job: self._rank(job, now) for job in jobs}
@@ -127,14 +108,14 @@ class Gittins(ImmediatePolicy):
             served = job.served(now)
             numbers = {"index": -index, "served": served, "quanta": float(quanta)}
             if self._history.size < self.options.least_history:
-                return f"{served:.0f} slot seconds attained, too few jobs ended to tell", numbers
+                return f"{served:.0f} slot seconds attained, too few jobs have ended", numbers
             return f"Gittins index {-index:.3g} after {served:.0f} slot seconds", numbers
 
         pinned = {job.job: len(job.running_on) for job in partition.pinned}
         return gang_plan(partition, sizes, self._placer, why, self._next(view, sizes | pinned, now))
 
     def _rank(self, job: JobView, now: Seconds) -> tuple[float, int]:
-        """Minus the index, and quanta of service: the smallest is served first."""
+        """Return minus the index, and quanta of service; the smallest is served first."""
         quanta = self._quanta(job, now)
         if self._history.size < self.options.least_history:
             return 0.0, quanta
@@ -142,10 +123,9 @@ class Gittins(ImmediatePolicy):
         return -self._history.index(quanta * quantum, quantum), quanta
 
     def _quanta(self, job: JobView, now: Seconds) -> int:
-        return int((job.served(now) + CLOSE) // self.options.quantum)
+        return int((job.served(now) + TOLERANCE) // self.options.quantum)
 
     def _next(self, view: ClusterView, sizes: dict[JobId, int], now: Seconds) -> Seconds | None:
-        """When the first of those that run is through its quantum."""
         quantum = self.options.quantum
         ends = [
             now + ((self._quanta(job, now) + 1) * quantum - job.served(now)) / size

@@ -1,7 +1,4 @@
-"""Goodput: sizes and batches together, in the way of Pollux (Qiao et al., OSDI '21).
-
-What each size is worth to a job, and which sizes are worth most to all of them.
-"""
+"""Goodput: sizes and batches chosen together, as in Pollux (Qiao et al., OSDI '21)."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.options import GoodputOptions
-from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
 from controlplane.policy.placement.slot_partition import (
     Partition,
@@ -39,70 +36,64 @@ from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
-STARVED: Final = 1e-3  # speed-up of a job without slots: its share of a mean is finite
-PRICES: Final = 60  # halvings in the search for the price of a slot
+MIN_SPEEDUP: Final = 1e-3  # speed-up of a job without slots, so that its term in a mean is finite
+PRICE_STEPS: Final = 60  # bisection steps in the search for the price of a slot
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a job may have."""
+class JobBounds:
+    """Limits of a job's slots and batches."""
 
     first_batch: int  # global, samples per step
     batch_limit: int
     local_limit: int
-    most: int  # slots
+    most: int  # maximum slots
     widest: int  # slots of the largest node
 
 
 @dataclass(frozen=True, slots=True)
-class SizeTable:
+class GoodputTable:
     """The best batch and its goodput on 1, 2, ... slots, close together."""
 
-    batches: IntArray  # shape (N,), samples per step; 0: there is none
-    goodputs: FloatArray  # shape (N,), samples per second, each worth one at the first batch
+    batches: IntArray  # shape (N,), samples per step; 0: no valid batch
+    goodputs: FloatArray  # shape (N,), samples per second, weighted relative to the first batch
 
     @property
     def fewest(self) -> int:
-        """Slots on which it can train at all; 1 also where it cannot on any."""
+        """Smallest number of slots with a valid batch; 1 if there is none."""
         return 1 + int(np.argmax(self.goodputs > 0))
 
     @property
     def speedups(self) -> FloatArray:
-        """Goodput relative to the fewest slots, shape (N,); 0 where there is no batch."""
+        """Goodput relative to the fewest slots, shape (N,); 0 without a valid batch."""
         least = float(self.goodputs[self.fewest - 1])
         return self.goodputs / least if least else np.zeros_like(self.goodputs)
 
 
-def size_table(
-    model: SpeedModel, bounds: Bounds, noise_scale: float, per_doubling: int
-) -> SizeTable:
-    """Pollux eq. 6-8: the batch on a geometric grid that has the greatest goodput at each size."""
+def goodput_table(
+    model: SpeedModel, bounds: JobBounds, noise_scale: float, per_doubling: int
+) -> GoodputTable:
+    """Return the batch with the greatest goodput at each size, on a grid (Pollux eq. 6-8)."""
     batches = _grid(bounds.first_batch, bounds.batch_limit, per_doubling)
     slots = np.arange(1, bounds.most + 1)[:, None]
     each = goodputs(model, bounds, slots, batches[None, :], noise_scale)
     best = each.argmax(axis=1)
     value = each[np.arange(bounds.most), best]
-    return SizeTable(batches=np.where(value > 0, batches[best], 0), goodputs=value)
+    return GoodputTable(batches=np.where(value > 0, batches[best], 0), goodputs=value)
 
 
 def goodputs(
     model: SpeedModel,
-    bounds: Bounds,
+    bounds: JobBounds,
     slots: IntArray,
     batches: IntArray,
     noise_scale: float,
     *,
     nodes: int | None = None,
 ) -> FloatArray:
-    """Speed times efficiency; 0 where a batch does not go with the slots.
+    """Return effective samples/s, speed times efficiency, shape (..., B); 0 for invalid batches.
 
-    Args:
-        slots: shape (..., 1).
-        batches: shape (1, B), global, samples per step.
-        nodes: that the slots are on; None: as few as possible.
-
-    Returns:
-        Shape (..., B), samples per second, each worth one at the first batch.
+    `slots` has shape (..., 1), `batches` (1, B); `nodes` None: as few as possible.
     """
     local = np.ceil(batches / slots)
     spans = -(-slots // bounds.widest) if nodes is None else np.full_like(slots, nodes)
@@ -115,30 +106,24 @@ def goodputs(
 
 
 def utilities(speedups: FloatArray, power: float) -> FloatArray:
-    """What speed-ups add to the sum that has the same maximum as their mean of that power.
+    """Return terms whose sum has the same maximum as the power mean of the speed-ups.
 
-    Pollux eq. 17: (1/J sum s^p)^(1/p); the geometric mean for p = 0.
-
-    Args:
-        speedups: shape (...); one of nothing counts as `STARVED`.
-        power: p, at most 1.
+    Pollux eq. 17: (1/J sum s^p)^(1/p); the geometric mean for p = 0. Speed-ups below
+    `MIN_SPEEDUP` count as `MIN_SPEEDUP`.
     """
-    bounded = np.maximum(speedups, STARVED)
+    bounded = np.maximum(speedups, MIN_SPEEDUP)
     if power == 0:
         return np.log(bounded)
     return np.asarray(np.sign(power) * np.power(bounded, power))
 
 
 def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
-    """Slots of each job, so that what they are worth in all is as much as possible.
+    """Return the slots of each job that maximise the total value.
 
-    Each takes the size that is worth most to it at one price for a slot, the lowest at which
-    there are enough; what is left over then goes piece by piece to whom it is worth most. Pollux
-    searches with a genetic algorithm over whole placements; this has no chance in it, and finds
-    the best sizes but for the last few slots.
-
-    Args:
-        value: of each job the value of 0, 1, ... slots, -inf for sizes it may not have.
+    At one price per slot each job takes its most valuable size; the price is the lowest at which
+    there are enough slots. The remaining slots then go where they add most. Pollux searches whole
+    placements with a genetic algorithm; this is deterministic, and optimal except for the last few
+    slots. `value` is that of 0, 1, ... slots of each job, -inf for sizes it may not have.
     """
     if not value:
         return []
@@ -152,7 +137,7 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
         gains = (table[:, 1:] - table[:, :1]) / counts[1:]
         low, high = 0.0, 1.0 + max(0.0, float(gains.max(initial=0.0)))
         sizes = np.zeros_like(sizes)
-        for _ in range(PRICES):
+        for _ in range(PRICE_STEPS):
             price = (low + high) / 2
             asked = (table - price * counts).argmax(axis=1)
             if asked.sum() > room:
@@ -163,7 +148,7 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
 
 
 def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
-    """Give what is left over to whom it is worth most, slot for slot."""
+    """Give the remaining slots to the jobs that gain most by them."""
     left = room - sum(sizes)
     heap = [(-gain, row, more) for row in range(len(sizes))
             for gain, more in [_next_gain(table[row], sizes[row], left)]]  # fmt: skip
@@ -181,7 +166,7 @@ def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
 
 
 def _next_gain(values: FloatArray, size: int, left: int) -> tuple[float, int]:
-    """The greatest gain per slot of up to `left` further ones, and how many those are."""
+    """Return the greatest gain per slot of up to `left` further slots, and their number."""
     further = values[size + 1 : size + 1 + left]
     if not len(further):
         return 0.0, 0
@@ -191,7 +176,7 @@ def _next_gain(values: FloatArray, size: int, left: int) -> tuple[float, int]:
 
 
 def _grid(first: int, limit: int, per_doubling: int) -> IntArray:
-    """Batches from the first to the limit in equal ratios, both among them."""
+    """Return batches from the first to the limit in equal ratios, both included."""
     many = int(np.ceil(np.log2(max(limit, first) / first) * per_doubling))
     steps = np.exp2(np.arange(many) / per_doubling) * first
     return np.unique(np.append(np.floor(steps).astype(np.int64), max(limit, first)))
@@ -202,53 +187,44 @@ NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
 
 @dataclass(slots=True)
 class _JobHistory:
-    """What is remembered of an active job."""
-
-    slots: frozenset[SlotId] = frozenset()  # that it had last
-    most: int = 0  # slots that it ever had
-    changes: int = 0  # of its slots, its starts among them
+    slots: frozenset[SlotId] = frozenset()  # latest slots
+    most: int = 0  # most slots ever
+    changes: int = 0  # number of changes of slots, starts included
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the last round gave a job."""
-
     slots: int
     batch: int
-    speedup: float  # over `fewest` slots
-    fewest: int = 1  # slots on which it can train
-    packed: bool = False  # if it stays, then on fewer nodes
+    speedup: float  # relative to `fewest` slots
+    fewest: int = 1  # smallest number of slots on which it can train
+    packed: bool = False  # if its size stays, move to fewer nodes
 
 
 class Goodput(ImmediatePolicy):
-    """Maximise a mean of the jobs' speed-ups in goodput: speed times statistical efficiency.
+    """Maximises a mean of the jobs' speed-ups in goodput: speed times statistical efficiency.
 
-    Each job's speed is learnt from its own reports (`share_family`: and its relatives'), its
-    efficiency from the noise of its gradients. For every size the best batch is found; sizes are
-    then chosen for all jobs together, in rounds.
+    Each job's speed is learnt from its own reports (with `share_family` also from its family's),
+    its efficiency from the noise of its gradients. For every size the best batch is found; sizes
+    are then chosen for all jobs together, in rounds.
 
-    Departures from Pollux: sizes come from marginal worths and not from a genetic algorithm;
-    placements come from the shared placer; a new job may have its least; the batch of a job whose
-    slots stay changes only if that is worth it.
+    Departures from Pollux: sizes come from marginal values instead of a genetic algorithm;
+    placements come from the shared placer; a new job may have its minimum; the batch of a job whose
+    slots stay changes only if that gains enough.
     """
 
     def __init__(self, options: GoodputOptions | None = None) -> None:
-        """Begin with nothing learnt; the first plan begins a round.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or GoodputOptions()
-        self._placer = placer_of(self.options.placer, self.options.moves)
+        self._placer = make_placer(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s, self.options.age_share)
         self._clusters = ClusterIndexCache()
         self._speeds: dict[str, FamilyHistory] = {}
         self._noise_scales: dict[JobId, float] = {}  # from telemetry, smoothed
         self._histories: dict[JobId, _JobHistory] = {}
-        self._tables: dict[JobId, tuple[object, SizeTable]] = {}
+        self._tables: dict[JobId, tuple[object, GoodputTable]] = {}
         self._targets: dict[JobId, _Target] = {}
 
-    # --- the three verbs
+    # --- the policy's methods
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, and noise scales while epochs run, as Pollux' agents do."""
@@ -267,7 +243,7 @@ class Goodput(ImmediatePolicy):
                 self._noise_scales.pop(event.job, None)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """The sizes and batches of the last round, as far as there is room for them by now."""
+        """Return the sizes and batches of the last round, as far as there is room for them now."""
         partition = partition_of(view, now)
         self._follow(view)
         if self._rounds.is_due(partition, self._targets):
@@ -280,17 +256,17 @@ class Goodput(ImmediatePolicy):
         placed = self._placer.place(partition, largest_first, self._packed(partition, sizes))
         return compose_plan(
             partition,
-            {name: self._dealt(view.jobs[name], slots) for name, slots in placed.items()},
+            {name: self._local_batches(view.jobs[name], slots) for name, slots in placed.items()},
             self._why,
             restart=self._placer.restarts(partition, placed),
             wake_at=self._rounds.next_at(partition),
         )
 
     def _packed(self, partition: Partition, sizes: dict[JobId, int]) -> set[JobId]:
-        """Running jobs that may move as a whole: to any job its nodes matter as its size does.
+        """Return the running jobs that may move as a whole: nodes matter to a job like its size.
 
-        One whose batch is too small for the old and the new place at once is left out: it would
-        have no way there.
+        A job whose batch is too small for the old and the new place at once is left out: it could
+        not get there.
         """
         packed = set()
         for job in partition.running:
@@ -301,7 +277,7 @@ class Goodput(ImmediatePolicy):
                 packed.add(job.job)
         return packed
 
-    # --- what is known
+    # --- measurements
 
     def _take(self, event: EpochSeen | StepsSeen) -> None:
         rate = event.samples_per_s
@@ -315,13 +291,13 @@ class Goodput(ImmediatePolicy):
         return self._speeds.setdefault(key, FamilyHistory())
 
     def _observe_noise(self, job: JobId, reported: float | None) -> None:
-        """Means are of logarithms: noise scales span orders of magnitude."""
+        """Smooth the logarithm of the noise scale, since noise scales span orders of magnitude."""
         if reported is not None and math.isfinite(reported) and reported > 0.0:
             before = self._noise_scales.get(job, reported)
             self._noise_scales[job] = before * (reported / before) ** NOISE_SMOOTHING
 
     def _follow(self, view: ClusterView) -> None:
-        """Count changes of slots; a picture that was seen before changes nothing."""
+        """Count changes of slots; a view that was seen before changes nothing."""
         for name in [name for name in self._histories if name not in view.jobs]:
             del self._histories[name]
             self._tables.pop(name, None)
@@ -333,7 +309,7 @@ class Goodput(ImmediatePolicy):
             history.most = max(history.most, len(slots))
 
     def _noise_scale(self, job: JobView) -> float:
-        """Of telemetry if there was any, else of epochs, else a prior."""
+        """Return the noise scale from telemetry, else from epochs, else the prior."""
         known = self._noise_scales.get(job.job, job.noise_scale)
         if known is None or not math.isfinite(known):
             return self.options.noise_scale_prior * job.batch_size
@@ -360,10 +336,10 @@ class Goodput(ImmediatePolicy):
         return {name: target.slots for name, target in self._targets.items()}
 
     def _fill(self, partition: Partition) -> None:
-        """Between rounds, who waits starts on idle slots; Pollux' scheduler does so, too."""
+        """Start waiting jobs on idle slots between rounds, as Pollux' scheduler does, too."""
         widest = self._clusters.of(partition.view).widest
 
-        def known(job: JobView) -> tuple[Bounds, SizeTable]:
+        def known(job: JobView) -> tuple[JobBounds, GoodputTable]:
             bounds = self._bounds(job, partition, widest)
             return bounds, self._table(job, bounds)
 
@@ -377,13 +353,13 @@ class Goodput(ImmediatePolicy):
             bounds, table = known(job)
             self._targets[name] = self._target(job, table, bounds, size, partition.now)
 
-    def _bounds(self, job: JobView, partition: Partition, widest: int) -> Bounds:
-        """At most twice the most slots that it ever had (Pollux section 4.2.1)."""
+    def _bounds(self, job: JobView, partition: Partition, widest: int) -> JobBounds:
+        """Limit a job to `growth` times the most slots that it ever had (Pollux section 4.2.1)."""
         grown = int(self.options.growth * self._histories[job.job].most)
         needs = -(-job.batch_size // max(1, job.local_limit))
         first = max(job.least, needs, grown)
         most = min(job.most, len(partition.view.slots), job.batch_limit, first)
-        return Bounds(
+        return JobBounds(
             first_batch=job.batch_size,
             batch_limit=job.batch_limit,
             local_limit=job.local_limit,
@@ -391,43 +367,45 @@ class Goodput(ImmediatePolicy):
             widest=widest,
         )
 
-    def _table(self, job: JobView, bounds: Bounds) -> SizeTable:
-        """Made again when something that it depends on is new."""
+    def _table(self, job: JobView, bounds: JobBounds) -> GoodputTable:
+        """Return the cached table, computed again when its inputs change."""
         speed = self._speed(job.job, job.family)
         model, noise_scale = speed.speed_model(job.batch_size), self._noise_scale(job)
         key = (speed.edition, bounds, noise_scale)
         known = self._tables.get(job.job)
         if known is None or known[0] != key:
-            table = size_table(model, bounds, noise_scale, self.options.batches_per_doubling)
+            table = goodput_table(model, bounds, noise_scale, self.options.batches_per_doubling)
             known = self._tables[job.job] = (key, table)
         return known[1]
 
-    def _value(self, job: JobView, bounds: Bounds, table: SizeTable, now: Seconds) -> FloatArray:
-        """Of 0, 1, ... slots; other ones than it has cost it a part (Pollux eq. 16)."""
+    def _value(
+        self, job: JobView, bounds: JobBounds, table: GoodputTable, now: Seconds
+    ) -> FloatArray:
+        """Return the value of 0, 1, ... slots, with the cost of changing them (Pollux eq. 16)."""
         speedups = np.append(0.0, table.speedups)
         have = len(job.running_on)
         if have:
             stays = speedups[have] * self._spread(job, bounds, table)
-            speedups = speedups * self._kept(job, now)
+            speedups = speedups * self._share_kept(job, now)
             speedups[have] = max(stays, speedups[have])
         value = utilities(speedups, self.options.power)
         value[1:][table.batches == 0] = -np.inf
         value[1 : job.least] = -np.inf
         return value
 
-    def _spread(self, job: JobView, bounds: Bounds, table: SizeTable) -> float:
-        """What its present nodes leave of its goodput on as few as possible."""
+    def _spread(self, job: JobView, bounds: JobBounds, table: GoodputTable) -> float:
+        """Return the goodput on the current nodes relative to that on as few as possible."""
         have, nodes = len(job.running_on), len({node_of(slot) for slot in job.running_on})
         batch = int(table.batches[have - 1])
         if not batch or nodes == -(-have // bounds.widest):
             return 1.0
         model = self._speed(job.job, job.family).speed_model(job.batch_size)
         slots, batches = np.array([[have]]), np.array([[batch]])
-        here = goodputs(model, bounds, slots, batches, self._noise_scale(job), nodes=nodes)
-        return float(here[0, 0] / table.goodputs[have - 1])
+        current = goodputs(model, bounds, slots, batches, self._noise_scale(job), nodes=nodes)
+        return float(current[0, 0] / table.goodputs[have - 1])
 
-    def _kept(self, job: JobView, now: Seconds) -> float:
-        """(T - R delta) / (T + delta): what a job of age T keeps after R + 1 re-allocations."""
+    def _share_kept(self, job: JobView, now: Seconds) -> float:
+        """Return (T - R delta) / (T + delta): what age T leaves after R + 1 re-allocations."""
         age = max(0.0, now - job.submitted_at)
         cost = self.options.change_s
         if not cost:
@@ -435,9 +413,9 @@ class Goodput(ImmediatePolicy):
         return max(0.0, (age - self._histories[job.job].changes * cost) / (age + cost))
 
     def _target(
-        self, job: JobView, table: SizeTable, bounds: Bounds, size: int, now: Seconds
+        self, job: JobView, table: GoodputTable, bounds: JobBounds, size: int, now: Seconds
     ) -> _Target:
-        """The batch of its size; the present one if another is not worth it."""
+        """Return the target of a size, with the current batch if another gains too little."""
         if not size:
             return _Target(0, 0, 0.0)
         batch = int(table.batches[size - 1])
@@ -445,21 +423,20 @@ class Goodput(ImmediatePolicy):
         if size == len(job.running_on) and batch != present:
             model = self._speed(job.job, job.family).speed_model(job.batch_size)
             both = np.array([[present, batch]])
-            here, then = goodputs(model, bounds, np.array([[size]]), both, self._noise_scale(job))[
-                0
-            ]
-            if then <= here * (1 + self.options.batch_margin):
+            current, then = goodputs(
+                model, bounds, np.array([[size]]), both, self._noise_scale(job)
+            )[0]
+            if then <= current * (1 + self.options.batch_margin):
                 batch = present
-        packed = size == len(job.running_on) and self._kept(job, now) > (
+        packed = size == len(job.running_on) and self._share_kept(job, now) > (
             self._spread(job, bounds, table) * (1 + self.options.batch_margin)
         )
         speedup = float(table.speedups[size - 1])
         return _Target(size, batch, speedup, table.fewest, packed)
 
-    # --- what is said
+    # --- results
 
-    def _dealt(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
-        """Local batches; those of now where slots and batch stay."""
+    def _local_batches(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
         target = self._targets.get(job.job)
         stays = job.running_on.keys() == set(slots)
         if target is None or target.slots != len(slots):
@@ -485,4 +462,4 @@ class Goodput(ImmediatePolicy):
             return words, numbers
         if target.slots:
             return f"its {target.slots} slots are not free yet", numbers
-        return "every slot is worth more to others", numbers
+        return "every slot is worth more to other jobs", numbers

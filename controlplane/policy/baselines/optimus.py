@@ -1,6 +1,6 @@
-"""Optimus: one more slot to the job that it saves most time (Peng et al., EuroSys '18).
+"""Optimus: each slot goes to the job that saves the most time by it (Peng et al., EuroSys '18).
 
-What Optimus can know in a cluster: steps that a job has left, and how long they take.
+`LengthEstimates` is what Optimus can know in a cluster: remaining steps and their duration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.options import OptimusOptions
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
 from controlplane.policy.placement.slot_partition import (
     Partition,
@@ -37,29 +37,27 @@ from controlplane.prediction.lengths import LossCurve, fit_loss, remaining_sampl
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 
-KEPT_RELATIVES: Final = 200  # the latest: a bound on memory
-KEPT_LOSSES: Final = 200
-FIRST_STEPS: Final = 1000  # that a job is thought to have, if nothing at all is known
+MAX_RELATIVES: Final = 200  # the latest; bounds memory
+MAX_LOSSES: Final = 200
+DEFAULT_STEPS: Final = 1000  # assumed length of a job without any information
 
 
 @dataclass(slots=True)
 class _Family:
     """Jobs of one script and model."""
 
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    reached: int = 0  # samples, by the job that came furthest
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    reached: int = 0  # most samples that a job reached
 
 
-class Estimates:
-    """Answers as an oracle would, from what jobs and their relatives reported."""
+class LengthEstimates:
+    """Remaining steps and step times, estimated from the reports of jobs and their families.
+
+    A job converges before the first epoch that reduces its loss by less than `convergence`, a
+    share of the loss in (0, 1).
+    """
 
     def __init__(self, convergence: float) -> None:
-        """Begin with nothing learnt.
-
-        Args:
-            convergence: share of the loss, in (0, 1): a job whose next epoch takes less away has
-                converged.
-        """
         self._convergence = convergence
         self._speeds = RingSpeeds()
         self._families: dict[str, _Family] = {}
@@ -67,19 +65,14 @@ class Estimates:
         self._curves: dict[JobId, LossCurve | None] = {}
 
     def observe(self, event: PolicyEvent) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: an epoch teaches speed and loss, telemetry speed, a job's end how long relatives
-                last.
-        """
+        """Learn speeds, losses, and the lengths of jobs that ended."""
         match event:
             case EpochSeen():
                 self._speeds.observe(event)
                 if event.train_loss is not None and event.epoch:
                     losses = self._losses.setdefault(event.job, {})
                     losses[event.epoch] = event.train_loss
-                    if len(losses) > KEPT_LOSSES:
+                    if len(losses) > MAX_LOSSES:
                         del losses[min(losses)]
                     self._curves.pop(event.job, None)
             case StepsSeen():
@@ -93,23 +86,19 @@ class Estimates:
                 family.reached = max(family.reached, event.samples_done)
                 self._losses.pop(event.job, None)
                 self._curves.pop(event.job, None)
-                if not event.family:  # nobody is related to it
+                if not event.family:  # its records are of no use to other jobs
                     self._families.pop(f"job {event.job}", None)
                     self._speeds.forget(event.job)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Seconds of a step of its user's batch on so many slots.
-
-        Returns:
-            Seconds; relative ones before anything was measured.
-        """
+        """Return the seconds of a step of the user's batch; relative ones before a measurement."""
         return self._speeds.model(job).step_s(slots, job.batch_size)
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps of its user's batch that it has left.
+        """Return the remaining steps of the user's batch.
 
-        By what its user stated; else until its loss converges (Optimus section 3.1); else as long
-        as its relatives lasted; else as many again as it has made, or an epoch.
+        From the stated work; else until the loss converges (Optimus section 3.1); else from the
+        lengths of the family; else as many again as done, or an epoch.
         """
         if job.stop_samples is None:
             curve = self._curve(job.job)
@@ -120,7 +109,7 @@ class Estimates:
         stated = None if job.stop_samples is None else float(job.stop_samples)
         left = remaining_samples(job.samples_done, stated, family.finished, family.reached)
         if stated is None and left <= 0:
-            left = float(job.epoch_samples or FIRST_STEPS * job.batch_size)
+            left = float(job.epoch_samples or DEFAULT_STEPS * job.batch_size)
         return left / job.batch_size
 
     def _curve(self, job: JobId) -> LossCurve | None:
@@ -133,54 +122,48 @@ class Estimates:
         return self._families.setdefault(name or f"job {job}", _Family())
 
 
-STARTS_IN_A_ROUND: Final = 5.0  # times a start: restarts cost a fifth of a round at most
+MIN_ROUND_STARTS: Final = 5.0  # shortest round, in starts: restarts cost a fifth at most
 
 
 class Lengths(Protocol):
-    """How long jobs will last; an oracle knows, a cluster has to guess."""
+    """Source of job lengths: an oracle, or estimates."""
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps that it has left at its user's batch."""
+        """Return the remaining steps at the user's batch."""
         ...
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Seconds of one of these on so many slots."""
+        """Return the seconds of one such step on so many slots."""
         ...
 
 
 class Optimus(ImmediatePolicy):
-    """Marginal gains (section 4.1): every job its least, then slot by slot where it saves most.
+    """Marginal gains (section 4.1): every job its minimum, then each slot where it saves most time.
 
-    What another slot saves is (step(n) - step(n + 1)) times the steps left. Sizes are decided in
+    Another slot saves (step(n) - step(n + 1)) times the remaining steps. Sizes are decided in
     rounds and hold in between. Paper: a job that arrives waits for the next round, ten minutes at
     most. Here it starts at once where slots are idle, and rounds are shorter where jobs are young.
 
-    The paper has parameter servers, and measures a new job at several sizes before it begins.
-    Here workers exchange gradients among themselves, and a job is measured while it trains; until
-    then its relatives' speed counts, or a speed-up of r^0.9.
+    The paper has parameter servers, and measures a new job at several sizes before it starts. Here
+    workers exchange gradients in a ring, and a job is measured while it trains; until then the
+    speed of its family counts, or a speed-up of r^0.9.
+
+    Raises:
+        SettingsError: if `remaining` is "oracle" and there is no oracle.
     """
 
     def __init__(self, options: OptimusOptions | None = None, oracle: Oracle | None = None) -> None:
-        """Begin with nothing learnt; the first plan begins a round.
-
-        Args:
-            options: of its settings; None for the defaults.
-            oracle: knows how long jobs last; needed, and asked, only with `remaining` "oracle".
-
-        Raises:
-            SettingsError: if `remaining` is "oracle" and there is none.
-        """
         self.options = options or OptimusOptions()
-        self._estimates = Estimates(self.options.convergence)
+        self._estimates = LengthEstimates(self.options.convergence)
         self._lengths: Lengths = self._estimates
         if self.options.remaining == "oracle":
             if oracle is None:
                 field = "policy.options.remaining"
-                what = f"{field}: no cluster has an oracle that knows how long jobs will last"
-                raise SettingsError(what, "choose fit, or use `ones sim`", field)
+                problem = f"{field}: no cluster has an oracle that knows how long jobs will last"
+                raise SettingsError(problem, "choose fit, or use `ones sim`", field)
             self._lengths = oracle
-        self._placer = placer_of(self.options.placer, self.options.moves)
-        starts = STARTS_IN_A_ROUND if self.options.moves == "restart" else 0.0
+        self._placer = make_placer(self.options.placer, self.options.moves)
+        starts = MIN_ROUND_STARTS if self.options.moves == "restart" else 0.0
         self._rounds = Rounds(self.options.interval_s, self.options.age_share, starts)
         self._targets: dict[JobId, int] = {}  # slots of each job of the last round
 
@@ -190,7 +173,7 @@ class Optimus(ImmediatePolicy):
         self._estimates.observe(event)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """The sizes of the last round, as far as there is room for them by now."""
+        """Return the sizes of the last round, as far as there is room for them now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
             self._targets = share(
@@ -219,7 +202,7 @@ class Optimus(ImmediatePolicy):
         if not slots:
             if target:
                 return f"its {target} slots are not free yet", numbers
-            return "every slot saves others more time", numbers
+            return "every slot saves other jobs more time", numbers
         numbers["step_s"] = self._lengths.step_s(job, slots)
         return f"about {steps * numbers['step_s']:.0f} s left on them", numbers
 
@@ -227,11 +210,9 @@ class Optimus(ImmediatePolicy):
 def share(
     jobs: Sequence[JobView], partition: Partition, lengths: Lengths, most: int | None
 ) -> dict[JobId, int]:
-    """One round: slots of each job, 0 for those that have to wait.
+    """Return the slots of each job in one round; 0 for those that have to wait.
 
-    Args:
-        jobs: in order of arrival, which decides between equal gains.
-        most: slots of one job; None: no more than it allows.
+    `jobs` are in order of arrival, which decides ties; `most` limits the slots of one job.
     """
     left = partition.room
     sizes: dict[JobId, int] = {}

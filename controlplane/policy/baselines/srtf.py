@@ -1,11 +1,11 @@
-"""Shortest remaining time first, for one who knows it: what others can be compared with."""
+"""Shortest remaining time first with an oracle: a bound to compare other policies with."""
 
 from __future__ import annotations
 
 import msgspec
 
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Oracle, Plan, PolicyEvent
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.shares import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import gang_size, partition_of
 from schemas.ids import Seconds
@@ -18,27 +18,22 @@ class SrtfOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Srtf(ImmediatePolicy):
-    """Pre-emptive gangs of the wanted size, the one that is done soonest first, with backfill.
+    """Pre-emptive gangs of the wanted size, the shortest remaining time first, with backfill.
 
-    Only a simulator can tell how long a job still trains. A long job may starve.
+    Only a simulator knows how long a job still trains. A long job may starve.
     """
 
     def __init__(self, options: SrtfOptions, oracle: Oracle) -> None:
-        """Ask `oracle` at every plan.
-
-        Args:
-            oracle: knows how many seconds each job has left on a gang of its size.
-        """
         self.options = options
         self._oracle = oracle
-        self._placer = placer_of(options.placer)
+        self._placer = make_placer(options.placer)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Let the placer learn."""
+        """Pass the event to the placer."""
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Serve those first that are done soonest, each that fits."""
+        """Serve the jobs with the least remaining time first, each that fits."""
         partition = partition_of(view, now)
         jobs = [*partition.running, *partition.waiting]
         left = {job.job: self._oracle.remaining_s(job, gang_size(job, partition)) for job in jobs}

@@ -10,26 +10,26 @@ import msgspec
 
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
 from controlplane.policy.options import refuse, refuse_below
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.shares import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 
-CLOSE: Final = 1e-6  # slot seconds before a limit that count as having reached it
+TOLERANCE: Final = 1e-6  # tolerance before a limit, slot seconds
 
 
 class TiresiasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `tiresias`, table `[policy.options]` of the controller's settings."""
 
     limits: tuple[float, ...] = (3250.0, 7200.0)  # slot seconds at which a job leaves each queue
-    promote_after: float = 0.0  # times as long waited as run: back to the first queue; 0: never
+    promote_after: float = 0.0  # waited over run time that promotes to the first queue; 0: never
     placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the ranges."""
         refuse_below(self, {"promote_after": 0.0})
         if not self.limits:
-            refuse("limits", "there is none", "give at least one, in slot seconds")
+            refuse("limits", "empty", "give at least one, in slot seconds")
         if not all(math.isfinite(limit) and limit > 0 for limit in self.limits):
             refuse("limits", f"{list(self.limits)} are not all above 0", "give slot seconds")
         if any(high <= low for low, high in zip(self.limits, self.limits[1:], strict=False)):
@@ -37,8 +37,8 @@ class TiresiasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 @dataclass(slots=True)
-class _Standing:
-    """Where a job was when it was last promoted: its service and times count from there."""
+class _QueuePosition:
+    """Queue of a job; its service and times at the last promotion, from which they count."""
 
     queue: int = 0
     served: float = 0.0  # slot seconds
@@ -47,30 +47,25 @@ class _Standing:
 
 
 class Tiresias(ImmediatePolicy):
-    """Discretised two-dimensional LAS (section 3.3): size times time decides who is served first.
+    """Discretised two-dimensional LAS (section 3.3): attained service, slots times time, decides.
 
-    A job begins in the first queue and falls into the next when its attained service reaches the
-    limit of its queue. The first queue is in order of arrival, the others in order of falling;
-    who falls at one question keeps its order among those. Jobs are scanned queue by queue; each
-    that fits in what is left runs, any other waits, and is pre-empted if it runs.
+    A job starts in the first queue and falls into the next when its attained service reaches the
+    limit of its queue. The first queue is in order of arrival, the others in order of falling; jobs
+    that fall in the same plan keep their order. Jobs are scanned queue by queue: each that fits in
+    what is left runs, any other waits, and is pre-empted if it runs.
 
-    The order of falling is of this process: a controller that begins anew takes jobs of one queue
-    in order of arrival.
+    The order of falling is not stored: a controller that restarts orders the jobs of a queue by
+    arrival.
     """
 
     def __init__(self, options: TiresiasOptions | None = None) -> None:
-        """Begin with empty queues, one more than there are limits.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or TiresiasOptions()
-        self._placer = placer_of(self.options.placer)
-        self._standing: dict[JobId, _Standing] = {}
+        self._placer = make_placer(self.options.placer)
+        self._positions: dict[JobId, _QueuePosition] = {}
         self._queues: list[dict[JobId, None]] = [{} for _ in (*self.options.limits, math.inf)]
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Let the placer learn."""
+        """Pass the event to the placer."""
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
@@ -90,34 +85,34 @@ class Tiresias(ImmediatePolicy):
             ),
         )
 
-    # --- the queues; asked twice at one moment, they are the same
+    # --- the queues; a repeated request at one moment does not change them
 
     def _sort(self, view: ClusterView, now: Seconds) -> None:
-        """Take jobs in and out, and let those fall or rise whose time has come."""
+        """Add and remove jobs, and move those whose time has come."""
         for queue in self._queues:
             for name in [name for name in queue if name not in view.jobs]:
                 del queue[name]
-                del self._standing[name]
-        new = [job for name, job in view.jobs.items() if name not in self._standing]
+                del self._positions[name]
+        new = [job for name, job in view.jobs.items() if name not in self._positions]
         for job in new:
-            self._enter(job.job, _Standing())
+            self._enter(job.job, _QueuePosition())
         risen = self._rise(view, now) if self.options.promote_after else False
         if new or risen:
             first = sorted(self._queues[0], key=lambda name: view.jobs[name].submitted_at)
             self._queues[0] = dict.fromkeys(first)
         for number, limit in enumerate(self.options.limits):
             for name in list(self._queues[number]):
-                if self._served(view.jobs[name], now) >= limit - CLOSE:
+                if self._served(view.jobs[name], now) >= limit - TOLERANCE:
                     del self._queues[number][name]
-                    self._standing[name].queue = number + 1
+                    self._positions[name].queue = number + 1
                     self._queues[number + 1][name] = None
 
-    def _enter(self, name: JobId, standing: _Standing) -> None:
-        self._standing[name] = standing
+    def _enter(self, name: JobId, standing: _QueuePosition) -> None:
+        self._positions[name] = standing
         self._queues[0][name] = None
 
     def _rise(self, view: ClusterView, now: Seconds) -> bool:
-        """Promote those that have waited too long (section 3.3); whether there were any."""
+        """Promote jobs that waited too long (section 3.3); return whether there were any."""
         risen = [
             name
             for queue in self._queues[1:]
@@ -126,29 +121,28 @@ class Tiresias(ImmediatePolicy):
         ]
         for name in risen:
             job = view.jobs[name]
-            del self._queues[self._standing[name].queue][name]
-            self._enter(name, _Standing(0, job.served(now), _waited_s(job, now), job.ran_s))
+            del self._queues[self._positions[name].queue][name]
+            self._enter(name, _QueuePosition(0, job.served(now), _waited_s(job, now), job.ran_s))
         return bool(risen)
 
     def _rises_at(self, job: JobView, now: Seconds) -> float:
-        """When a waiting job of a later queue will have waited for too long."""
         if job.running_on:
             return math.inf
-        standing = self._standing[job.job]
+        standing = self._positions[job.job]
         bears_s = self.options.promote_after * (job.ran_s - standing.ran_s)
         return now + bears_s - (_waited_s(job, now) - standing.waited_s)
 
     def _served(self, job: JobView, now: Seconds) -> float:
-        return job.served(now) - self._standing[job.job].served
+        return job.served(now) - self._positions[job.job].served
 
     def _next_fall(
         self, view: ClusterView, sizes: dict[JobId, int], now: Seconds
     ) -> Seconds | None:
-        """When the first running job reaches its limit, or a waiting one has waited too long."""
+        """Return when the first running job reaches its limit, or a waiting one is promoted."""
         first = math.inf
         limits = self.options.limits
         for name, size in sizes.items():
-            queue = self._standing[name].queue
+            queue = self._positions[name].queue
             if queue < len(limits):
                 left = limits[queue] - self._served(view.jobs[name], now)
                 first = min(first, now + left / size)
@@ -160,7 +154,7 @@ class Tiresias(ImmediatePolicy):
 
     def _why(self, job: JobView, now: Seconds) -> tuple[str, dict[str, float]]:
         served = self._served(job, now)
-        queue = self._standing[job.job].queue
+        queue = self._positions[job.job].queue
         words = f"in queue {queue + 1} after {served:.0f} slot seconds"
         return words, {"queue": float(queue + 1), "served": served}
 

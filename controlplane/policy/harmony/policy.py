@@ -1,10 +1,7 @@
-"""`harmony`: gangs of fixed size, placed where jobs slow each other down least.
+"""Policy `harmony`: gangs of fixed size, placed where jobs slow each other down least.
 
-Why a job is where it is: what its neighbours cost it, in words and numbers.
-
-The one migration that gains most: to free slots, or a job in the place of another one.
-
-What an oracle says of neighbours, in the place of what was learnt.
+Also here: the search for the migration that gains most, the reasons for a job's place, and an
+oracle in place of the learnt costs.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from controlplane.policy.placement.occupancy import (
     all_shares,
     gain_of,
 )
-from controlplane.policy.placement.shares import Line, line_of
+from controlplane.policy.placement.shares import BackfillQueue, backfill_queue
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -50,122 +47,116 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-LOOKED_AT: Final = 6  # jobs that lose most together with what they cost others
-PARTNERS: Final = 30  # that each of them may trade with
-START_S: Final = 20.0  # of a job whose start nobody measured
-CLOSE: Final = 1e-6
+MAX_CANDIDATES: Final = 6  # candidates: jobs with the greatest loss, own and caused
+MAX_PARTNERS: Final = 30  # jobs that each candidate may exchange with
+DEFAULT_START_S: Final = 20.0  # assumed duration of a start that was not measured
+TOLERANCE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Where jobs go, and what that is worth."""
+    """New places of jobs, and the benefit."""
 
     layouts: Mapping[JobId, Layout]
     gain: float  # in the sum of normalised speeds
-    worth_s: float  # seconds of training at full speed that it saves, less what it costs
+    worth_s: float  # saved training seconds at full speed, minus the cost
 
 
 class Migrations:
-    """Looks for a migration in one schedule.
-
-    Args:
-        jobs: that may be moved, by their ids.
-        where: everybody is, or will be by this plan.
-        free: slots on each node that nobody has by this plan.
-        now: seconds on the controller's clock.
-    """
+    """Search for a migration of `jobs` in one plan, with its occupancy and free slots."""
 
     def __init__(
         self,
         jobs: Mapping[JobId, JobView],
-        where: Occupancy,
+        occupancy: Occupancy,
         free: Mapping[NodeId, int],
         *,
         shares: SpeedShares,
         options: HarmonyOptions,
         now: Seconds,
     ) -> None:
-        self._jobs, self._where, self._free = jobs, where, free
+        self._jobs, self._occupancy, self._free = jobs, occupancy, free
         self._shares, self._options, self._now = shares, options, now
-        self._speeds = all_shares(where, shares)
+        self._speeds = all_shares(occupancy, shares)
 
     def best(self) -> Migration | None:
-        """The one that is worth most; None if none pays."""
+        """Return the migration with the greatest benefit; None if none pays."""
         if self._options.migrations == "none":
             return None
         settled = [
             name for name, job in self._jobs.items()
-            if self._now - job.moved_at >= self._options.settle_s - CLOSE
+            if self._now - job.moved_at >= self._options.settle_s - TOLERANCE
         ]  # fmt: skip
-        worst = sorted(settled, key=self._lost, reverse=True)[:LOOKED_AT]
+        worst = sorted(settled, key=self._lost, reverse=True)[:MAX_CANDIDATES]
         found = [one for name in worst if self._lost(name) > self._options.margin
                  for one in self._of(name, settled)]  # fmt: skip
         return max(found, key=lambda one: one.worth_s, default=None)
 
     def _lost(self, name: JobId) -> float:
-        """What would be gained if the job were nowhere, and had its own speed alone."""
-        return 1.0 + gain_of({name: {}}, self._where, self._shares, self._speeds)
+        """Return the gain if the job were elsewhere, alone, at its own full speed."""
+        return 1.0 + gain_of({name: {}}, self._occupancy, self._shares, self._speeds)
 
     def _of(self, name: JobId, partners: list[JobId]) -> Iterator[Migration]:
         options = self._options
         if any(self._free.values()):
             elsewhere = {name: self._elsewhere(name)}
-            found = self._judged(elsewhere, aside=None)
+            found = self._if_it_pays(elsewhere, partner=None)
             if found is not None:
                 yield found
         if options.migrations == "swap":
-            mine = self._where.nodes[name]
-            apart = [one for one in partners if self._where.nodes[one] != mine and one != name]
-            for other in apart[:PARTNERS]:
-                for trade in _trades(name, other, self._where):
-                    found = self._judged(trade, aside=other)
+            mine = self._occupancy.nodes[name]
+            apart = [one for one in partners if self._occupancy.nodes[one] != mine and one != name]
+            for other in apart[:MAX_PARTNERS]:
+                for trade in _trades(name, other, self._occupancy):
+                    found = self._if_it_pays(trade, partner=other)
                     if found is not None:
                         yield found
 
     def _elsewhere(self, name: JobId) -> Layout:
-        """The best place among free slots and its own."""
-        before = self._where.nodes[name]
+        before = self._occupancy.nodes[name]
         free = Counter(self._free) + Counter(before)
-        self._where.take(name)
+        self._occupancy.take(name)
         size = sum(before.values())
-        layout = LayoutSearch(free, self._where, self._shares).best(name, size)
-        self._where.put(name, before)
+        layout = LayoutSearch(free, self._occupancy, self._shares).best(name, size)
+        self._occupancy.put(name, before)
         return layout
 
-    def _judged(self, layouts: dict[JobId, Layout], aside: JobId | None) -> Migration | None:
-        """The migration, if it pays."""
-        if all(self._where.nodes[name] == layout for name, layout in layouts.items()):
+    def _if_it_pays(self, layouts: dict[JobId, Layout], partner: JobId | None) -> Migration | None:
+        if all(self._occupancy.nodes[name] == layout for name, layout in layouts.items()):
             return None
-        gain = gain_of(layouts, self._where, self._shares, self._speeds)
+        gain = gain_of(layouts, self._occupancy, self._shares, self._speeds)
         if gain <= self._options.margin:
             return None
         lasts_s = min(self._remaining_s(self._jobs[name]) for name in layouts)
-        worth_s = gain * lasts_s - self._cost_s(layouts, aside)
+        worth_s = gain * lasts_s - self._cost_s(layouts, partner)
         return Migration(layouts, gain, worth_s) if worth_s > 0.0 else None
 
-    def _cost_s(self, layouts: Mapping[JobId, Layout], aside: JobId | None) -> float:
-        """Seconds of training that moving costs; where no slot is free, one of two has to pause."""
+    def _cost_s(self, layouts: Mapping[JobId, Layout], partner: JobId | None) -> float:
+        """Return the training seconds that moving costs; an exchange adds the pause of one job."""
         costs = [self._options.stall_s for _ in layouts]
-        if aside is not None:
+        if partner is not None:
             starts = [self._jobs[name].start_s for name in layouts]
-            costs.append(min(START_S if one is None else one for one in starts))
+            costs.append(min(DEFAULT_START_S if one is None else one for one in starts))
         return sum(costs)
 
     def _remaining_s(self, job: JobView) -> float:
-        """How long it still trains: as stated, else as long as it did already."""
+        """Return the remaining training seconds: as stated, else as long as the job ran already."""
         if job.stop_samples is not None and job.samples_per_s > 0.0:
             return max(0.0, job.stop_samples - job.samples_done) / job.samples_per_s
         return job.ran_s + max(0.0, self._now - job.moved_at)
 
 
-def _trades(one: JobId, other: JobId, where: Occupancy) -> Iterator[dict[JobId, Layout]]:
-    """Each way in which two jobs can trade as many workers of one node as both have there."""
-    mine, its = where.nodes[one], where.nodes[other]
-    for here, many in mine.items():
-        for there, as_many in its.items():
-            if here != there:
+def _trades(one: JobId, other: JobId, occupancy: Occupancy) -> Iterator[dict[JobId, Layout]]:
+    """Yield each way in which two jobs can exchange an equal number of workers of two nodes."""
+    own, theirs = occupancy.nodes[one], occupancy.nodes[other]
+    for own_node, many in own.items():
+        for their_node, as_many in theirs.items():
+            if own_node != their_node:
                 both = min(many, as_many)
-                yield {one: _moved(mine, here, there, both), other: _moved(its, there, here, both)}
+                yield {
+                    one: _moved(own, own_node, their_node, both),
+                    other: _moved(theirs, their_node, own_node, both),
+                }
 
 
 def _moved(layout: Layout, start: NodeId, end: NodeId, many: int) -> dict[NodeId, int]:
@@ -175,34 +166,34 @@ def _moved(layout: Layout, start: NodeId, end: NodeId, many: int) -> dict[NodeId
     return {node: workers for node, workers in then.items() if workers > 0}
 
 
-NAMED: Final = 3  # neighbours in a sentence
-WORTH_NAMING: Final = 0.005  # share of its speed
+MAX_NAMED: Final = 3  # maximum neighbours in a sentence
+MIN_NAMED_COST: Final = 0.005  # minimum cost that is named, share of the job's speed
 
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """One plan, and what it was chosen by."""
+    """Reasons for the decisions of one plan."""
 
     partition: Partition
-    line: Line
-    where: Occupancy  # by this plan
+    queue: BackfillQueue
+    occupancy: Occupancy  # in this plan
     present: Occupancy
     shares: SpeedShares
     migration: Migration | None
-    dropped: Mapping[str, float]  # a speed of each family that nobody can have
+    dropped: Mapping[str, float]  # an implausible speed of each family
 
     def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        """The reason for a job's place, or for its wait."""
+        """Return the reason for a job's place, or for its wait."""
         words, numbers = self._placed(job, slots) if slots else self._waits(job)
         if job.family in self.dropped:
             speed = self.dropped[job.family]
-            words += f"; its family reported {speed:g} samples/s, which is not counted"
+            words += f"; its family reported {speed:g} samples/s, which is implausible and ignored"
         return words, numbers
 
     def _placed(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        words, numbers = self._beside(job.job, self.where)
-        if job.job in self.line.before:
-            words += f"; it delays {self.line.before[job.job]} by nothing"
+        words, numbers = self._beside(job.job, self.occupancy)
+        if job.job in self.queue.before:
+            words += f"; it does not delay {self.queue.before[job.job]}"
         if len(job.running_on) > slots:
             words = f"it has moved, and {words}"
         moved = self.migration
@@ -219,110 +210,102 @@ class Explainer:
         return words, numbers
 
     def _waits(self, job: JobView) -> tuple[str, dict[str, float]]:
-        needs, ahead = gang_size(job, self.partition), self.line.ahead.get(job.job, 0)
-        numbers = {"needs": float(needs), "left": float(self.line.left), "ahead": float(ahead)}
+        needs, ahead = gang_size(job, self.partition), self.queue.ahead.get(job.job, 0)
+        numbers = {"needs": float(needs), "left": float(self.queue.left), "ahead": float(ahead)}
         behind = f", behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
         return (
-            f"needs {slots_in_words(needs)}, {slots_in_words(self.line.left)} free{behind}",
+            f"needs {slots_in_words(needs)}, {slots_in_words(self.queue.left)} free{behind}",
             numbers,
         )
 
-    def _beside(self, job: JobId, where: Occupancy) -> tuple[str, dict[str, float]]:
-        """What it keeps of its speed, and which neighbours cost it the rest."""
-        share = self.shares.share(job, where)
-        costs = self._costs(job, where, share)
+    def _beside(self, job: JobId, occupancy: Occupancy) -> tuple[str, dict[str, float]]:
+        """Return the share of its speed that a job keeps, and the cost of each neighbour."""
+        share = self.shares.share(job, occupancy)
+        costs = self._costs(job, occupancy, share)
         numbers = {
             "speed_share": share,
             **{f"cost_of_{name}": cost for name, cost in costs.items()},
         }
-        if len(where.nodes[job]) == 1 and not where.neighbours(job):
+        if len(occupancy.nodes[job]) == 1 and not occupancy.neighbours(job):
             return "has its node to itself", numbers
         keeps = f"keeps {share:.0%} of its speed"
-        named = [f"{name} costs it {cost:.0%}" for name, cost in costs.items()][:NAMED]
+        named = [f"{name} costs it {cost:.0%}" for name, cost in costs.items()][:MAX_NAMED]
         return ": ".join([keeps, ", ".join(named)]) if named else keeps, numbers
 
-    def _costs(self, job: JobId, where: Occupancy, share: float) -> Mapping[JobId, float]:
-        """What it would gain if a neighbour were not there, the largest first."""
+    def _costs(self, job: JobId, occupancy: Occupancy, share: float) -> Mapping[JobId, float]:
+        """Return what the job would gain without each neighbour, the largest first."""
         costs: dict[JobId, float] = {}
-        for other in where.neighbours(job):
-            layout = where.nodes[other]
-            where.take(other)
-            cost = self.shares.share(job, where) - share
-            where.put(other, layout)
-            if cost >= WORTH_NAMING:
+        for other in occupancy.neighbours(job):
+            layout = occupancy.nodes[other]
+            occupancy.take(other)
+            cost = self.shares.share(job, occupancy) - share
+            occupancy.put(other, layout)
+            if cost >= MIN_NAMED_COST:
                 costs[other] = cost
         return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
 
 
 Place = tuple[JobId, frozenset[tuple[NodeId, int]]]
-KEPT: Final = 50_000  # answers
+MAX_CACHED: Final = 50_000  # cached replies
 
 
 class OracleShares:
-    """A `SpeedShares` that knows: for comparison, in a simulation.
-
-    The same job in the same place beside the same others is asked about once.
-    """
+    """`SpeedShares` from an oracle, for comparison in a simulation; replies are cached."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self._answers: dict[tuple[JobId, frozenset[Place]], float] = {}
 
-    def share(self, job: JobId, where: Occupancy) -> float:
-        """See `SpeedShares`."""
-        asked = (job, *where.neighbours(job))
-        key = (job, frozenset((one, frozenset(where.nodes[one].items())) for one in asked))
+    def share(self, job: JobId, occupancy: Occupancy) -> float:
+        """Return the normalised speed, see `SpeedShares`."""
+        asked = (job, *occupancy.neighbours(job))
+        key = (job, frozenset((one, frozenset(occupancy.nodes[one].items())) for one in asked))
         known = self._answers.get(key)
         if known is None:
-            if len(self._answers) >= KEPT:
+            if len(self._answers) >= MAX_CACHED:
                 self._answers.clear()
-            on = {node: where.on(node) for node in where.nodes[job]}
-            known = self._answers[key] = self._oracle.speed_share(job, where.nodes, on)
+            on = {node: occupancy.on(node) for node in occupancy.nodes[job]}
+            known = self._answers[key] = self._oracle.speed_share(job, occupancy.nodes, on)
         return known
 
 
 class Harmony(ImmediatePolicy):
     """Places each gang where the predicted sum of normalised speeds is largest (Harmony's reward).
 
-    Jobs keep their size. What neighbours cost is learnt from the speeds that jobs report; each plan
-    moves at most one job, or trades two, if that pays. See the README of this room.
+    Jobs keep their size. The costs of neighbours are learnt from the speeds that jobs report, or
+    known from `oracle` with `slowdowns = "oracle"`; each plan moves at most one job, or exchanges
+    two, if that pays. See the README of this folder.
     """
 
     def __init__(self, options: HarmonyOptions | None = None, oracle: Oracle | None = None) -> None:
-        """Begin with nothing learnt.
-
-        Args:
-            options: of its settings; None for the defaults.
-            oracle: knows what neighbours cost, for `slowdowns = "oracle"`.
-        """
         self.options = options or HarmonyOptions()
         self.costs = NeighbourCosts(self.options.prior, self.options.ridge, self.options.spread)
         knows = oracle is not None and self.options.slowdowns == "oracle"
         self._placer = HarmonyPlacer(OracleShares(oracle) if knows and oracle else None, self.costs)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn what neighbours cost."""
+        """Learn the costs of neighbours."""
         self._placer.observe(event, now)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Take note of who is where: telemetry is of that."""
+        """Record the places of jobs, which telemetry refers to."""
         self._placer.reports.update(view, now)
         return False
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Start who is next, and move whoever gains most by it."""
+        """Start the next jobs, and move the job that gains most by it."""
         partition = partition_of(view, now)
-        line = line_of(partition, self._remaining_s, backfill=self.options.backfill)
-        slots = self._placer.place(partition, line.sizes)
-        where = _planned(view, slots)
-        slots |= self._arrived(partition, where)
-        migration = self._migration(partition, slots, where, waits=bool(line.ahead))
+        queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
+        slots = self._placer.place(partition, queue.sizes)
+        occupancy = _planned(view, slots)
+        slots |= self._completed_moves(partition, occupancy)
+        migration = self._migration(partition, slots, occupancy, waits=bool(queue.ahead))
         if migration is not None:
             slots |= _slots_of(migration.layouts, slots, partition.free)
         for name in migration.layouts if migration is not None else ():
-            where.put(name, Counter(map(node_of, slots[name])))
+            occupancy.put(name, Counter(map(node_of, slots[name])))
         explain = Explainer(
-            partition, line, where, Occupancy.of(view), self._placer.shares, migration,
+            partition, queue, occupancy, Occupancy.of(view), self._placer.shares, migration,
             self.costs.dropped,
         )  # fmt: skip
         return compose_plan(
@@ -332,19 +315,21 @@ class Harmony(ImmediatePolicy):
             wake_at=self._settled_at(partition),
         )
 
-    def _arrived(self, partition: Partition, where: Occupancy) -> dict[JobId, list[SlotId]]:
-        """Jobs that have their old place and a new one give up the worse of both.
+    def _completed_moves(
+        self, partition: Partition, occupancy: Occupancy
+    ) -> dict[JobId, list[SlotId]]:
+        """Release the worse of the old and the new place of jobs that have both.
 
-        A job that moves grows to both first, and trains on meanwhile; this is the second half.
+        A job that moves grows to both first, and trains meanwhile; this is the second half.
         """
         found: dict[JobId, list[SlotId]] = {}
         for job in partition.running:
             size = due_size(job, partition)
             if size < len(job.running_on):
                 own = Counter(map(node_of, job.running_on))
-                where.take(job.job)
-                layout = LayoutSearch(own, where, self._placer.shares).best(job.job, size)
-                where.put(job.job, layout)
+                occupancy.take(job.job)
+                layout = LayoutSearch(own, occupancy, self._placer.shares).best(job.job, size)
+                occupancy.put(job.job, layout)
                 found[job.job] = _first_slots(job.running_on, layout)
         return found
 
@@ -352,25 +337,30 @@ class Harmony(ImmediatePolicy):
         self,
         partition: Partition,
         slots: Mapping[JobId, Sequence[SlotId]],
-        where: Occupancy,
+        occupancy: Occupancy,
         *,
         waits: bool,
     ) -> Migration | None:
         jobs = {
             job.job: job
             for job in partition.running
-            if len(job.running_on) == len(slots[job.job]) <= job.batch_limit // 2  # in two places
+            if len(job.running_on) == len(slots[job.job]) <= job.batch_limit // 2  # for both places
         }
         free = {node: len(left) for node, left in partition.free.items()}
-        if waits:  # a job that moves has both places for a while
+        if waits:  # a moving job has both places for a while
             free = {}
-        looked = Migrations(
-            jobs, where, free, shares=self._placer.shares, options=self.options, now=partition.now
+        search = Migrations(
+            jobs,
+            occupancy,
+            free,
+            shares=self._placer.shares,
+            options=self.options,
+            now=partition.now,
         )
-        return looked.best()
+        return search.best()
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """As stated; what waits is taken to be as fast as its relatives, if any were measured."""
+        """Return the stated rest; a waiting job is assumed to be as fast as its family."""
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
@@ -380,7 +370,6 @@ class Harmony(ImmediatePolicy):
         return max(0.0, job.stop_samples - job.samples_done) / speed if speed else math.inf
 
     def _settled_at(self, partition: Partition) -> Seconds | None:
-        """When the next job may be moved."""
         if self.options.migrations == "none":
             return None
         times = [job.moved_at + self.options.settle_s for job in partition.running]
@@ -388,20 +377,19 @@ class Harmony(ImmediatePolicy):
 
 
 def _planned(view: ClusterView, slots: Mapping[JobId, Sequence[SlotId]]) -> Occupancy:
-    """Everybody where this plan puts them; who may not be moved, where the view shows them."""
-    where = Occupancy.of(view)
+    """Return all jobs where this plan puts them; jobs that may not move as in the view."""
+    occupancy = Occupancy.of(view)
     for name, placed in slots.items():
-        where.put(name, Counter(map(node_of, placed)))
-    return where
+        occupancy.put(name, Counter(map(node_of, placed)))
+    return occupancy
 
 
 def due_size(job: JobView, partition: Partition) -> int:
-    """Slots of a gang; while it moves, it has more."""
+    """Return the slots of a gang without the second place that it has while it moves."""
     return min(len(job.running_on), max(job.least, min(job.wanted, useful_slots(job, partition))))
 
 
 def _first_slots(slots: Iterable[SlotId], layout: Layout) -> list[SlotId]:
-    """As many of the slots of each node as it says."""
     left = Counter(layout)
     found: list[SlotId] = []
     for slot in slots:
@@ -416,9 +404,9 @@ def _slots_of(
     slots: Mapping[JobId, Sequence[SlotId]],
     free: Mapping[NodeId, Sequence[SlotId]],
 ) -> dict[JobId, list[SlotId]]:
-    """Slots for layouts: its own first, then what is free or given up by the others of these."""
+    """Return slots for layouts: own ones first, then free ones or those that others give up."""
     kept: dict[JobId, list[SlotId]] = {}
-    rooms = {node: list(left) for node, left in free.items()}
+    spare = {node: list(left) for node, left in free.items()}
     for name, layout in layouts.items():
         left = Counter(layout)
         kept[name] = []
@@ -428,10 +416,10 @@ def _slots_of(
                 left[node] -= 1
                 kept[name].append(slot)
             else:
-                rooms[node].append(slot)
+                spare[node].append(slot)
     for name, layout in layouts.items():
         have = Counter(map(node_of, kept[name]))
         for node, many in layout.items():
             for _ in range(many - have[node]):
-                kept[name].append(rooms[node].pop(0))
+                kept[name].append(spare[node].pop(0))
     return kept

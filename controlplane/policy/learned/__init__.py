@@ -1,1 +1,1 @@
-"""Learned policies: neural networks, their training environments and model files."""
+"""Policies that decide with trained networks, and the files of their models."""

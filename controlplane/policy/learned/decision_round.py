@@ -1,8 +1,7 @@
-"""One round: action by action, from the sizes of now to those of the next round.
+"""Round of policy `drl`: actions change the sizes one by one until the round ends.
 
-The policy network: one small net for every job, another for the end of the round.
-
-What the network is shown: numbers of each job and of the cluster, all of the order of 1.
+The actor scores every job by the same small network, and the end of the round by another. Inputs
+are numbers of each job and of the cluster, all of the order of 1.
 """
 
 from __future__ import annotations
@@ -23,52 +22,42 @@ from controlplane.policy.learned.model_file import (
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from controlplane.prediction.step_times import steps_at
 
-INPUTS_VERSION: Final = 1  # raised whenever what an input means changes
+INPUTS_VERSION: Final = 1  # raised when the meaning of an input changes
 JOB_INPUTS: Final = 15
 CLUSTER_INPUTS: Final = 10
-MANY_SLOTS: Final = 8.0  # counts of slots are told in these
-LONG: Final = 8.0  # the logarithm of an hour's seconds, about
-SHORTEST_S: Final = 1e-6  # of a step
+SLOT_SCALE: Final = 8.0  # unit of counts of slots
+LOG_SCALE: Final = 8.0  # about the logarithm of an hour in seconds
+MIN_STEP_S: Final = 1e-6  # lower bound of a step
 
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """The N jobs that a round decides about, by row; seconds are on the controller's clock."""
+    """The N jobs that a round decides about, by row; arrays have shape (N,) unless stated."""
 
-    have: IntArray  # slots, shape (N,), as all others
+    have: IntArray  # current slots
     least: IntArray
-    cap: IntArray  # the most that it may have and can use; not below `least`
+    cap: IntArray  # maximum that it may have and can use; at least `least`
     wanted: IntArray
     batch: IntArray  # global, samples per step
-    coefficients: FloatArray  # of its step times, shape (N, 4)
+    coefficients: FloatArray  # of step times, shape (N, 4)
     steps_left: FloatArray
-    known: BoolArray  # whether its length is more than a guess
-    age_s: FloatArray  # since it was submitted
-    still_s: FloatArray  # since its group changed, or it began to wait
-    room: int  # slots for all of them
+    known: BoolArray  # False: the length is a guess
+    age_s: FloatArray  # since submission
+    still_s: FloatArray  # since the last change of the group, or the start of the wait
+    room: int  # slots for all jobs
 
     def step_s(self, slots: IntArray) -> FloatArray:
-        """Seconds of a step of each job.
-
-        Args:
-            slots: of each, shape (N,), at least 1.
-        """
+        """Return the seconds of a step of each job on `slots`, shape (N,), at least 1."""
         times = steps_at(self.coefficients, slots[:, None], self.batch[:, None])[:, 0]
-        return np.maximum(times, SHORTEST_S)
+        return np.maximum(times, MIN_STEP_S)
 
 
 def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
-    """What the network is told of each job.
+    """Return the network's inputs of each job, shape (N, JOB_INPUTS), for its slots so far.
 
-    DL2's state is the type, the age, the remaining work, the dominant share and the workers of
-    each job. Paper: a type is an index. Here: it is what was measured of jobs of that script and
-    model, which says something of new ones too.
-
-    Args:
-        sizes: slots that each has so far in this round, shape (N,); 0: it waits.
-
-    Returns:
-        Shape (N, JOB_INPUTS).
+    DL2's state is the type, the age, the remaining work, the dominant share and the workers of each
+    job. Paper: a type is an index. Here: it is what was measured of jobs of that script and model,
+    which also describes new types.
     """
     runs = sizes > 0
     now = np.maximum(sizes, table.least)
@@ -80,33 +69,28 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
     lost_s = np.maximum(0.0, shrunk_s - step_s) * table.steps_left
     columns = (
         runs,
-        sizes / MANY_SLOTS,
+        sizes / SLOT_SCALE,
         sizes / max(1, table.room),  # dominant share
-        np.log1p(table.age_s) / LONG,
-        np.log1p(step_s * table.steps_left) / LONG,  # remaining seconds at this size
+        np.log1p(table.age_s) / LOG_SCALE,
+        np.log1p(step_s * table.steps_left) / LOG_SCALE,  # remaining seconds at this size
         table.known,
-        table.wanted / MANY_SLOTS,
-        table.least / MANY_SLOTS,
+        table.wanted / SLOT_SCALE,
+        table.least / SLOT_SCALE,
         np.log10(step_s),
-        np.clip(1.0 - grown_s / step_s, -1.0, 1.0),  # what another slot brings
-        np.clip(shrunk_s / step_s - 1.0, -1.0, 1.0),  # and what one fewer costs
-        np.log1p(saved_s) / LONG,
-        np.log1p(lost_s) / LONG,
-        np.log1p(table.still_s) / LONG,
-        (sizes - table.have) / MANY_SLOTS,  # as this round has changed it so far
+        np.clip(1.0 - grown_s / step_s, -1.0, 1.0),  # gain of one more slot
+        np.clip(shrunk_s / step_s - 1.0, -1.0, 1.0),  # cost of one slot less
+        np.log1p(saved_s) / LOG_SCALE,
+        np.log1p(lost_s) / LOG_SCALE,
+        np.log1p(table.still_s) / LOG_SCALE,
+        (sizes - table.have) / SLOT_SCALE,  # change so far in this round
     )
     return np.column_stack([np.asarray(column, dtype=np.float64) for column in columns])
 
 
 def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatArray:
-    """What the network is told of the cluster.
+    """Return the network's inputs of the cluster, shape (CLUSTER_INPUTS,).
 
-    Args:
-        sizes: slots of each, shape (N,).
-        jobs: as `job_inputs` gave them, shape (N, JOB_INPUTS).
-
-    Returns:
-        Shape (CLUSTER_INPUTS,).
+    `sizes` has shape (N,); `jobs` are the `job_inputs`.
     """
     waits = sizes == 0
     waiting, running = int(waits.sum()), int((~waits).sum())
@@ -118,23 +102,23 @@ def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatA
     return np.array(
         [
             free / max(1, table.room),
-            min(free, 2.0 * MANY_SLOTS) / MANY_SLOTS,
+            min(free, 2.0 * SLOT_SCALE) / SLOT_SCALE,
             np.log1p(waiting) / 4.0,
             np.log1p(running) / 4.0,
-            table.room / max(1, running + waiting) / MANY_SLOTS,
-            np.log1p(queued_s / max(1, table.room)) / LONG,  # to work off all that waits
+            table.room / max(1, running + waiting) / SLOT_SCALE,
+            np.log1p(queued_s / max(1, table.room)) / LOG_SCALE,  # to finish all waiting work
             float(fits.any()),
-            jobs[grows, 11].max(initial=0.0),  # the most that a slot could save
-            jobs[shrinks, 12].min(initial=2.0),  # the least that a slot could cost
+            jobs[grows, 11].max(initial=0.0),  # greatest saving by a slot
+            jobs[shrinks, 12].min(initial=2.0),  # least cost of a slot
             float((sizes != table.have).any()),
         ]
     )
 
 
 POLICY: Final = "drl"
-SHIPPED: Final = "drl.npz"  # beside this module
-HIDDEN: Final = 32  # units of each layer between
-ACTIONS: Final = 3  # of each job: more, fewer, same
+SHIPPED_FILE: Final = "drl.npz"  # beside this module
+HIDDEN: Final = 32  # units of each hidden layer
+ACTIONS: Final = 3  # per job: more, fewer, same
 JOB_NET: Final = (JOB_INPUTS + CLUSTER_INPUTS, HIDDEN, HIDDEN, ACTIONS)  # widths
 END_NET: Final = (CLUSTER_INPUTS, HIDDEN, 1)
 SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
@@ -146,25 +130,19 @@ SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
 class Actor:
     """Scores the actions of a round.
 
-    Every job is scored by the same net, from its own inputs and those of the cluster. So the
-    number of jobs and slots is free, and a type of job is what was measured of it, not an index:
-    one that was never trained on is nothing special.
+    Every job is scored by the same network, from its own inputs and those of the cluster. So the
+    number of jobs and slots is free, and so are types of jobs, which are described by measurements
+    and not by an index.
     """
 
     def __init__(self, arrays: Mapping[str, FloatArray]) -> None:
-        """Take the nets out of a model."""
         self._job = dense_net("job", arrays)
         self._end = dense_net("end", arrays)
 
     def logits(self, jobs: FloatArray, cluster: FloatArray) -> FloatArray:
-        """Of every action, legal or not.
+        """Return the logits of all actions, legal or not, shape (3 N + 1,).
 
-        Args:
-            jobs: shape (N, JOB_INPUTS).
-            cluster: shape (CLUSTER_INPUTS,).
-
-        Returns:
-            Shape (3 N + 1,): more, fewer, same of the first job, of the next; the end of the round.
+        More, fewer and same of each job in turn; then the end of the round.
         """
         both = np.hstack((jobs, np.broadcast_to(cluster, (len(jobs), len(cluster)))))
         end = self._end(cluster[None, :])
@@ -172,10 +150,7 @@ class Actor:
 
 
 def read_actor_model(file: str | None) -> LearnedModel:
-    """The model of policy `drl`, checked.
-
-    Args:
-        file: path of it; None: the one that ships.
+    """Return the model of policy `drl`, checked; the shipped one for None.
 
     Raises:
         SettingsError: if it cannot be used.
@@ -183,7 +158,7 @@ def read_actor_model(file: str | None) -> LearnedModel:
     if file is None:
         package = __name__.rpartition(".")[0]
         return shipped_model(
-            package, SHIPPED, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES
+            package, SHIPPED_FILE, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES
         )
     return read_model(file, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES)
 
@@ -195,7 +170,7 @@ SAME: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the network is asked: one action, of 3 for each of N jobs and the end of the round."""
+    """Input for the choice of one action: one of 3 for each of N jobs, or the end of the round."""
 
     jobs: FloatArray  # shape (N, JOB_INPUTS)
     cluster: FloatArray  # shape (CLUSTER_INPUTS,)
@@ -208,22 +183,16 @@ Choose = Callable[[Moment], int]
 
 
 class DecisionRound:
-    """Applies actions to sizes, and says which are legal.
+    """Applies actions to sizes, and determines the legal ones.
 
-    More gives a running job one slot, and a waiting one its least; fewer takes one, and what is
-    left of a job that has its least only where jobs may be stopped; same leaves a job as it is for
-    this round. What was begun with a job goes on in that direction only, so that a round ends.
-    Where a waiting job fits, nothing but a start is legal as a round's first action, and while
-    nobody runs.
+    "More" gives a running job one slot, and a waiting one its minimum. "Fewer" takes one slot; it
+    takes all slots of a job at its minimum, which is legal only with `preempt`. "Same" keeps a job
+    unchanged for this round. A job that changed may only change further in the same direction, so
+    that a round ends; with `one_job` no other job may change then. Where a waiting job fits, only
+    starts are legal as the first action of a round, and while no job runs.
     """
 
     def __init__(self, table: JobTable, *, one_job: bool, preempt: bool) -> None:
-        """Begin with the sizes of now.
-
-        Args:
-            one_job: whether only one of them may change.
-            preempt: whether a running job may be stopped.
-        """
         self._table = table
         self._one_job, self._preempt = one_job, preempt
         self.sizes: IntArray = table.have.copy()
@@ -231,14 +200,7 @@ class DecisionRound:
         self._ended = False
 
     def run(self, choose: Choose) -> IntArray:
-        """Ask for actions until the round ends, or nothing but its end is legal.
-
-        Args:
-            choose: gives the index of a legal action.
-
-        Returns:
-            Slots of each job, shape (N,).
-        """
+        """Apply chosen actions until the round ends, or only its end is legal; return the slots."""
         while not self._ended:
             legal = self._legal()
             if not legal[:-1].any():
@@ -262,23 +224,23 @@ class DecisionRound:
         fewer &= (sizes > table.least) | self._preempt
         starts = more & ~runs
         begins = not changed.any() or not runs.any()
-        if begins and starts.any():  # no model can keep slots idle beside those who wait
+        if begins and starts.any():  # no model may keep slots idle while jobs wait
             no = np.zeros_like(starts)
             return np.append(np.column_stack((starts, no, no)).ravel(), False)
         legal = np.column_stack((more, fewer, open_ & (more | fewer))).ravel()
         return np.append(legal, True)
 
     def _apply(self, action: int) -> None:
-        row, what = divmod(action, ACTIONS)
+        row, kind = divmod(action, ACTIONS)
         if row == len(self.sizes):
             self._ended = True
-        elif what == SAME:
+        elif kind == SAME:
             self._settled[row] = True
         else:
-            self.sizes[row] = self._moved(row, what)
+            self.sizes[row] = self._changed_size(row, kind)
 
-    def _moved(self, row: int, what: int) -> int:
+    def _changed_size(self, row: int, kind: int) -> int:
         size, least = int(self.sizes[row]), int(self._table.least[row])
-        if what == MORE:
+        if kind == MORE:
             return size + 1 if size else least
         return size - 1 if size > least else 0

@@ -1,8 +1,6 @@
 """Sizes by a policy network, one job at a time (ONES section 4.1, after Gong et al., IWQoS '19).
 
-What can be chosen about `drl`.
-
-What a cluster can know of jobs beforehand: how fast they would be, and how long they last.
+`ObservedJobs` is what a cluster can know of jobs: their speeds and remaining steps.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ from controlplane.policy.learned.decision_round import (
     read_actor_model,
 )
 from controlplane.policy.learned.model_file import LearnedModel, softmax
-from controlplane.policy.options import LEAST_ROUND_S, refuse_above, refuse_below
+from controlplane.policy.options import MIN_ROUND_S, refuse_above, refuse_below
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.rounds import Rounds, fit_targets
 from controlplane.policy.placement.slot_partition import (
     Partition,
@@ -55,17 +53,17 @@ from schemas.ids import JobId, Seconds
 class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `drl`, table `[policy.options]` of the controller's settings."""
 
-    model: str | None = None  # path of a model's file; none: the one that ships
-    interval_s: float = 5.0  # a round: sizes are chosen at most so often
-    one_job: bool = True  # re-scheduled in each round, as the paper says of DRL; else any number
-    preempt: bool = False  # whether a running job may be stopped; the paper: no
-    most: int | None = None  # slots of one job
+    model: str | None = None  # path of a model file; None: the shipped model
+    interval_s: float = 5.0  # minimum length of a round
+    one_job: bool = True  # one job changes per round, as in the paper's DRL; else any number
+    preempt: bool = False  # True: running jobs may be stopped; paper: no
+    most: int | None = None  # maximum slots of one job
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, and a model that cannot be used."""
-        refuse_below(self, {"interval_s": LEAST_ROUND_S})
+        """Check the ranges, and that the model can be used."""
+        refuse_below(self, {"interval_s": MIN_ROUND_S})
         refuse_above(self, {"interval_s": 3600.0})
         if self.most is not None:
             refuse_below(self, {"most": 1})
@@ -73,34 +71,29 @@ class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             read_actor_model(self.model)
 
 
-KEPT_RELATIVES: Final = 200  # the latest: a bound on memory
-FIRST_STEPS: Final = 1000  # that a job is thought to have, if nothing at all is known
-DRIFT: Final = 0.05  # of a measured time, that makes its family's speeds be fitted again
+MAX_RELATIVES: Final = 200  # the latest; bounds memory
+DEFAULT_STEPS: Final = 1000  # assumed length of a job without any information
+DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
 
 
 @dataclass(slots=True)
 class _Family:
     """Jobs of one script and model."""
 
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    reached: int = 0  # samples, by the job that came furthest
-    left: dict[int, float] = field(default_factory=dict)  # samples done -> to come, until news
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    reached: int = 0  # most samples that a job reached
+    left: dict[int, float] = field(default_factory=dict)  # samples done -> left, until an event
 
 
 class ObservedJobs:
-    """Speeds and lengths by family; a job without one is a family of its own."""
+    """Speeds and lengths by family; a job without a family is a family of its own."""
 
     def __init__(self) -> None:
-        """Begin with nothing learnt."""
         self._speeds = RingSpeeds(DRIFT)
         self._families: dict[str, _Family] = {}
 
     def observe(self, event: PolicyEvent) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: epochs and telemetry teach speeds, a job's end how long relatives last.
-        """
+        """Learn speeds from epochs and telemetry, and lengths from jobs that ended."""
         match event:
             case EpochSeen() | StepsSeen():
                 self._speeds.observe(event)
@@ -113,19 +106,19 @@ class ObservedJobs:
                 if event.succeeded and event.samples_done:
                     family.finished.append(event.samples_done)
                 family.reached = max(family.reached, event.samples_done)
-                if not event.family:  # nobody is related to it
+                if not event.family:  # its records are of no use to other jobs
                     self._families.pop(f"job {event.job}", None)
                     self._speeds.forget(event.job)
 
     def coefficients(self, job: JobView) -> tuple[float, float, float, float]:
-        """Of the model of its step times at its user's batch (`prediction.ring_step_time`)."""
+        """Return the coefficients of the step time model (`StepModel`) at the user's batch."""
         return self._speeds.model(job).coefficients
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps of its user's batch that it has left.
+        """Return the remaining steps of the user's batch.
 
-        By what its user stated; else as long as its relatives lasted; else as many again as it
-        has made, or an epoch.
+        From the stated work; else from the lengths of the family; else as many again as done, or an
+        epoch.
         """
         family = self._family(job.family, job.job)
         if job.stop_samples is not None:
@@ -135,11 +128,11 @@ class ObservedJobs:
         done = job.samples_done
         if done not in family.left:
             family.left[done] = remaining_samples(done, None, family.finished, family.reached)
-        left = family.left[done] or float(job.epoch_samples or FIRST_STEPS * job.batch_size)
+        left = family.left[done] or float(job.epoch_samples or DEFAULT_STEPS * job.batch_size)
         return left / job.batch_size
 
     def length_known(self, job: JobView) -> bool:
-        """Whether its length was stated, or a relative has finished."""
+        """True if the length was stated, or a job of the family has finished."""
         return job.stop_samples is not None or bool(self._family(job.family, job.job).finished)
 
     def _family(self, name: str, job: JobId) -> _Family:
@@ -147,56 +140,50 @@ class ObservedJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What the last round had to do with a job."""
+class RoundFacts:
+    """Facts about a job in the last round, for its reason."""
 
-    probability: float  # of the action taken on it; of one that waits: of its start
-    remaining_s: float  # on the slots that it gets, or would start with
-    known: bool  # whether that is more than a guess
+    probability: float  # of the action taken; for a waiting job of its start
+    remaining_s: float  # on its slots, or on those that it would start with
+    known: bool  # False: `remaining_s` is a guess
 
 
 class Drl(ImmediatePolicy):
-    """A network gives slots job by job, in rounds; sizes hold in between.
+    """A network gives out slots job by job, in rounds; sizes hold in between.
 
-    The batch stays the user's, and a running job is never stopped (the paper's Table 3), unless
-    `preempt` says so. It is evaluated by its most probable action: nothing is drawn.
+    Batches stay the users', and a running job is never stopped (the paper's Table 3), unless
+    `preempt` is set. The most probable action is taken; nothing is random.
+
+    Raises:
+        SettingsError: if the model cannot be used.
     """
 
     def __init__(
         self, options: DrlOptions | None = None, model: LearnedModel | None = None
     ) -> None:
-        """Load the model; the first plan begins a slot.
-
-        Args:
-            options: of its settings; None for the defaults.
-            model: to decide by; None: the one that the options name.
-
-        Raises:
-            SettingsError: if the model cannot be used.
-        """
         self.options = options or DrlOptions()
         model = model or read_actor_model(self.options.model)
         self._trained_on = model.card.slots
         self._actor = Actor(model.arrays)
         self._observed = ObservedJobs()
-        self._placer = placer_of(self.options.placer, self.options.moves)
+        self._placer = make_placer(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
-        self._targets: dict[JobId, int] = {}  # slots of each job of the last round
-        self._said: dict[JobId, Said] = {}
-        self._decided_for: frozenset[JobId] = frozenset()  # all jobs of the view then
-        self._changed = False  # whether it changed anything
-        self._beyond = ""  # said where the cluster is none that the model was trained on
+        self._targets: dict[JobId, int] = {}  # slots of each job in the last round
+        self._facts: dict[JobId, RoundFacts] = {}
+        self._decided_for: frozenset[JobId] = frozenset()  # all jobs of the view in the last round
+        self._changed = False  # True if the last round changed a size
+        self._range_note = ""  # note for clusters outside the training range
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds and lengths, and let the placer learn."""
+        """Learn speeds and lengths."""
         self._observed.observe(event)
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """The sizes of the last round, as far as there is room for them by now."""
+        """Return the sizes of the last round, as far as there is room for them now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
-            self._beyond = beyond(self._trained_on, len(view.slots))
+            self._range_note = training_range_note(self._trained_on, len(view.slots))
             self._decide(partition)
             self._rounds.begin(now)
         sizes = fit_targets(partition, self._targets, fixed_batches=True)
@@ -211,14 +198,9 @@ class Drl(ImmediatePolicy):
         )
 
     def pick(self, moment: Moment, odds: FloatArray, now: Seconds) -> int:
-        """The most probable action; of equal ones the first. A training overrides this.
+        """Return the index of the most probable action, the first of equal ones.
 
-        Args:
-            odds: probability of every action, shape (3 N + 1,).
-            now: seconds on the controller's clock.
-
-        Returns:
-            Index of a legal action.
+        Trainings override this. `odds` are the probabilities of all actions, shape (3 N + 1,).
         """
         return int(odds.argmax())
 
@@ -242,8 +224,8 @@ class Drl(ImmediatePolicy):
         left_s = table.step_s(np.maximum(sizes, table.least)) * table.steps_left
         self._changed = bool((sizes != table.have).any())
         self._decided_for = frozenset(partition.view.jobs)
-        self._said = {
-            job.job: Said(odds.get(job.job, 0.0), seconds, known)
+        self._facts = {
+            job.job: RoundFacts(odds.get(job.job, 0.0), seconds, known)
             for job, seconds, known in zip(jobs, left_s.tolist(), table.known.tolist(), strict=True)
         }
         leaving = {job.job: self._targets.get(job.job, 0) for job in partition.leaving}
@@ -251,34 +233,30 @@ class Drl(ImmediatePolicy):
         self._targets = leaving | chosen
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        target, said = self._targets.get(job.job), self._said.get(job.job)
-        if target is None or said is None:
+        target, facts = self._targets.get(job.job), self._facts.get(job.job)
+        if target is None or facts is None:
             return "sizes are chosen again in the next round", {}
         numbers = {
             "target": float(target),
-            "probability": said.probability,
-            "remaining_s": said.remaining_s,
+            "probability": facts.probability,
+            "remaining_s": facts.remaining_s,
         }
         if slots:
-            rest = f", about {said.remaining_s:.0f} s left on them" if said.known else ""
+            rest = f", about {facts.remaining_s:.0f} s left on them" if facts.known else ""
             words = f"the network's choice{rest}"
         elif target:
             words = f"its {slots_in_words(target)} are not free yet"
         else:
-            words = "the network does not start it as yet"
-        return words + self._beyond, numbers
+            words = "the network does not start it yet"
+        return words + self._range_note, numbers
 
 
-def beyond(trained_on: tuple[int, int], slots: int) -> str:
-    """What to say of a cluster that is smaller or larger than those of the training; often nothing.
-
-    Args:
-        trained_on: slots of its clusters, from and to.
-    """
+def training_range_note(trained_on: tuple[int, int], slots: int) -> str:
+    """Return a note if the cluster is smaller or larger than those of the training, else ""."""
     least, most = trained_on
     if least <= slots <= most:
         return ""
-    return f" (it was trained on {least} to {most} slots, here are {slots})"
+    return f" (it was trained on {least} to {most} slots; this cluster has {slots})"
 
 
 def job_table(
@@ -288,12 +266,9 @@ def job_table(
     targets: Mapping[JobId, int],
     most: int | None,
 ) -> JobTable:
-    """What a round knows of the jobs that may change.
+    """Return the facts about the N jobs that may change in a round.
 
-    Args:
-        jobs: running and waiting ones, N of them.
-        targets: slots of jobs whose own are just being freed: these are kept for them.
-        most: slots of one job; None: no more than it allows.
+    The last `targets` of jobs whose slots are being freed stay reserved.
     """
     now = partition.now
     caps = [max(j.least, min(useful_slots(j, partition), most or j.most)) for j in jobs]

@@ -1,7 +1,4 @@
-"""What a trained model of `harmony-drl` holds, and how it is taken out of its file.
-
-A gang is placed worker by worker: every node with room is scored, one of them is chosen.
-"""
+"""Trained model of `harmony-drl`, and placement of a gang by it, worker by worker."""
 
 from __future__ import annotations
 
@@ -27,36 +24,32 @@ from controlplane.policy.learned.shared_nodes import WORKERS, RewardModel, Share
 from controlplane.prediction import FloatArray, IntArray
 from schemas.errors import SettingsError
 
-STRUCTURE: Final = 12  # features of a node that are not about classes
+STRUCTURE: Final = 12  # features of a node other than classes
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """pi(s, a): a score for each node, with the same numbers for every node.
+    """pi(s, a): a score for each node, from a network that all nodes share.
 
-    Paper: one output for each server, so that a policy is for one number of servers. Here: a
-    scorer that all nodes share, so that the cluster may grow. And the score begins as what the
-    reward model expects, which the network corrects: before any training it is the greedy choice.
+    Paper: one output for each server, so that a policy is for one number of servers. Here: one
+        scorer
+    for all nodes, so that the cluster may grow. The score starts from the loss that the reward
+    model expects, which the network corrects: before any training it is the greedy choice.
     """
 
-    net: DenseNet  # inputs as of `features_of`
-    sharpness: float  # of the expected loss of speed, in units of the score
+    net: DenseNet  # inputs: `features_of`
+    sharpness: float  # weight of the expected loss of speed in the score
 
     def scores(self, costs: FloatArray, features: FloatArray) -> FloatArray:
-        """Logits of candidates; the greatest is the best.
-
-        Args:
-            costs: expected losses of speed by this worker, shape (M,).
-            features: shape (M, inputs).
-        """
+        """Return the logits of the candidates by expected costs; the greatest is the best."""
         return self.net(features)[:, 0] - self.sharpness * costs
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Nodes for one worker, as the actor scores them."""
+    """Nodes for one worker, with their scores."""
 
-    nodes: IntArray  # M candidates
+    nodes: IntArray  # shape (M,)
     costs: FloatArray  # shape (M,)
     features: FloatArray  # shape (M, inputs)
     own: FloatArray  # expected loss of the job itself, shape (M,)
@@ -65,31 +58,27 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One worker's node, and what it was chosen from."""
+    """Node of one worker, and its alternatives."""
 
     among: Candidates
-    place: int  # among them
+    place: int  # index in `among`
 
     @property
     def node(self) -> int:
-        """Its number."""
+        """Number of the node."""
         return int(self.among.nodes[self.place])
 
     @property
     def score(self) -> float:
-        """Of that node."""
+        """Score of the node."""
         return float(self.among.scores[self.place])
 
 
-Choose = Callable[[Candidates], int]  # the place of one of them
+Choose = Callable[[Candidates], int]  # returns the index of one candidate
 
 
 def place_gang(shared: SharedNodes, actor: Actor, name: str, choose: Choose) -> list[Choice]:
-    """Give a job nodes for its workers, one after the other.
-
-    Args:
-        shared: with room for it; it was added, and has no worker yet.
-    """
+    """Place the workers of a job, which has none yet, on nodes, one after the other."""
     choices: list[Choice] = []
     for _ in range(shared.jobs[name].size):
         nodes = nodes_with_room(shared)
@@ -105,10 +94,7 @@ def place_gang(shared: SharedNodes, actor: Actor, name: str, choose: Choose) -> 
 
 
 def nodes_with_room(shared: SharedNodes) -> IntArray:
-    """Nodes that the mask leaves: those with a free slot.
-
-    Of empty nodes that are alike the first stands for all.
-    """
+    """Return the nodes with a free slot; of equal empty nodes only the first."""
     found: list[int] = []
     empty: set[int] = set()
     for node in np.flatnonzero(shared.free > 0).tolist():
@@ -128,27 +114,21 @@ def features_of(
     own: FloatArray,
     neighbours: FloatArray,
 ) -> FloatArray:
-    """What the actor sees of each candidate: s = (x, r, w, p, v, d) of the paper, from its side.
+    """Return the actor's inputs for each candidate, shape (M, 12 + 2 classes).
 
-    Slots are the only resource that a node gives out here (r, v), and parameter servers have none.
-
-    Args:
-        name: of the job, some of whose workers may be placed.
-        own: expected loss of the job on each, shape (M,).
-        neighbours: what it would cost those that are there, shape (M,).
-
-    Returns:
-        Shape (M, 12 + 2 classes).
+    s = (x, r, w, p, v, d) of the paper, per node. Slots are the only resource that a node gives
+    out here (r, v), and parameter servers use none. `own` and `neighbours` are the expected losses
+    of the job and of the jobs there by one more worker, shape (M,).
     """
     job, classes = shared.jobs[name], shared.model.classes
     placed = sum(job.workers.values())
     left = job.size - placed
     free, size = shared.free[nodes], shared.sizes[nodes]
-    here = np.array([job.workers.get(node, 0) for node in nodes.tolist()], dtype=np.float64)
+    own_workers = np.array([job.workers.get(node, 0) for node in nodes.tolist()], dtype=np.float64)
     found = np.zeros((len(nodes), STRUCTURE + 2 * classes))
     found[:, 0], found[:, 1] = own, neighbours
     found[:, 2] = (free - 1) / size
-    found[:, 3] = here / WORKERS
+    found[:, 3] = own_workers / WORKERS
     found[:, 4] = free >= left
     found[:, 5] = free == left
     found[:, 6] = (size - free) == 0
@@ -163,16 +143,12 @@ def features_of(
 
 
 def best(among: Candidates) -> int:
-    """The place of the greatest score; the first of several.
-
-    Args:
-        among: at least one.
-    """
+    """Return the index of the greatest score; the first of equal ones."""
     return int(np.argmax(among.scores))
 
 
 def sampled(rng: Generator) -> Choose:
-    """Chooses each as probable as the policy says."""
+    """Return a chooser that draws from the policy's probabilities."""
 
     def choose(among: Candidates) -> int:
         return int(rng.choice(len(among.scores), p=softmax(among.scores)))
@@ -182,8 +158,8 @@ def sampled(rng: Generator) -> Choose:
 
 POLICY: Final = "harmony-drl"
 PACKAGE: Final = "controlplane.policy.learned"
-FEATURES: Final = 1  # version of what the networks are shown
-CLASSES: Final = 12  # L of the paper: those that were trained, and some for families of a cluster
+FEATURES: Final = 1  # version of the networks' inputs
+CLASSES: Final = 12  # L of the paper: trained classes, and some for other families of a cluster
 HIDDEN: Final = 32
 SHAPES: Final = {
     **dense_shapes("beside", [4 * CLASSES + 2, HIDDEN, 1]),
@@ -195,27 +171,24 @@ SHAPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """Both networks of the paper, and whom they know."""
+    """Both networks of the paper, and the families that they know."""
 
     reward: RewardModel
     actor: Actor
-    families: tuple[str, ...]  # by number of their class, fewer than CLASSES
+    families: tuple[str, ...]  # by number of class, fewer than CLASSES
 
 
 def load(file: str | None) -> TrainedModel:
-    """A model from its file.
-
-    Args:
-        file: path; None: the one that ships.
+    """Return a model from its file; the shipped one for None.
 
     Raises:
-        SettingsError: if it is none, or of another version, policy or shape.
+        SettingsError: if it is no model, or of another version, policy or shape.
     """
     return unpack(_read(file))
 
 
 def load_card(file: str | None) -> ModelCard:
-    """What made a model.
+    """Return the card of a model.
 
     Raises:
         SettingsError: as `load` does.
@@ -224,14 +197,14 @@ def load_card(file: str | None) -> ModelCard:
 
 
 def unpack(model: LearnedModel) -> TrainedModel:
-    """Its networks.
+    """Return the networks of a model.
 
     Raises:
-        SettingsError: if its card names families that cannot have numbers.
+        SettingsError: if its card has too many families, or one twice.
     """
     arrays, families = model.arrays, model.card.families
     if len(families) >= CLASSES:
-        raise _refusal(f"{len(families)} families, {CLASSES - 1} are the most")
+        raise _refusal(f"{len(families)} families, more than {CLASSES - 1}")
     for name in families:
         if families.count(name) > 1:
             raise _refusal(f"family {name!r} twice")
@@ -248,5 +221,5 @@ def _read(file: str | None) -> LearnedModel:
     )
 
 
-def _refusal(what: str) -> SettingsError:
-    return SettingsError(f"{FIELD}: a model with {what}", "train another one", FIELD)
+def _refusal(problem: str) -> SettingsError:
+    return SettingsError(f"{FIELD}: a model with {problem}", "train another one", FIELD)

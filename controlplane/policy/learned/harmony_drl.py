@@ -1,10 +1,6 @@
-"""`harmony-drl`: a network places gangs where jobs disturb each other least (INFOCOM 2019).
+"""Policy `harmony-drl`: a network places gangs where jobs disturb each other least (INFOCOM 2019).
 
-What can be chosen about Harmony's learned placement.
-
-Why a job is where it is: which node's score won, and what is expected there.
-
-A view as the networks take it: nodes and classes by number.
+Also here: the view as the networks take it, and the reasons for a job's place.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ from controlplane.policy.learned.gang_model import (
 from controlplane.policy.learned.reported_speeds import ReportedSpeeds
 from controlplane.policy.learned.shared_nodes import RewardModel, SharedNodes
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.shares import line_of
+from controlplane.policy.placement.shares import backfill_queue
 from controlplane.policy.placement.slot_partition import (
     compose_plan,
     gang_size,
@@ -57,37 +53,37 @@ if TYPE_CHECKING:
 class HarmonyDrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `harmony-drl`, table `[policy.options]` of the controller's settings."""
 
-    model: str | None = None  # path of a model's file; none: the one that ships
-    backfill: bool = True  # start a job before one that waits for more slots, if that delays nobody
-    learn: bool = True  # the reward model goes on learning from the speeds that jobs report
-    explore: bool = False  # nodes by chance, as probable as the policy says; else the best
-    seed: int = 0  # of that chance
+    model: str | None = None  # path of a model file; None: the shipped model
+    backfill: bool = True  # start small jobs before a large one that waits, without delaying it
+    learn: bool = True  # train the reward model on reported speeds
+    explore: bool = False  # draw nodes from the policy's probabilities; else the best
+    seed: int = 0  # for `explore`
 
     def __post_init__(self) -> None:
-        """Refuse a model that cannot be used."""
+        """Check that the model can be used."""
         if self.model is not None:
             load(self.model)
 
 
-NOTHING: Final = 0.005  # share of a job's speed: less is not worth a word
+MIN_NAMED_COST: Final = 0.005  # share of a job's speed below which a cost is not mentioned
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Why a job is where it is."""
+    """Reason for a job's place."""
 
     words: str
     numbers: dict[str, float] = field(default_factory=dict)
 
 
 def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
-    """The nodes that won, what is expected there, and by how much they won."""
+    """Return the nodes with the best scores, the expected losses there, and the next best node."""
     first, last = choices[0], choices[-1]
     names = list(dict.fromkeys(nodes[choice.node] for choice in choices))
     own = float(last.among.own[last.place])
     costs = math.fsum(float((one.among.costs - one.among.own)[one.place]) for one in choices)
     numbers = {"own_loss": own, "neighbours_loss": costs, "score": first.score}
-    words = f"{' and '.join(names)} scored best: {_expected(own, costs)}"
+    words = f"{' and '.join(names)} scored best: {_expected_words(own, costs)}"
     others = np.delete(first.among.scores, first.place)
     if len(others):
         at = int(np.argmax(others))
@@ -97,41 +93,31 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
     return Explained(words, numbers)
 
 
-def waits(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
-    """Why a job waits.
-
-    Args:
-        free: slots, before anybody was started.
-    """
+def wait_reason(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
+    """Return the reason for a wait; `free` are the free slots before any start."""
     behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
     text = f"for {slots_in_words(needs)}{behind}, {free} were free"
     return text, {"needs": float(needs), "free": float(free), "ahead": float(ahead)}
 
 
-def _expected(own: float, neighbours: float) -> str:
+def _expected_words(own: float, neighbours: float) -> str:
     mine = f"it keeps {100.0 * (1.0 - own):.0f}% of its speed"
-    if neighbours < NOTHING:
-        return f"{mine} and costs nobody any"
+    if neighbours < MIN_NAMED_COST:
+        return f"{mine} and costs no neighbour any"
     return f"{mine} and costs its neighbours {100.0 * neighbours:.0f}% of one job's"
 
 
 class Classes:
-    """Numbers of families: those that were trained, then others as they come."""
+    """Numbers of families: the trained ones, then others in the order of their appearance."""
 
     def __init__(self, trained: Sequence[str]) -> None:
-        """Begin with those that were trained.
-
-        Args:
-            trained: families as job files state them, by number.
-        """
         self._trained = {name: number for number, name in enumerate(trained)}
         self._others: dict[str, int] = {}
 
     def number(self, family: str) -> int:
-        """Of a family; when all numbers are given, the last one stands for all that follow.
+        """Return the number of a family; the last number stands for all further families.
 
-        Args:
-            family: of a job, as views have it: behind the name of its user, if it was stated.
+        Views put the name of its user before a family that a job file states.
         """
         trained = self._trained.get(family.partition("/")[2])
         if trained is not None:
@@ -149,22 +135,17 @@ class Situation:
 
     nodes: list[NodeId]
     shared: SharedNodes
-    slots: list[list[SlotId]]  # of each node, that can be given out now
+    slots: list[list[SlotId]]  # free slots of each node
 
     def take(self, nodes: Sequence[int]) -> list[SlotId]:
-        """A free slot of each node, node by node."""
+        """Take a free slot of each node, node by node."""
         order = sorted(nodes, key=nodes.index)
         return [self.slots[node].pop(0) for node in order]
 
 
 def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situation:
-    """Who is where, and what is free.
-
-    Args:
-        model: predicts what jobs cost each other.
-        classes: gets the families that it does not know.
-    """
-    # A job that changes may count on a slot whose process is gone already.
+    """Return the placement and the free slots of a view; adds unknown families to `classes`."""
+    # A job that is changing may still need a slot whose process has exited.
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     free: dict[NodeId, list[SlotId]] = {slot.node: [] for slot in view.slots}
     sizes = dict.fromkeys(free, 0)
@@ -188,32 +169,26 @@ def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situat
 
 
 class HarmonyDrl(ImmediatePolicy):
-    """Places gangs of the wanted size in order of arrival, worker by worker; moves nobody.
+    """Places gangs of the wanted size in order of arrival, worker by worker; moves no job.
 
-    See the README of this room.
+    See the README of this folder.
+
+    Raises:
+        SettingsError: if the model cannot be used.
     """
 
     def __init__(
         self, options: HarmonyDrlOptions | None = None, model: TrainedModel | None = None
     ) -> None:
-        """Load the model.
-
-        Args:
-            options: of its settings; None for the defaults.
-            model: to decide by; None: the one that the options name.
-
-        Raises:
-            SettingsError: if the model cannot be used.
-        """
         self.options = options or HarmonyDrlOptions()
         trained = model or load(self.options.model)
         self._actor = trained.actor
         self._reports = ReportedSpeeds(trained.reward)
         self._classes = Classes(trained.families)
-        self._seen: Situation | None = None  # the last view
+        self._seen: Situation | None = None  # of the last view
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from a speed, if the job is where the last view showed it."""
+        """Learn from a speed if the job is where the last view showed it."""
         match event:
             case StepsSeen() | EpochSeen() if self.options.learn and self._seen is not None:
                 if isinstance(event, EpochSeen) and not event.whole:
@@ -226,41 +201,39 @@ class HarmonyDrl(ImmediatePolicy):
                 self._reports.add(shared, event.job, key, event.samples_per_s)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Take note of who is where, and let the reward model learn."""
+        """Record the places of jobs, and train the reward model."""
         self._reports.learn()
         self._seen = situation(view, self._reports.model, self._classes)
         return False
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Keep what runs; place who is next in line, as long as there is room."""
+        """Keep what runs; place the next jobs in the queue as long as there is room."""
         partition = partition_of(view, now)
-        here = situation(view, self._reports.model, self._classes)
-        room = int(here.shared.free.sum())
+        current = situation(view, self._reports.model, self._classes)
+        room = int(current.shared.free.sum())
         placed = {job.job: list(job.running_on) for job in partition.running}
-        partition.room = room + sum(map(len, placed.values()))  # nobody waits for who leaves
-        line = line_of(partition, self._remaining_s, backfill=self.options.backfill)
+        partition.room = room + sum(map(len, placed.values()))  # without slots that are leaving
+        queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
         explained: dict[JobId, Explained] = {}
-        for name, size in line.sizes.items():
+        for name, size in queue.sizes.items():
             if name not in placed:
-                here.shared.add(name, self._classes.number(view.jobs[name].family), size)
+                current.shared.add(name, self._classes.number(view.jobs[name].family), size)
                 choose = self._choose(name, view.version)
-                choices = place_gang(here.shared, self._actor, name, choose)
-                placed[name] = here.take([choice.node for choice in choices])
-                explained[name] = explain(choices, here.nodes)
+                choices = place_gang(current.shared, self._actor, name, choose)
+                placed[name] = current.take([choice.node for choice in choices])
+                explained[name] = explain(choices, current.nodes)
 
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
             if slots:
                 one = explained[job.job]
-                passed = line.before.get(job.job)
-                return one.words + (
-                    f"; it delays {passed} by nothing" if passed else ""
-                ), one.numbers
-            return waits(gang_size(job, partition), room, line.ahead.get(job.job, 0))
+                passed = queue.before.get(job.job)
+                return one.words + (f"; it does not delay {passed}" if passed else ""), one.numbers
+            return wait_reason(gang_size(job, partition), room, queue.ahead.get(job.job, 0))
 
         return compose_plan(partition, with_user_batches(partition, placed), why)
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """As stated, at the speed that it or its relatives reported; else infinite."""
+        """Return the stated rest at the speed of the job or its family; infinite if unknown."""
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
@@ -274,5 +247,4 @@ class HarmonyDrl(ImmediatePolicy):
 
 
 def _key(family: str, slots: int, batch: int) -> tuple[str, int, int]:
-    """Jobs of the same are as fast as each other alone."""
     return family, slots, batch

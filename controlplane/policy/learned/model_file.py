@@ -1,6 +1,6 @@
-"""A trained model in one file: numbers, and a card that says whose they are and where from.
+"""File format of trained models: arrays, and a card that describes the model and its training.
 
-A small dense network in plain numpy: what is trained with torch is evaluated without it.
+`DenseNet` evaluates in plain numpy what was trained with torch.
 """
 
 from __future__ import annotations
@@ -22,47 +22,51 @@ from controlplane.prediction import FloatArray
 from schemas.errors import SettingsError
 
 FORMAT: Final = 1
-CARD: Final = "card.json"  # beside the arrays, each of which is NAME.npy
+CARD: Final = "card.json"  # member beside the arrays, which are NAME.npy
 FIELD: Final = "policy.options.model"
-LARGEST_BYTES: Final = 16 << 20  # of a file, and of what is in it
-MADE_AT: Final = (1980, 1, 1, 0, 0, 0)  # of every member: the same model makes the same bytes
+MAX_BYTES: Final = 16 << 20  # of a file, and of its unpacked contents
+MEMBER_TIME: Final = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # of all members: equal models have equal bytes
 
 Shapes = Mapping[str, tuple[int, ...]]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model is, and how it came about."""
+    """Description of a model and of its training."""
 
     format: int = FORMAT
-    policy: str  # that it decides for, as the registry calls it
-    features: int  # version of what its inputs mean; another one needs another training
-    shapes: dict[str, tuple[Count, ...]]  # of its arrays
-    slots: tuple[Count, Count]  # of the clusters that it was trained on, from and to
-    cluster: str  # these clusters and their jobs, in words
-    families: tuple[str, ...] = ()  # of jobs, in the order of the numbers that stand for them
-    command: str  # that made it
+    policy: str  # name in the registry
+    features: int  # version of the meaning of its inputs; another one requires a new training
+    shapes: dict[str, tuple[Count, ...]]  # of the arrays
+    slots: tuple[Count, Count]  # smallest and largest cluster of the training
+    cluster: str  # description of these clusters and their jobs
+    families: tuple[str, ...] = ()  # of jobs, by class number
+    command: str  # of the training
     seed: int
-    date: str  # ISO 8601, of the day
-    figures: dict[str, float]  # of its training: what it cost, what it reached
+    date: str  # ISO 8601, day only
+    figures: dict[str, float]  # cost and results of the training
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedModel:
-    """A card and the arrays that it speaks of."""
+    """Arrays of a model, and their card."""
 
     card: ModelCard
     arrays: Mapping[str, FloatArray]
 
 
 def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
-    """The bytes of a model's file; the same for the same model.
+    """Return the bytes of a model's file; equal models have equal bytes.
 
-    An `.npz` as numpy reads it, in single precision, with the card beside the arrays. Nothing in
-    it is pickled.
-
-    Args:
-        card: its shapes are taken from the arrays.
+    An `.npz` as numpy reads it, in single precision, with the card beside the arrays, and without
+    pickled objects. The shapes of the card are taken from the arrays.
     """
     written = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
     shapes = {name: value.shape for name, value in written.items()}
@@ -79,32 +83,24 @@ def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
 
 
 def read_model(file: str, *, policy: str, features: int, shapes: Shapes) -> LearnedModel:
-    """A model of a user's own, checked.
-
-    Args:
-        features: version of the inputs that the policy gives it.
-        shapes: that its arrays have to have.
+    """Return a model from a user's file, checked.
 
     Raises:
-        SettingsError: naming the option, the file and what is wrong with it.
+        SettingsError: naming the option, the file and the problem.
     """
     try:
         with Path(file).open("rb") as opened:
-            data = opened.read(LARGEST_BYTES + 1)
+            data = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise _refusal(file, f"{said}", policy) from None
+        reason = getattr(error, "strerror", None) or error
+        raise _refusal(file, f"{reason}", policy) from None
     return decode_model(data, file, policy=policy, features=features, shapes=shapes)
 
 
 def shipped_model(
     package: str, file: str, *, policy: str, features: int, shapes: Shapes
 ) -> LearnedModel:
-    """The model that ships with a policy, checked like any other.
-
-    Args:
-        features: version of the inputs that the policy gives it.
-        shapes: that its arrays have to have.
+    """Return the model that ships with a policy, checked like a user's.
 
     Raises:
         SettingsError: if the installation has no such file, or a damaged one.
@@ -119,41 +115,36 @@ def shipped_model(
 def decode_model(
     data: bytes, name: str, *, policy: str, features: int, shapes: Shapes
 ) -> LearnedModel:
-    """A model from the bytes of its file.
-
-    Args:
-        name: of the file, for what is said about it.
-        features: version of the inputs that the policy gives it.
-        shapes: that its arrays have to have.
+    """Return a model from the bytes of its file; `name` appears in errors.
 
     Raises:
-        SettingsError: if the bytes are no whole model, or one of another version, policy or shape,
-            or not all of its numbers are finite.
+        SettingsError: if the bytes are no complete model, or one of another version, policy or
+            shape, or not all of its numbers are finite.
     """
-    if len(data) > LARGEST_BYTES:
-        raise _refusal(name, f"larger than {LARGEST_BYTES >> 20} MiB", policy)
+    if len(data) > MAX_BYTES:
+        raise _refusal(name, f"larger than {MAX_BYTES >> 20} MiB", policy)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
-            if sum(member.file_size for member in file.infolist()) > LARGEST_BYTES:
-                raise _refusal(name, f"larger than {LARGEST_BYTES >> 20} MiB", policy)
+            if sum(member.file_size for member in file.infolist()) > MAX_BYTES:
+                raise _refusal(name, f"larger than {MAX_BYTES >> 20} MiB", policy)
             card = _card(file.read(CARD), name, policy, features)
             _check_shapes(card, shapes, name, policy)
             arrays = {key: _array(file, key) for key in shapes}
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError):
-        raise _refusal(name, "no whole model file", policy) from None
-    except NotImplementedError:  # packed in a way that nobody asked for
-        raise _refusal(name, "no model file of ours", policy) from None
+        raise _refusal(name, "not a complete model file", policy) from None
+    except NotImplementedError:  # unknown compression
+        raise _refusal(name, "its compression is not supported", policy) from None
     for key, value in arrays.items():
         if value.shape != shapes[key]:
-            what = f"{key} has shape {value.shape}, not {tuple(shapes[key])}"
-            raise _refusal(name, what, policy)
+            problem = f"{key} has shape {value.shape}, not {tuple(shapes[key])}"
+            raise _refusal(name, problem, policy)
         if not np.isfinite(value).all():
-            raise _refusal(name, f"{key} has values that are no numbers", policy)
+            raise _refusal(name, f"{key} has values that are not finite", policy)
     return LearnedModel(card, arrays)
 
 
 def _card(text: bytes, name: str, policy: str, features: int) -> ModelCard:
-    """The card, if it is of this version and policy; those are looked at before all else."""
+    """Return the card, after its format, policy and version are checked."""
     try:
         head = msgspec.json.decode(text)
         made_for = (head["format"], head["policy"], head["features"])
@@ -164,8 +155,10 @@ def _card(text: bytes, name: str, policy: str, features: int) -> ModelCard:
     if made_for[1] != policy:
         raise _refusal(name, f"a model of policy {made_for[1]!r}, not of {policy!r}", policy)
     if made_for[2] != features:
-        what = f"trained on version {made_for[2]} of what the policy sees, this one has {features}"
-        raise _refusal(name, what, policy)
+        problem = (
+            f"trained on version {made_for[2]} of what the policy sees, this one has {features}"
+        )
+        raise _refusal(name, problem, policy)
     try:
         return msgspec.convert(head, ModelCard)
     except msgspec.ValidationError as error:
@@ -176,8 +169,10 @@ def _check_shapes(card: ModelCard, shapes: Shapes, name: str, policy: str) -> No
     for key, shape in shapes.items():
         found = card.shapes.get(key)
         if found != tuple(shape):
-            what = f"{key} has shape {found}, not {tuple(shape)}" if found else f"{key} is missing"
-            raise _refusal(name, what, policy)
+            problem = (
+                f"{key} has shape {found}, not {tuple(shape)}" if found else f"{key} is missing"
+            )
+            raise _refusal(name, problem, policy)
 
 
 def _array(file: zipfile.ZipFile, key: str) -> FloatArray:
@@ -187,14 +182,14 @@ def _array(file: zipfile.ZipFile, key: str) -> FloatArray:
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    member = zipfile.ZipInfo(name, MADE_AT)
+    member = zipfile.ZipInfo(name, MEMBER_TIME)
     member.compress_type = zipfile.ZIP_DEFLATED
     return member
 
 
-def _refusal(name: str, what: str, policy: str) -> SettingsError:
+def _refusal(name: str, problem: str, policy: str) -> SettingsError:
     remedy = f"leave it out for the model that ships, or: ones sim train {policy} --out FILE"
-    return SettingsError(f"{FIELD}: {name}: {what}", remedy, FIELD)
+    return SettingsError(f"{FIELD}: {name}: {problem}", remedy, FIELD)
 
 
 Layer = tuple[FloatArray, FloatArray]  # weights, shape (in, out), and biases, shape (out,)
@@ -202,19 +197,12 @@ Layer = tuple[FloatArray, FloatArray]  # weights, shape (in, out), and biases, s
 
 @dataclass(frozen=True, slots=True)
 class DenseNet:
-    """Layers of weights and biases; tanh between them, nothing behind the last."""
+    """Dense layers with tanh between them, and no activation after the last."""
 
     layers: tuple[Layer, ...]
 
     def __call__(self, inputs: FloatArray) -> FloatArray:
-        """Its outputs.
-
-        Args:
-            inputs: shape (N, in).
-
-        Returns:
-            Shape (N, out).
-        """
+        """Return the outputs, shape (N, out), for inputs of shape (N, in)."""
         values = inputs
         for place, (weight, bias) in enumerate(self.layers):
             values = values @ weight + bias
@@ -224,11 +212,9 @@ class DenseNet:
 
 
 def dense_net(name: str, arrays: Mapping[str, FloatArray]) -> DenseNet:
-    """A network of a model.
+    """Return a network of a model, from arrays as torch names them.
 
-    Args:
-        name: of the network; layer k has arrays `name.k.weight`, shape (out, in), and
-            `name.k.bias`, shape (out,), from k = 0 on, as torch has them.
+    Layer k has `name.k.weight`, shape (out, in), and `name.k.bias`, shape (out,), from k = 0 on.
     """
     layers: list[Layer] = []
     while f"{name}.{len(layers)}.weight" in arrays:
@@ -238,11 +224,7 @@ def dense_net(name: str, arrays: Mapping[str, FloatArray]) -> DenseNet:
 
 
 def dense_shapes(name: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the arrays of such a network.
-
-    Args:
-        widths: of its input, of every layer between, and of its output.
-    """
+    """Return the shapes of a network's arrays; widths are of input, hidden layers and output."""
     shapes: dict[str, tuple[int, ...]] = {}
     for place, (before, after) in enumerate(pairwise(widths)):
         shapes[f"{name}.{place}.weight"] = (after, before)
@@ -251,11 +233,7 @@ def dense_shapes(name: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]
 
 
 def softmax(logits: FloatArray) -> FloatArray:
-    """Probabilities, also where some logits are minus infinity.
-
-    Args:
-        logits: shape (A,), at least one of them finite.
-    """
+    """Return probabilities for logits of shape (A,), of which at least one is finite."""
     odds: FloatArray = np.exp(logits - logits.max())
     odds /= odds.sum()
     return odds

@@ -1,6 +1,6 @@
-"""The reward model goes on learning: from speeds that jobs report beside their neighbours.
+"""Online training of the reward model on the speeds that jobs report beside their neighbours.
 
-One step of gradient descent on a small network, without any framework.
+`gradient_step` is one step of gradient descent on a small network, in plain numpy.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from controlplane.policy.learned.shared_nodes import (
 from controlplane.prediction import FloatArray
 
 
-def taught(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
-    """The same network after one step.
+def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
+    """Return the network after one step of gradient descent.
 
-    Args:
-        inputs: shape (rows, in).
-        slopes: derivatives of what is minimised by its outputs, shape (rows, out).
+    `inputs` have shape (rows, in); `slopes`, derivatives of the loss by the outputs, (rows, out).
     """
     taken: list[FloatArray] = [inputs]
     for weight, bias in net.layers[:-1]:
@@ -37,26 +35,28 @@ def taught(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -
     layers = []
     for (weight, bias), values in zip(reversed(net.layers), reversed(taken), strict=True):
         layers.append((weight - rate * (values.T @ slopes), bias - rate * slopes.sum(axis=0)))
-        slopes = (slopes @ weight.T) * (1.0 - values**2)  # of the layer before; unused at the first
+        slopes = (slopes @ weight.T) * (
+            1.0 - values**2
+        )  # of the layer before; not used at the first
     return DenseNet(tuple(reversed(layers)))
 
 
-KEPT: Final = 512  # reports, the latest: a bound on memory
-STEPS: Final = 6  # of gradient descent for each bundle of reports
+MAX_REPORTS: Final = 512  # latest reports; bounds memory
+STEPS_PER_BUNDLE: Final = 6  # gradient descent steps per bundle of reports
 BATCH: Final = 64
-RATE: Final = 0.05  # of learning; chosen so that one odd report moves little
-MOST_WEIGHT: Final = 20.0  # of what was reported earlier: a family's speed may change
-FASTEST: Final = 1e12  # samples per second that anybody is believed
+LEARNING_RATE: Final = 0.05  # learning rate; small, so that one odd report moves little
+MAX_WEIGHT: Final = 20.0  # limit of the weight of earlier reports: a family's speed may change
+MAX_SAMPLES_PER_S: Final = 1e12  # samples per second; faster reports are implausible
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A job beside its neighbours, and how fast it was."""
+    """Neighbours of a job, and its speed."""
 
-    key: Hashable  # jobs of one key are as fast as each other alone
-    beside: FloatArray  # inputs of the reward model, of its node that is expected to be the worst
+    key: Hashable  # jobs of one key are equally fast alone
+    beside: FloatArray  # inputs of the reward model for the worst node
     has_neighbours: bool
-    spread: FloatArray  # inputs, shape (inputs,)
+    spread: FloatArray  # inputs of the reward model, shape (inputs,)
     on_several: bool
     log_speed: float
 
@@ -67,47 +67,41 @@ class _Mean:
     weight: float = 0.0
 
     def add(self, value: float) -> None:
-        self.weight = min(self.weight, MOST_WEIGHT) + 1.0
+        self.weight = min(self.weight, MAX_WEIGHT) + 1.0
         self.value += (value - self.value) / self.weight
 
 
 @dataclass(slots=True)
 class _Alone:
-    """The logarithm of a speed alone on few nodes."""
+    """Logarithm of a speed alone on few nodes."""
 
-    measured: _Mean = field(default_factory=_Mean)  # by jobs that were alone there
-    corrected: _Mean = field(default_factory=_Mean)  # of the others
+    measured: _Mean = field(default_factory=_Mean)  # from jobs that were alone
+    corrected: _Mean = field(default_factory=_Mean)  # from all other jobs
 
     @property
     def log_speed(self) -> float:
-        """As it was measured, if it was."""
+        """Measured value, else the corrected one."""
         return self.measured.value if self.measured.weight else self.corrected.value
 
 
 @dataclass(slots=True)
 class ReportedSpeeds:
-    """Reports, and what the reward model makes of them.
+    """Reports of speeds, and the reward model trained on them.
 
-    A report is of samples per second. What the same job would reach alone is the mean of what such
-    jobs reported alone; if none did, of all their reports, corrected by what the model expects.
+    Reports are in samples per second. Jobs of one key are equally fast alone. The speed alone is
+    the mean of what jobs of the key reported alone; if none did, of all their reports, corrected by
+    the expected loss.
     """
 
     model: RewardModel
-    _reports: deque[Report] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _reports: deque[Report] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     _alone: dict[Hashable, _Alone] = field(default_factory=dict)
-    _learnt: int = 0  # bundles
-    _new: int = 0  # reports since the last one
+    _learnt: int = 0  # bundles so far
+    _new: int = 0  # reports since the last bundle
 
     def add(self, shared: SharedNodes, name: str, key: Hashable, samples_per_s: float) -> bool:
-        """One more report.
-
-        Args:
-            key: jobs of one key are as fast as each other alone.
-
-        Returns:
-            False, if nobody can have measured this: it does not count.
-        """
-        if not 0.0 < samples_per_s < FASTEST:
+        """Add a report; return False and ignore it if its speed is implausible."""
+        if not 0.0 < samples_per_s < MAX_SAMPLES_PER_S:
             return False
         job, seen = shared.jobs[name], shared.look(name)
         beside = np.where(seen.others.sum(axis=1) > 0.0, self.model.beside(seen), -1.0)
@@ -131,23 +125,23 @@ class ReportedSpeeds:
         return True
 
     def speed_alone(self, key: Hashable) -> float:
-        """Samples per second of such jobs alone; 0: none reported."""
+        """Return the samples/s of such jobs alone; 0: not reported."""
         known = self._alone.get(key)
         return math.exp(known.log_speed) if known is not None else 0.0
 
     def learn(self) -> RewardModel:
-        """The model after what was reported; the same one if there is nothing new."""
+        """Return the model after training on the reports; unchanged without new ones."""
         if self._new and len(self._reports) >= BATCH // 4:
             self._new = 0
             rng = default_rng((self._learnt, len(self._reports)))
             self._learnt += 1
-            for _ in range(STEPS):
+            for _ in range(STEPS_PER_BUNDLE):
                 rows = rng.integers(len(self._reports), size=BATCH)
                 self._step([self._reports[row] for row in rows])
         return self.model
 
     def _step(self, reports: list[Report]) -> None:
-        """Least squares on logarithms, one step."""
+        """Take one step of least squares on logarithms."""
         beside = np.array([one.beside for one in reports])
         spread = np.array([one.spread for one in reports])
         has = np.array([one.has_neighbours for one in reports])
@@ -160,8 +154,8 @@ class ReportedSpeeds:
         error = (expected - np.clip(found, -LARGEST, LARGEST)) / len(reports)
         slopes = (error * has * _sigmoid(by_others))[:, None], (error * several)[:, None]
         self.model = RewardModel(
-            taught(self.model.beside_net, beside, slopes[0], RATE),
-            taught(self.model.spread_net, spread, slopes[1], RATE),
+            gradient_step(self.model.beside_net, beside, slopes[0], LEARNING_RATE),
+            gradient_step(self.model.spread_net, spread, slopes[1], LEARNING_RATE),
             self.model.classes,
         )
 

@@ -1,6 +1,6 @@
-"""Who has how many workers on which node, and what they are expected to cost each other.
+"""Placed workers by node, and the speed that jobs are expected to lose to each other there.
 
-The reward model: how fast jobs train where they are, as history says (supervised).
+`RewardModel` predicts how fast jobs train in their places; it is trained by supervision.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 from controlplane.policy.learned.model_file import DenseNet
 from controlplane.prediction import FloatArray, IntArray
 
-LARGEST: Final = 2.5  # logarithm of the largest slow-down that is predicted
-WORKERS: Final = 4.0  # unit of counts of workers and nodes: inputs are about 1
+LARGEST: Final = 2.5  # logarithm of the largest predicted slow-down
+WORKERS: Final = 4.0  # scales counts of workers and nodes to about 1
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Jobs on a node each, and who is beside them there: P rows."""
+class NodeNeighbours:
+    """P pairs of a job and one of its nodes, with the other jobs on that node."""
 
-    number: IntArray  # of the job's class, shape (P,)
+    number: IntArray  # class of the job, shape (P,)
     workers: FloatArray  # of the job on that node, shape (P,)
     spread: FloatArray  # 1 for a job on several nodes, else 0; shape (P,)
     others: FloatArray  # workers of other jobs there, by class, shape (P, classes)
-    spread_others: FloatArray  # of them those of jobs on several nodes
+    spread_others: FloatArray  # the same, only jobs on several nodes
 
     def inputs(self) -> FloatArray:
-        """Of the network for neighbours, shape (P, 4 classes + 2)."""
+        """Return the inputs of the network for neighbours, shape (P, 4 classes + 2)."""
         rows, classes = self.others.shape
         inputs = np.zeros((rows, 4 * classes + 2))
         inputs[np.arange(rows), self.number] = 1.0
@@ -46,29 +46,28 @@ class Beside:
 class RewardModel:
     """log(speed / speed alone on one node) = -(spread + the largest `beside` of its nodes).
 
-    The two parts are networks of their own. Paper: one network for the job set and the placement
-    as a whole, of a fixed number of jobs and servers. Here: for each job and node by itself, since
-    a job waits for its slowest worker; so neither number is fixed.
+    Each part is a network. Paper: one network for the whole job set and placement, with a fixed
+    number of jobs and servers. Here: for each job and node separately, since a job waits for its
+    slowest worker; therefore both numbers are free.
     """
 
-    beside_net: DenseNet  # inputs as of `Beside.inputs`
-    spread_net: DenseNet  # inputs as of `spread_inputs`
+    beside_net: DenseNet  # inputs: `NodeNeighbours.inputs`
+    spread_net: DenseNet  # inputs: `spread_inputs`
     classes: int  # L of the paper
     _spread: dict[tuple[int, int, int], float] = field(default_factory=dict, compare=False)
 
-    def beside(self, rows: Beside) -> FloatArray:
-        """What neighbours on a node cost each job there; 0 without neighbours.
+    def beside(self, rows: NodeNeighbours) -> FloatArray:
+        """Return the cost of neighbours to each job on its node; 0 without neighbours.
 
-        Returns:
-            Logarithms of factors on step times, in [0, LARGEST], shape (P,).
+        Logarithms of factors on step times, in [0, LARGEST], shape (P,).
         """
         found = softplus(self.beside_net(rows.inputs())[:, 0])
         return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, LARGEST), 0.0)
 
     def spread(self, number: int, size: int, nodes: int) -> float:
-        """What it costs a job to be on several nodes, a logarithm; 0 on one.
+        """Return the cost to a job of being on several nodes, a logarithm; 0 on one node.
 
-        Below 0 it is faster there: its own workers have more of each node.
+        A negative value means a speed-up: its own workers have more of each node.
         """
         if nodes <= 1:
             return 0.0
@@ -84,11 +83,9 @@ class RewardModel:
 def spread_inputs(
     number: IntArray, size: IntArray, nodes: IntArray, model: RewardModel | int
 ) -> FloatArray:
-    """Inputs of the network for jobs on several nodes, shape (P, classes + 3).
+    """Return the inputs of the network for jobs on several nodes, shape (P, classes + 3).
 
-    Args:
-        number: of the class of each job, shape (P,).
-        model: that they are for, or how many classes it has.
+    `number` is the class of each job; `model` may be its number of classes.
     """
     classes = model if isinstance(model, int) else model.classes
     inputs = np.zeros((len(number), classes + 3))
@@ -100,27 +97,27 @@ def spread_inputs(
 
 
 def softplus(found: FloatArray) -> FloatArray:
-    """log(1 + exp(x)), smooth and above 0."""
+    """Return log(1 + exp(x)), smooth and positive."""
     return np.logaddexp(0.0, found)
 
 
-SPREAD: Final = 2  # nodes from which on a job sends its gradients over the network
+SPREAD_NODES: Final = 2  # number of nodes from which a job sends gradients over the network
 
 
 @dataclass(slots=True)
 class PlacedJob:
-    """A job, or as much of it as is placed by now."""
+    """A job with its workers placed so far."""
 
     name: str
-    number: int  # of its class, below `classes` of the model
-    size: int  # workers that it has when it is placed
-    workers: dict[int, int] = field(default_factory=dict)  # by node
-    logs: dict[int, float] = field(default_factory=dict)  # what neighbours cost it on each node
+    number: int  # class, below `classes` of the model
+    size: int  # workers when completely placed
+    workers: dict[int, int] = field(default_factory=dict)  # placed so far, by node
+    logs: dict[int, float] = field(default_factory=dict)  # cost of neighbours on each node
 
     @property
     def spread(self) -> bool:
-        """Whether it is on several nodes."""
-        return len(self.workers) >= SPREAD
+        """True if the job is on several nodes."""
+        return len(self.workers) >= SPREAD_NODES
 
 
 class Row(NamedTuple):
@@ -128,16 +125,15 @@ class Row(NamedTuple):
 
     name: str
     job: PlacedJob
-    workers: int  # of the job there
+    workers: int  # workers of the job on the node
     node: int
-    added: int = 0  # workers of the job that is being placed, on that node
+    added: int = 0  # new workers of the job that is being placed, on this node
 
 
 class SharedNodes:
-    """The placement d and the free slots v of the paper's state, kept up to date step by step."""
+    """The placement d and the free slots v of the paper's state, updated step by step."""
 
     def __init__(self, model: RewardModel, sizes: Sequence[int]) -> None:
-        """Begin with nobody there."""
         self.model = model
         self.sizes: IntArray = np.array(sizes, dtype=np.int64)
         self.free: IntArray = self.sizes.copy()
@@ -147,37 +143,31 @@ class SharedNodes:
         self._spread: FloatArray = self._counts.copy()  # of jobs on several nodes
 
     def on(self, node: int) -> dict[str, PlacedJob]:
-        """Jobs on a node, by name."""
+        """Return the jobs on a node, by name."""
         return self._here[node]
 
     def present(self, nodes: IntArray) -> FloatArray:
-        """Workers of each class on each node, shape (len(nodes), classes)."""
+        """Return the workers of each class on each node, shape (len(nodes), classes)."""
         return self._counts[nodes]
 
-    def look(self, name: str) -> Beside:
-        """A job on each of its nodes, in order, and who is beside it.
-
-        Args:
-            name: of the job, with at least one worker.
-        """
+    def look(self, name: str) -> NodeNeighbours:
+        """Return a job on each of its nodes, in order, with its neighbours; it needs a worker."""
         job = self.jobs[name]
         return self._look([Row(name, job, workers, node) for node, workers in job.workers.items()])
 
     def losses(self) -> dict[str, float]:
-        """The share of its speed that each job is expected to lose."""
-        return {name: lost(self._spread_log(job), job.logs) for name, job in self.jobs.items()}
+        """Return the share of its speed that each job is expected to lose."""
+        return {
+            name: lost_share(self._spread_log(job), job.logs) for name, job in self.jobs.items()
+        }
 
     def add(self, name: str, number: int, size: int) -> PlacedJob:
-        """A job comes that has no worker yet."""
+        """Add a job without workers."""
         job = self.jobs[name] = PlacedJob(name, number, size)
         return job
 
     def put(self, name: str, node: int, workers: int = 1, *, predict: bool = True) -> None:
-        """Workers of a job begin on a node.
-
-        Args:
-            predict: what that costs; else somebody calls `predict` when all are there.
-        """
+        """Place workers of a job on a node; with `predict` False the caller predicts later."""
         job = self.jobs[name]
         self._count(job, -1.0)
         job.workers[node] = job.workers.get(node, 0) + workers
@@ -188,7 +178,7 @@ class SharedNodes:
             self.predict(job.workers)
 
     def remove(self, name: str) -> None:
-        """A job leaves."""
+        """Remove a job and its workers."""
         job = self.jobs.pop(name)
         self._count(job, -1.0)
         for node, workers in job.workers.items():
@@ -197,25 +187,21 @@ class SharedNodes:
         self.predict(job.workers)
 
     def costs_of_next(self, name: str, nodes: IntArray) -> tuple[FloatArray, FloatArray]:
-        """What one more worker of a job on each of some nodes costs.
+        """Return the cost of one more worker of a job on each of M nodes with a free slot.
 
-        Args:
-            nodes: candidates, shape (M,), with a free slot each.
-
-        Returns:
-            Expected losses of speed, as shares of it: of the job itself, in all, and of its
-            neighbours, by this worker; each of shape (M,).
+        These are expected losses of speed, as shares: the total loss of the job itself, and the
+        added loss of its neighbours; each of shape (M,).
         """
         job = self.jobs[name]
         rows: list[Row] = []
-        at: list[int] = []  # place of the candidate of each row
+        at: list[int] = []  # index of the candidate of each row
         for place, node in enumerate(nodes.tolist()):
             found = self._rows_of_next(job, node)
             rows += found
             at += [place] * len(found)
         logs = self.model.beside(self._look(rows, extra=job)).tolist()
         own, neighbours = np.zeros(len(nodes)), np.zeros(len(nodes))
-        after: list[dict[str, dict[int, float]]] = [{} for _ in at]  # logs that change
+        after: list[dict[str, dict[int, float]]] = [{} for _ in at]  # changed logs by candidate
         for row, place, log in zip(rows, at, logs, strict=True):
             after[place].setdefault(row.name, {})[row.node] = log
         for place, node in enumerate(nodes.tolist()):
@@ -224,18 +210,18 @@ class SharedNodes:
                 if one is job:
                     spans = len(job.workers) + (node not in job.workers)
                     spread_log = self.model.spread(job.number, job.size, spans)
-                    own[place] = lost(spread_log, job.logs | changed)
+                    own[place] = lost_share(spread_log, job.logs | changed)
                 else:
                     spread_log = self._spread_log(one)
-                    neighbours[place] += lost(spread_log, one.logs | changed)
-                    neighbours[place] -= lost(spread_log, one.logs)
+                    neighbours[place] += lost_share(spread_log, one.logs | changed)
+                    neighbours[place] -= lost_share(spread_log, one.logs)
         return own, neighbours
 
     def _rows_of_next(self, job: PlacedJob, node: int) -> list[Row]:
-        """Everybody whom one more worker of a job on a node concerns.
+        """Return the jobs on nodes that one more worker of a job on a node affects.
 
-        With it the job may come to be on several nodes; then those beside it on the first one are
-        concerned, too.
+        If the job comes to be on several nodes by it, its neighbours on the first node are
+        affected, too.
         """
         becomes_spread = len(job.workers) == 1 and node not in job.workers
         rows: list[Row] = []
@@ -258,7 +244,7 @@ class SharedNodes:
                 self._spread[node, job.number] += sign * workers
 
     def predict(self, nodes: Iterable[int]) -> None:
-        """Predict anew what the jobs on these nodes cost each other there."""
+        """Update the expected costs of the jobs on these nodes to each other."""
         rows = [
             Row(name, job, job.workers[node], node)
             for node in nodes
@@ -269,8 +255,8 @@ class SharedNodes:
             for row, log in zip(rows, logs, strict=True):
                 row.job.logs[row.node] = log
 
-    def _look(self, rows: Sequence[Row], extra: PlacedJob | None = None) -> Beside:
-        """Jobs with so many workers on a node, and who is beside them."""
+    def _look(self, rows: Sequence[Row], extra: PlacedJob | None = None) -> NodeNeighbours:
+        """Return jobs with a number of workers on a node, with their neighbours."""
         number = np.array([row.job.number for row in rows])
         mine = np.array([float(row.workers) for row in rows])
         node = np.array([row.node for row in rows])
@@ -282,20 +268,15 @@ class SharedNodes:
             counts[:, extra.number] += added
             for place, row in enumerate(rows):
                 nodes = extra.workers.keys() | ({row.node} if row.added else set())
-                if len(nodes) >= SPREAD or not row.added:
+                if len(nodes) >= SPREAD_NODES or not row.added:
                     before = 0 if extra.spread else extra.workers.get(row.node, 0)
                     spread_counts[place, extra.number] += row.added + before
                     spread[place] = 1.0 if row.job is extra else spread[place]
         counts[at, number] -= mine
         spread_counts[at, number] -= mine * spread
-        return Beside(number, mine, spread, counts, np.maximum(spread_counts, 0.0))
+        return NodeNeighbours(number, mine, spread, counts, np.maximum(spread_counts, 0.0))
 
 
-def lost(spread_log: float, logs: Mapping[int, float]) -> float:
-    """The share of its speed alone on few nodes that a job loses.
-
-    Args:
-        spread_log: what its nodes cost it, a logarithm.
-        logs: what neighbours cost it on each node.
-    """
+def lost_share(spread_log: float, logs: Mapping[int, float]) -> float:
+    """Return the share of its speed alone on few nodes that a job loses; costs are logarithms."""
     return 1.0 - math.exp(-spread_log - max(logs.values(), default=0.0))

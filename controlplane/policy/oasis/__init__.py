@@ -1,1 +1,1 @@
-"""Online primal-dual admission: what an end is worth against what its slots cost (OASiS)."""
+"""Online primal-dual admission: the worth of an end against the cost of its slots (OASiS)."""

@@ -1,6 +1,6 @@
-"""Who is admitted, with which schedule and promise; and what becomes of promises that slip.
+"""Admission of jobs with schedules and promises, and the revision of promises that slip.
 
-Why a job is not admitted, and what would be: in words and numbers.
+Also here: the reason of a rejection, with what would be admitted.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 from controlplane.policy.api import ClusterView, JobView, Reason
 from controlplane.policy.oasis.job_estimates import OasisEstimates
 from controlplane.policy.oasis.job_plans import JobPlans, Work, in_time, most_worth, plans_of
-from controlplane.policy.oasis.prices import Grid, PriceBounds, Schedule, SlotPrices, grid_of
+from controlplane.policy.oasis.prices import (
+    IntervalGrid,
+    PriceBounds,
+    Schedule,
+    SlotPrices,
+    grid_of,
+)
 from controlplane.policy.options import OasisOptions
 from controlplane.prediction import IntArray
 from schemas.ids import JobId
 from schemas.jobs import MAX_UTILITY, Utility
 
-GONE: Final = 0.05  # share of its value below which it is said to be gone
+WORTHLESS_SHARE: Final = 0.05  # share of its value below which the value counts as gone
 
 
 def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Reason:
-    """The reason that its user reads.
-
-    Args:
-        job: as the view shows it; it is rejected.
-        plans: that are all worth less than they cost.
-        now: seconds on the controller's clock.
-    """
+    """Return the reason of a rejection, for the user; all `plans` cost more than their worth."""
     possible = np.isfinite(plans.cost)
     if not possible.any():
         horizon_s = float(plans.ends[-1]) - now
@@ -48,7 +48,7 @@ def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Re
         numbers["value_gone"] = gone_at
     else:
         words = f"it would be done at {_clock(end, now)}, which is worth {numbers['worth']:.3g}, "
-        words += f"and others would pay {cost:.3g} for its slots"
+        words += f"less than the price of its slots, {cost:.3g}"
     window_s = accepted_deadline_s(utility, plans, now)
     if window_s is not None:
         numbers["accepted_deadline_s"] = window_s
@@ -60,23 +60,17 @@ def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Re
 
 
 def gone_after_s(utility: Utility) -> float:
-    """Seconds after its submission when nearly nothing of its value is left; may be infinite."""
+    """Seconds after submission when nearly none of the value is left; may be infinite."""
     if utility.decay == 0.0 or not math.isfinite(utility.deadline_s):
         return math.inf
-    return max(0.0, utility.deadline_s + math.log(1.0 / GONE - 1.0) / utility.decay)
+    return max(0.0, utility.deadline_s + math.log(1.0 / WORTHLESS_SHARE - 1.0) / utility.decay)
 
 
 def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float | None:
-    """The least deadline with which it would be admitted if it were submitted now.
+    """Return the least deadline with which the job would be admitted if it were submitted now.
 
-    value / (1 + exp(decay (t - deadline))) > cost, solved for the deadline at each t.
-
-    Args:
-        utility: of the job, whose value and decay stay.
-        now: seconds on the controller's clock.
-
-    Returns:
-        Whole seconds; None if no deadline would do.
+    value / (1 + exp(decay (t - deadline))) > cost, solved for the deadline at each t. Whole
+    seconds; None if no deadline suffices.
     """
     pays = (plans.cost < utility.value) & np.isfinite(plans.cost)
     if not pays.any() or utility.decay == 0.0:
@@ -87,12 +81,9 @@ def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float 
 
 
 def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
-    """The least value with which it would be admitted, with its deadline, if submitted now.
+    """Return the least value with which the job would be admitted if it were submitted now.
 
-    Args:
-        utility: of the job, whose deadline and decay stay.
-        plans: of the job, of which at least one has a cost.
-        now: seconds on the controller's clock.
+    Its deadline stays. At least one of `plans` has a finite cost.
     """
     shares = np.array(
         [
@@ -108,7 +99,7 @@ def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
 
 
 def _clock(at: float, now: float) -> str:
-    """A moment of the day, UTC, with its date where that is not today's."""
+    """Format a time of day in UTC, with the date if it is not today."""
     if not math.isfinite(at) or abs(at) > 1e11:  # noqa: PLR2004 - beyond the calendar
         return "never"
     moment, today = (dt.datetime.fromtimestamp(each, dt.UTC) for each in (at, now))
@@ -120,83 +111,76 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"  # noqa: PLR2004
 
 
-PLAIN: Final = Utility(value=1.0)  # of a job that states none
-UNKNOWN: Final = "nobody knows how long it takes"
-TOO_DEAR: Final = "its end is worth less than its slots would cost"
-NO_ROOM: Final = "there is no room for it in all that is planned ahead"
-TRY_AGAIN: Final = 10  # intervals after a plan came to nothing
+DEFAULT_UTILITY: Final = Utility(value=1.0)  # utility of a job that states none
+UNKNOWN_LENGTH: Final = "its length is unknown"
+TOO_EXPENSIVE: Final = "its end is worth less than its slots would cost"
+NO_ROOM: Final = "it does not fit into the planned intervals"
+RETRY_INTERVALS: Final = 10  # intervals until a failed plan is tried again
 
 
 @dataclass(slots=True)
-class Decided:
-    """What was decided; `Oasis.plan` reads it out."""
+class Decisions:
+    """Decisions; `Oasis.plan` turns them into a plan."""
 
     schedules: dict[JobId, Schedule] = field(default_factory=dict)
-    promised: dict[JobId, float] = field(default_factory=dict)  # ends that were told, or will be
-    expected: dict[JobId, float] = field(default_factory=dict)  # the same, by the schedules of now
+    promised: dict[JobId, float] = field(default_factory=dict)  # promised ends
+    expected: dict[JobId, float] = field(default_factory=dict)  # ends by the current schedules
     rejected: dict[JobId, Reason] = field(default_factory=dict)
-    measured: dict[JobId, str] = field(default_factory=dict)  # run first; for which families
-    unplanned: dict[JobId, str] = field(default_factory=dict)  # why a job has no schedule
-    numbers: dict[JobId, dict[str, float]] = field(default_factory=dict)  # behind an admission
-    worth: float = 0.0  # of all ends that are expected
-    more: bool = False  # some are still to be decided
+    measured: dict[JobId, str] = field(default_factory=dict)  # jobs to be measured first -> family
+    unplanned: dict[JobId, str] = field(default_factory=dict)  # job -> why it has no schedule
+    numbers: dict[JobId, dict[str, float]] = field(default_factory=dict)  # facts of an admission
+    worth: float = 0.0  # of all expected ends
+    more: bool = False  # True: some jobs are still undecided
 
 
 class Admissions:
-    """Keeps schedules as values, and makes new decisions of the old ones and a view.
+    """Keeps schedules as values, and makes new decisions from the old ones and a view.
 
-    A policy that begins anew has no schedules: it makes them from the promises in the view.
+    A policy that restarts has no schedules: it makes them from the promises in the view.
     """
 
     def __init__(self, options: OasisOptions, estimates: OasisEstimates) -> None:
         self._options = options
         self._estimates = estimates
         self._bounds = PriceBounds(options.window, options.l, options.u)
-        self._counted: set[JobId] = set()  # jobs that U and L know of
-        self._tried: dict[JobId, int] = {}  # when planning a job came to nothing, its interval
-        self._last = Decided()
+        self._counted: set[JobId] = set()  # jobs that U and L include
+        self._tried: dict[JobId, int] = {}  # interval of the last failed plan
+        self._last = Decisions()
 
     def forget(self, job: JobId) -> None:
-        """A job has ended.
-
-        Args:
-            job: nothing is planned for it any more.
-        """
+        """Forget a job that ended."""
         self._counted.discard(job)
         self._tried.pop(job, None)
 
-    def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decided:
-        """Hold schedules against what came, then decide about jobs in the order of their arrival.
+    def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decisions:
+        """Check schedules against the current state, then decide about new jobs by arrival.
 
-        Args:
-            now: seconds on the controller's clock.
-            at_most: jobs that are newly decided about.
+        At most `at_most` decisions are new.
         """
         self._estimates.follow(view)
         grid = grid_of(view, now, self._options.interval_s, self._options.horizon)
-        decided = Decided()
+        decided = Decisions()
         decided.rejected = {n: why for n, why in self._last.rejected.items() if n in view.jobs}
         used = self._keep(view, grid, decided)
         left = at_most
-        for job in self._open(view, decided):
+        for job in self._open_jobs(view, decided):
             if left <= 0:
                 decided.more = True
                 break
             left -= self._decide_one(job, grid, used, decided)
         decided.worth = sum(
-            (view.jobs[name].utility or PLAIN).at(end - view.jobs[name].submitted_at)
+            (view.jobs[name].utility or DEFAULT_UTILITY).at(end - view.jobs[name].submitted_at)
             for name, end in decided.expected.items()
         )
         self._last = decided
         return decided
 
-    # --- what was promised before
+    # --- earlier promises
 
-    def _keep(self, view: ClusterView, grid: Grid, decided: Decided) -> IntArray:
-        """Schedules that still hold stay; the others are planned again, first promises first.
+    def _keep(self, view: ClusterView, grid: IntervalGrid, decided: Decisions) -> IntArray:
+        """Keep schedules that still hold, and plan the others again, earliest promises first.
 
-        Returns:
-            Slots that are promised, shape (horizon, nodes).
+        Returns the promised slots, shape (horizon, nodes).
         """
         last, used, again = self._last, grid.nothing_used(), list[JobView]()
         for name, job in view.jobs.items():
@@ -218,8 +202,8 @@ class Admissions:
             self._plan_again(job, grid, used, decided)
         return used
 
-    def _still_holds(self, job: JobView, schedule: Schedule, grid: Grid) -> Schedule | None:
-        """What is left of a schedule, without what is not needed any more; None: too little."""
+    def _still_holds(self, job: JobView, schedule: Schedule, grid: IntervalGrid) -> Schedule | None:
+        """Return the rest of a schedule without superfluous intervals; None if insufficient."""
         work, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
         if work is None:
             return None
@@ -239,17 +223,19 @@ class Admissions:
                 return rest.cut(grid.first, interval + 1)
         return None
 
-    def _plan_again(self, job: JobView, grid: Grid, used: IntArray, decided: Decided) -> None:
-        """In time for its promise if that can be, else as early as possible."""
+    def _plan_again(
+        self, job: JobView, grid: IntervalGrid, used: IntArray, decided: Decisions
+    ) -> None:
+        """Plan a job in time for its promise if possible, else as early as possible."""
         promised = decided.promised[job.job]
         tried = self._was_tried(job, grid)
         plans = None if tried else self._plans(job, grid, used, by=promised)
         if plans is None:
-            why = NO_ROOM if tried else UNKNOWN
+            why = NO_ROOM if tried else UNKNOWN_LENGTH
             decided.unplanned[job.job] = why
             decided.expected[job.job] = self._last.expected.get(job.job, promised)
             return
-        worth = plans.worth(job.utility or PLAIN, job.submitted_at)
+        worth = plans.worth(job.utility or DEFAULT_UTILITY, job.submitted_at)
         last = in_time(plans, worth, promised)
         if last is None:
             decided.unplanned[job.job], self._tried[job.job] = NO_ROOM, grid.first
@@ -259,10 +245,10 @@ class Admissions:
         decided.expected[job.job] = float(plans.ends[last])
         grid.take(used, schedule)
 
-    # --- who is new
+    # --- new jobs
 
-    def _open(self, view: ClusterView, decided: Decided) -> Iterable[JobView]:
-        """Jobs that state a utility and were promised nothing; one that runs may still be."""
+    def _open_jobs(self, view: ClusterView, decided: Decisions) -> Iterable[JobView]:
+        """Return the jobs that state a utility and have no promise, running ones included."""
         found = [
             job
             for name, job in view.jobs.items()
@@ -271,8 +257,10 @@ class Admissions:
         ]
         return sorted(found, key=lambda job: (job.submitted_at, job.job))
 
-    def _decide_one(self, job: JobView, grid: Grid, used: IntArray, decided: Decided) -> bool:
-        """Admit, reject, or have it measured first; whether that took a plan."""
+    def _decide_one(
+        self, job: JobView, grid: IntervalGrid, used: IntArray, decided: Decisions
+    ) -> bool:
+        """Admit, reject, or have the job measured first; return True if that took a plan."""
         if grid.slots < job.least or job.utility is None:
             return False
         remaining = self._estimates.remaining(job, grid.now)
@@ -282,7 +270,7 @@ class Admissions:
         self._count(job, job.utility, remaining)
         plans = None if self._was_tried(job, grid) else self._plans(job, grid, used)
         if plans is None:
-            decided.unplanned[job.job] = TOO_DEAR
+            decided.unplanned[job.job] = TOO_EXPENSIVE
             return False
         worth = plans.worth(job.utility, job.submitted_at)
         last = most_worth(plans, worth)
@@ -293,29 +281,29 @@ class Admissions:
         elif job.undecided:
             decided.rejected[job.job] = rejection(job, job.utility, plans, grid.now)
         else:
-            decided.unplanned[job.job], self._tried[job.job] = TOO_DEAR, grid.first
+            decided.unplanned[job.job], self._tried[job.job] = TOO_EXPENSIVE, grid.first
         return True
 
     def _admit(
-        self, job: JobView, plans: JobPlans, last: int, grid: Grid, decided: Decided
+        self, job: JobView, plans: JobPlans, last: int, grid: IntervalGrid, decided: Decisions
     ) -> None:
-        """Keep slots for it, and promise its end, a little later than they are enough for."""
+        """Reserve slots for the job, and promise its end with a margin."""
         end = float(plans.ends[last])
         decided.schedules[job.job], decided.expected[job.job] = plans.schedule(last), end
         later_s = max(grid.interval_s, self._options.margin * (end - grid.now))
         decided.promised[job.job] = end + later_s
         decided.numbers[job.job] = {"cost": float(plans.cost[last])}
 
-    def _have_measured(self, job: JobView, decided: Decided) -> None:
-        """One of a family at a time, where its speed is unknown; else each for itself."""
+    def _have_measured(self, job: JobView, decided: Decisions) -> None:
+        """Measure one job per family at a time if its speed is unknown, else each job itself."""
         knows_speed = self._estimates.knows_speed(job)
         if knows_speed and not job.undecided:
-            decided.unplanned[job.job] = UNKNOWN
+            decided.unplanned[job.job] = UNKNOWN_LENGTH
         elif knows_speed or job.family not in decided.measured.values():
             decided.measured[job.job] = job.family
 
     def _count(self, job: JobView, utility: Utility, remaining: float) -> None:
-        """Tell U and L of it, once: its value for each slot second on its least slots."""
+        """Add the job to U and L once: its value per slot second on its minimum slots."""
         if job.job in self._counted:
             return
         self._counted.add(job.job)
@@ -325,12 +313,12 @@ class Admissions:
 
     # --- plans
 
-    def _was_tried(self, job: JobView, grid: Grid) -> bool:
-        """Whether planning it came to nothing a moment ago; nothing is tried at every question."""
-        return grid.first < self._tried.get(job.job, -TRY_AGAIN) + TRY_AGAIN
+    def _was_tried(self, job: JobView, grid: IntervalGrid) -> bool:
+        """True if planning the job failed recently, so that it is not repeated at every request."""
+        return grid.first < self._tried.get(job.job, -RETRY_INTERVALS) + RETRY_INTERVALS
 
     def _plans(
-        self, job: JobView, grid: Grid, used: IntArray, by: float | None = None
+        self, job: JobView, grid: IntervalGrid, used: IntArray, by: float | None = None
     ) -> JobPlans | None:
         work = self._work(job, grid)
         if work is None:
@@ -338,7 +326,7 @@ class Admissions:
         low, high = self._bounds.now()
         return plans_of(job, work, grid, SlotPrices(used, grid.capacities, low, high), by=by)
 
-    def _work(self, job: JobView, grid: Grid) -> Work | None:
+    def _work(self, job: JobView, grid: IntervalGrid) -> Work | None:
         remaining = self._estimates.remaining(job, grid.now)
         if remaining is None or not self._estimates.knows_speed(job):
             return None

@@ -1,4 +1,4 @@
-"""How fast jobs are on so many slots, and how much work they have left, as far as is known."""
+"""Estimates of the speed of jobs by number of slots, and of their remaining work."""
 
 from __future__ import annotations
 
@@ -23,45 +23,40 @@ from controlplane.prediction.lengths import remaining_samples
 from controlplane.prediction.slowdowns import stretch
 from schemas.ids import JobId, NodeId, Seconds, node_of
 
-PACE_AFTER_S: Final = 5.0  # of a group: before that, reports are too few to count by
-SMOOTHING: Final = 0.2  # weight of the newest of several paces; a judgement
-LEAST_PACE: Final = 0.02
+MIN_PACE_AGE_S: Final = 5.0  # age of a group before which its reports are too few
+SMOOTHING: Final = 0.2  # weight of the newest pace; a judgement
+MIN_PACE: Final = 0.02
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The latest that telemetry said of a job, and the first of its group."""
+    """Latest telemetry of a job, and the first of its group."""
 
-    group: tuple[int, int] = (0, 0)  # version and batch
+    group: tuple[int, int] = (0, 0)  # (version, batch)
     samples: int = 0
     samples_per_s: float = 0.0
     at: Seconds = Seconds(0.0)
-    first: int = 0  # samples
+    first: int = 0  # samples at the first report of the group
     began: Seconds = Seconds(0.0)
 
 
 class OasisEstimates:
-    """Speeds by family, from epochs and telemetry; work as stated, else as relatives had it.
+    """Speeds by family, from epochs and telemetry; work as stated, else from the family.
 
-    Where workers share the cores of their host, speeds are kept as they are alone, and told as they
-    are when every slot of the host is busy: a promise has to hold then, too. GPU types are not told
-    apart.
+    Where workers share the cores of their host, measured speeds are converted to those of a job
+    alone; predictions assume that every slot of the host is busy, because a promise has to hold
+    then, too. GPU types are not distinguished.
     """
 
     def __init__(self) -> None:
         self._families = FamilyHistories()
         self._seen: dict[JobId, _Seen] = {}
-        self._paces: dict[str, float] = {}  # by family: work that counts over samples at full speed
-        self._stretch: dict[JobId, float] = {}  # of running jobs, as their nodes are now
-        self._fullest = 1.0  # of a job on a node whose slots are all busy
+        self._paces: dict[str, float] = {}  # by family: samples done over samples at full speed
+        self._stretch: dict[JobId, float] = {}  # slow-down of running jobs on their nodes now
+        self._fullest = 1.0  # slow-down on a node whose slots are all busy
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from `event`.
-
-        Args:
-            event: an epoch, telemetry, or the end of a job; others teach nothing here.
-            now: seconds on the controller's clock.
-        """
+        """Learn from an epoch, telemetry, or the end of a job."""
         match event:
             case EpochSeen():
                 if event.whole:
@@ -81,17 +76,17 @@ class OasisEstimates:
         if seen.group != group:
             seen.first, seen.began = event.samples_done, now
         elif event.samples_done > seen.samples:
-            self._measured(event)  # the first of a group may be from before it was whole
+            self._measured(event)  # the first report may include a group that was still forming
             self._paced(event, seen, now)
         seen.group, seen.at = group, now
         seen.samples, seen.samples_per_s = event.samples_done, event.samples_per_s
 
     def _paced(self, event: StepsSeen, seen: _Seen, now: Seconds) -> None:
-        """Speeds are of steps: what lies between epochs (an evaluation, say) is no step."""
+        """Learn the share of time spent in steps; evaluations between epochs are no steps."""
         full = event.samples_per_s * (now - seen.began)
-        if now - seen.began < PACE_AFTER_S or not 0.0 < full < math.inf:
+        if now - seen.began < MIN_PACE_AGE_S or not 0.0 < full < math.inf:
             return
-        pace = min(max((event.samples_done - seen.first) / full, LEAST_PACE), 1.0)
+        pace = min(max((event.samples_done - seen.first) / full, MIN_PACE), 1.0)
         before = self._paces.get(event.family, pace)
         self._paces[event.family] = before + SMOOTHING * (pace - before)
 
@@ -103,7 +98,7 @@ class OasisEstimates:
             self._families.of(event.family).add(event.nodes, event.slots, local, step_s)
 
     def follow(self, view: ClusterView) -> None:
-        """Note who shares cores with whom."""
+        """Record which jobs share cores."""
         cores: dict[NodeId, float] = {}
         slots: dict[NodeId, int] = {}
         busy: dict[NodeId, int] = {}
@@ -122,19 +117,15 @@ class OasisEstimates:
         self._fullest = max((stretch(slots[node], cores[node]) for node in slots), default=1.0)
 
     def knows_speed(self, job: JobView) -> bool:
-        """Whether it or a relative was measured."""
+        """True if the job or its family was measured."""
         return bool(self._families.of(job.family).means)
 
     def largest(self, job: JobView) -> int:
-        """The most slots that it or a relative was measured on; 1 before."""
+        """Return the most slots on which the job or its family was measured; 1 before that."""
         return self._families.of(job.family).largest
 
     def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
-        """How fast it is on each size with its user's batch.
-
-        Returns:
-            Shape (sizes,), samples per second.
-        """
+        """Return the speed on each size with the user's batch, shape (sizes,), samples/s."""
         family: FamilyHistory = self._families.of(job.family)
         many = np.array(slots, dtype=np.int64)
         model = family.speed_model(job.batch_size)
@@ -143,13 +134,7 @@ class OasisEstimates:
         return np.asarray(pace * job.batch_size / np.maximum(step_s * self._fullest, 1e-12))
 
     def remaining(self, job: JobView, now: float) -> float | None:
-        """Samples that it has left; None if nobody can say.
-
-        Between reports it is believed to go on as fast as it was.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return the remaining samples, extrapolated since the last report; None if unknown."""
         family, seen = self._families.of(job.family), self._seen.get(job.job)
         done = float(job.samples_done)
         if seen is not None and seen.samples >= job.samples_done:

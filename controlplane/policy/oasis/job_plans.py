@@ -1,6 +1,7 @@
-"""One job's plans for every completion time, and the one that is worth most beyond its cost.
+"""Plans of one job for every completion time, and the one with the greatest worth beyond its cost.
 
-The dual subproblem: for every completion time, the cheapest schedule of one job's work.
+`cheapest_schedules` is the dual subproblem: the cheapest schedule of the job's work for every
+completion time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import JobView
-from controlplane.policy.oasis.prices import Grid, Schedule, SlotPrices, Spread
+from controlplane.policy.oasis.prices import IntervalGrid, Schedule, SlotPrices, Spread
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.jobs import Utility
 
@@ -22,25 +23,19 @@ IDLE = -1  # the option of an interval in which the job has no slots
 
 @dataclass(frozen=True, slots=True)
 class CheapestSchedules:
-    """Of one job, by the interval in which it is done.
-
-    Args:
-        cost: of the cheapest schedule whose last interval is this, shape (intervals,); infinite
-            where none ends there.
-    """
+    """Cheapest schedules of one job, by the interval in which the job is done."""
 
     cost: FloatArray
-    _option: IntArray  # chosen in each interval for each amount done, (intervals, units + 1)
-    _ran: BoolArray  # whether it ran in the interval before that choice, the same shape
-    _idled_on: BoolArray  # whether an idle interval follows one in which it ran, the same shape
-    _done: IntArray  # units of each option where it goes on, (2, options): first interval, others
-    _fresh: IntArray  # the same where it starts
+    _option: IntArray  # choice for each amount done, (intervals, units + 1)
+    _ran: BoolArray  # True: ran in the interval before that choice, same shape
+    _idled_on: BoolArray  # True: an idle interval follows a run, same shape
+    _done: IntArray  # units of each option if it continues, (2, options): first interval, others
+    _fresh: IntArray  # the same if it starts
 
     def options(self, last: int) -> list[int]:
-        """What the cheapest schedule that is done in interval `last` does in each interval.
+        """Return the options of the cheapest schedule that is done in interval `last`.
 
-        Returns:
-            An option for each interval up to `last`, `IDLE` where it has no slots.
+        One option for each interval up to `last`; `IDLE` where the job has no slots.
         """
         units, runs = self._option.shape[1] - 1, True
         found: list[int] = []
@@ -69,21 +64,18 @@ def cheapest_schedules(
     """Dynamic programming over intervals and work (OASiS, section IV: its dual subroutine).
 
     COST(t, d) = min over options of cost_t(option) + COST(t - 1, d - done(option)), d in units of
-    work; less than a whole unit is not counted. Paper: a job may stop and go on at no cost. Here:
-    an interval in which it starts does less work (`fresh`), so that it is not planned to run every
-    other interval.
+    work; less than a whole unit is not counted. Paper: a job may stop and continue at no cost.
+    Here: an interval in which it starts does less work (`fresh`), so that schedules do not
+    alternate between running and idle intervals. Ties go to the earliest option.
 
     Args:
         costs: of each option in each interval, shape (intervals, options); infinite: no room.
         done: units that an option does in the first interval and in the others, (2, options),
-            where the job ran in the interval before.
-        units: of work to be done, 1 or more.
-        running: whether it runs as the first interval begins.
-        enough: told each interval and the cost of being done in it; whether later ones cannot
-            matter. They are left out: their cost is infinite.
-
-    Returns:
-        The cost for each completion interval; among equals the earliest option.
+            if the job ran in the interval before.
+        fresh: the same if the job starts.
+        running: True if the job runs when the first interval begins.
+        enough: called with each interval and the cost of ending in it; True stops the search: later
+            intervals get infinite cost.
     """
     intervals = len(costs)
     amounts = np.arange(units + 1)
@@ -112,52 +104,43 @@ def cheapest_schedules(
     return CheapestSchedules(cost, option, went_on, idled_on, done, fresh)
 
 
-UNITS_PER_INTERVAL: Final = 8  # of work, on the slowest size
-MOST_UNITS: Final = 200  # of one job's work
-EVERY_SIZE: Final = 4  # slots up to which each size is an option; beyond, each doubling
-SLACK: Final = 1.03  # times the work: what estimates may be off before a plan does not hold
-LOOK_ON: Final = 2  # times as far as the first possible end, for a window that would be accepted
+UNITS_PER_INTERVAL: Final = 8  # units of work, on the slowest size
+MAX_UNITS: Final = 200  # maximum units of one job's work
+MAX_DENSE_SIZE: Final = 4  # each size up to this is an option, then powers of two
+WORK_MARGIN: Final = 1.03  # planned over estimated work: tolerance for errors of estimates
+SEARCH_FACTOR: Final = 2  # search up to this multiple of the first possible end
 TINY: Final = 1e-9
 
-Rates = Callable[[Sequence[int], Sequence[int]], FloatArray]  # of slots and nodes: samples per s
+Rates = Callable[[Sequence[int], Sequence[int]], FloatArray]  # (slots, nodes) -> samples/s
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is left of a job."""
+    """Remaining work of a job, and its speeds."""
 
     samples: float
     rates: Rates
     running: bool
-    start_s: float  # that a start takes
+    start_s: float  # duration of a start
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlans:
-    """The cheapest schedule for each completion interval of one job.
-
-    Args:
-        ends: when each interval is over, shape (intervals,), seconds.
-        cost: of the schedule that is done in it; infinite where there is none.
-    """
+    """The cheapest schedule of one job for each completion interval."""
 
     ends: FloatArray
     cost: FloatArray
-    _grid: Grid
+    _grid: IntervalGrid
     _prices: SlotPrices
-    _sizes: tuple[tuple[int, bool], ...]  # slots, and whether on one node, of each option
+    _sizes: tuple[tuple[int, bool], ...]  # options: (slots, True if on one node)
     _schedules: CheapestSchedules
 
     def worth(self, utility: Utility, submitted_at: float) -> FloatArray:
-        """What its end in each interval is worth, shape (intervals,).
-
-        Args:
-            submitted_at: seconds on the controller's clock.
-        """
+        """Return the worth of an end in each interval, shape (intervals,)."""
         return np.array([utility.at(float(end) - submitted_at) for end in self.ends])
 
     def schedule(self, last: int) -> Schedule:
-        """The slots that the schedule which is done in this interval takes."""
+        """Return the slots of the schedule that is done in this interval."""
         spreads: list[Spread] = []
         for interval, option in enumerate(self._schedules.options(last)):
             if option == IDLE:
@@ -170,17 +153,12 @@ class JobPlans:
 
 
 def plans_of(
-    job: JobView, work: Work, grid: Grid, prices: SlotPrices, *, by: float | None = None
+    job: JobView, work: Work, grid: IntervalGrid, prices: SlotPrices, *, by: float | None = None
 ) -> JobPlans | None:
     """Plan a job for every completion time (OASiS, section IV: one call of the dual subroutine).
 
-    Completion times that cannot be the best any more are left out.
-
-    Args:
-        by: what it was promised, seconds; None: nothing yet.
-
-    Returns:
-        None if no size of it fits the cluster.
+    Completion times that cannot be the best any more are left out. `by` is the promised end, if
+    any. Returns None if no size of the job fits the cluster.
     """
     sizes = _sizes(job, grid)
     if not sizes:
@@ -189,8 +167,8 @@ def plans_of(
     slots = [many for many, _ in sizes]
     nodes = [1 if together else max(2, math.ceil(many / widest)) for many, together in sizes]
     rates = work.rates(slots, nodes)
-    samples = max(work.samples * SLACK, TINY)
-    unit = max(float(rates.min()) * grid.interval_s / UNITS_PER_INTERVAL, samples / MOST_UNITS)
+    samples = max(work.samples * WORK_MARGIN, TINY)
+    unit = max(float(rates.min()) * grid.interval_s / UNITS_PER_INTERVAL, samples / MAX_UNITS)
     units = max(1, math.ceil(samples / unit - TINY))
     lasts = np.array([grid.left_s, grid.interval_s])[:, None]
     starts = np.maximum(lasts - work.start_s, 0.0)
@@ -202,24 +180,19 @@ def plans_of(
         np.minimum(rates * starts / unit + TINY, units).astype(np.int64),
         units,
         running=work.running,
-        enough=_Enough(job, ends, floor, by),
+        enough=_NoBetterEnd(job, ends, floor, by),
     )
     return JobPlans(ends, schedules.cost, grid, prices, sizes, schedules)
 
 
-class _Enough:
-    """Whether later completion times cannot be better: worth falls, and costs have a floor.
-
-    Args:
-        ends: of the intervals, shape (intervals,), seconds.
-        by: what it was promised, seconds; None: nothing yet.
-    """
+class _NoBetterEnd:
+    """True when later completion times cannot be better: worth falls, costs have a lower bound."""
 
     def __init__(self, job: JobView, ends: FloatArray, floor: float, by: float | None) -> None:
         self._utility, self._since = job.utility or Utility(value=1.0), job.submitted_at
         self._ends, self._floor, self._by = ends, floor, by
         self._best = -math.inf  # worth less cost
-        self._first: int | None = None  # interval in which it can be done
+        self._first: int | None = None  # first interval in which the job can end
 
     def __call__(self, interval: int, cost: float) -> bool:
         end = float(self._ends[interval])
@@ -231,22 +204,22 @@ class _Enough:
             return False
         if self._by is not None and end >= self._by:
             return True
-        looked_on = self._best > 0.0 or interval >= LOOK_ON * (self._first + 1)
+        looked_on = self._best > 0.0 or interval >= SEARCH_FACTOR * (self._first + 1)
         return looked_on and worth - self._floor <= self._best
 
 
-def _sizes(job: JobView, grid: Grid) -> tuple[tuple[int, bool], ...]:
-    """Sizes that are options: on one node where that can be, and on any."""
+def _sizes(job: JobView, grid: IntervalGrid) -> tuple[tuple[int, bool], ...]:
+    """Return the sizes to choose from: on one node if they fit, and spread over nodes."""
     most = min(job.most, grid.slots, job.batch_size)
-    many = {*range(1, EVERY_SIZE + 1), *(2**power for power in range(20)), job.least, most}
+    many = {*range(1, MAX_DENSE_SIZE + 1), *(2**power for power in range(20)), job.least, most}
     fits = sorted(size for size in many if job.least <= size <= most)
     widest, nodes = max(grid.capacity, default=0), sum(each > 0 for each in grid.capacity)
     near = [(size, True) for size in fits if size <= widest]
     return (*near, *((size, False) for size in fits if size > 1 and nodes > 1))
 
 
-def _costs(grid: Grid, prices: SlotPrices, sizes: Sequence[tuple[int, bool]]) -> FloatArray:
-    """Of each option in each interval, shape (intervals, options)."""
+def _costs(grid: IntervalGrid, prices: SlotPrices, sizes: Sequence[tuple[int, bool]]) -> FloatArray:
+    """Return the costs of each option in each interval, shape (intervals, options)."""
     costs: FloatArray = np.stack(
         [
             prices.on_one_node(slots) if together else prices.on_any(slots)
@@ -260,7 +233,7 @@ def _costs(grid: Grid, prices: SlotPrices, sizes: Sequence[tuple[int, bool]]) ->
 
 
 def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
-    """The completion interval whose worth is most above its cost, if any is above it.
+    """Return the completion interval with the greatest surplus of worth over cost, if positive.
 
     OASiS, algorithm 1: a job is admitted if max over t of f(t - a) - cost(t) is above 0.
     """
@@ -270,14 +243,10 @@ def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
 
 
 def in_time(plans: JobPlans, worth: FloatArray, by: float) -> int | None:
-    """The best completion interval for a job that was promised an end.
+    """Return the best completion interval for a job with a promised end.
 
-    Args:
-        by: what it was promised, seconds on the controller's clock.
-
-    Returns:
-        The one that is most worth beyond its cost of those in time; if none is, the earliest.
-        None if it cannot be done within the horizon.
+    The one with the greatest surplus among those in time; if there is none, the earliest. None if
+    the job cannot end within the horizon.
     """
     possible = np.isfinite(plans.cost)
     timely = possible & (plans.ends <= by + TINY)

@@ -1,6 +1,6 @@
-"""OASiS: admit a job if its end is worth more than its slots cost, and keep what it is promised.
+"""OASiS: admit a job if its end is worth more than its slots cost, and keep its promised end.
 
-From schedules to sizes: what is promised for now, then whatever would be idle.
+`sizes_now` turns schedules into current sizes, and uses slots that would be idle.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from controlplane.policy.api import (
     Reason,
     SearchStats,
 )
-from controlplane.policy.oasis.admission import Admissions, Decided
+from controlplane.policy.oasis.admission import Admissions, Decisions
 from controlplane.policy.oasis.job_estimates import OasisEstimates
-from controlplane.policy.oasis.prices import Grid, grid_of
+from controlplane.policy.oasis.prices import IntervalGrid, grid_of
 from controlplane.policy.options import OasisOptions
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.placers import placer_of
+from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -39,32 +39,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Line:
-    """Jobs that may be changed or started, by what they are owed."""
+class Claims:
+    """Jobs that may be changed or started, by their claim to slots."""
 
-    measured: list[JobView] = field(default_factory=list)  # run first, for a while, on their least
-    promised: list[JobView] = field(default_factory=list)  # by what they were promised
-    others: list[JobView] = field(default_factory=list)  # get what nobody was promised
+    measured: list[JobView] = field(default_factory=list)  # run first for a while, on their minimum
+    promised: list[JobView] = field(default_factory=list)  # in order of their promised ends
+    others: list[JobView] = field(default_factory=list)  # get the slots that are not promised
 
 
 def sizes_now(
     partition: Partition,
-    line: Line,
+    claims: Claims,
     due: Mapping[JobId, int],
     later: Mapping[JobId, int],
     gains: Callable[[JobView, int], bool],
 ) -> dict[JobId, int]:
-    """Slots of each job that has some, all in all at most the room.
+    """Return the slots of each job; in total at most the room.
 
-    Those that are measured have their least, those that were promised something what their
-    schedules say of this interval. What is left is used rather than kept idle: running jobs keep
-    what they have, promised ones begin early, others have their least, and then all of them grow.
-
-    Args:
-        line: its running and waiting jobs, in their order.
-        due: slots of each promised job in this interval.
-        later: the same of the next one in which it has some.
-        gains: whether a job is worth growing to so many slots.
+    Measured jobs have their minimum, promised jobs what their schedules say for this interval
+    (`due`). The remaining slots are used rather than kept idle: running jobs keep theirs, promised
+    ones start early with the size of their next interval (`later`), others get their minimum, and
+    then all of them grow while `gains` holds.
     """
     sizes: dict[JobId, int] = {}
     left = partition.room
@@ -78,21 +73,21 @@ def sizes_now(
             sizes[job.job] = wanted
             left -= wanted - have
 
-    for job in line.measured:
+    for job in claims.measured:
         give(job, job.least)
-    for job in line.promised:
+    for job in claims.promised:
         give(job, due.get(job.job, 0))
-    for job in line.promised:
+    for job in claims.promised:
         give(job, len(job.running_on))
-    for job in line.promised:
+    for job in claims.promised:
         if not sizes.get(job.job):
             give(job, max(job.least, later.get(job.job, 0)))
             give(job, job.least)
-    for job in sorted(line.others, key=lambda job: not job.running_on):
+    for job in sorted(claims.others, key=lambda job: not job.running_on):
         give(job, job.least)
-    for job in line.others:
+    for job in claims.others:
         give(job, len(job.running_on))
-    for jobs in (line.promised, line.others):
+    for jobs in (claims.promised, claims.others):
         _grow(jobs, sizes, give, gains, lambda: left)
     return sizes
 
@@ -104,7 +99,7 @@ def _grow(
     gains: Callable[[JobView, int], bool],
     left: Callable[[], int],
 ) -> None:
-    """One slot more for each that runs, as long as there is room and it gains by that."""
+    """Give one more slot in turn to each running job that gains by it, while there is room."""
     growing = [job for job in jobs if sizes.get(job.job)]
     while growing and left():
         still: list[JobView] = []
@@ -117,62 +112,46 @@ def _grow(
         growing = still
 
 
-AT_ONCE: Final = 8  # jobs that are decided in one step of a budget
-WORTH_GROWING: Final = 0.5  # of the speed of one slot, that one more has to bring
-WORTH_TRYING: Final = 0.25  # the same, where no relative was ever so large: else nobody would know
+JOBS_PER_STEP: Final = 8  # jobs that are decided per step of a budget
+MIN_GAIN: Final = 0.5  # minimum gain of one more slot, in the speed of one slot
+MIN_GAIN_UNTRIED: Final = 0.25  # the same for sizes that the family never had, to measure them
 
 
 class Oasis(Policy):
     """Online primal-dual admission (OASiS: Bao, Peng, Wu, Li, INFOCOM '18).
 
-    `improve` decides: it holds what was promised against what came, plans again what does not hold,
-    and admits or rejects who is new. `plan` reads out what this means now.
-
-    Args:
-        options: of its settings; None for the defaults.
+    `improve` decides: it checks promises against the current state, plans again what no longer
+    holds, and admits or rejects new jobs. `plan` turns the decisions into sizes for the current
+    interval.
     """
 
     def __init__(self, options: OasisOptions | None = None) -> None:
         self.options = options or OasisOptions()
         self._estimates = OasisEstimates()
         self._admissions = Admissions(self.options, self._estimates)
-        self._placer = placer_of(self.options.placer)
-        self._decided = Decided()
+        self._placer = make_placer(self.options.placer)
+        self._decided = Decisions()
         self._decisions = 0
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds and lengths.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Learn speeds and lengths."""
         self._estimates.observe(event, now)
         self._placer.observe(event, now)
         if isinstance(event, JobEnded):
             self._admissions.forget(event.job)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Decide about who waits for that; nothing is drawn.
+        """Decide about undecided jobs; return True if some are left.
 
-        Args:
-            budget: generations: decide about all; steps: about `AT_ONCE` jobs each.
-            rng: not used.
-            now: seconds on the controller's clock.
-
-        Returns:
-            Whether some are still to be decided.
+        A budget of generations decides about all, one of steps about `JOBS_PER_STEP` jobs each.
         """
-        many = len(view.jobs) if budget.generations else AT_ONCE * budget.steps
+        many = len(view.jobs) if budget.generations else JOBS_PER_STEP * budget.steps
         self._decided = self._admissions.decide(view, now, at_most=many)
         self._decisions += 1
         return self._decided.more
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """What was promised for this interval, and what is left used for the others.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Give jobs the slots promised for this interval, and the remaining slots to the others."""
         partition, decided = partition_of(view, now), self._decided
         grid = grid_of(view, now, self.options.interval_s, self.options.horizon)
         rejected = {
@@ -180,10 +159,10 @@ class Oasis(Policy):
             for name, reason in decided.rejected.items()
             if _may_be_rejected(view, name)
         }
-        line = self._line(partition, grid, rejected)
+        claims = self._claims(partition, grid, rejected)
         due = {name: each.size(grid.first) for name, each in decided.schedules.items()}
         later = {name: each.next_size(grid.first) for name, each in decided.schedules.items()}
-        sizes = sizes_now(partition, line, due, later, self._gains)
+        sizes = sizes_now(partition, claims, due, later, self._gains)
         placed = self._placer.place(partition, sizes)
         plan = compose_plan(
             partition,
@@ -191,10 +170,10 @@ class Oasis(Policy):
             self._why,
             wake_at=self._next_interval(view, grid),
         )
-        return _with_decisions(plan, rejected, self._told(view, grid))
+        return _with_decisions(plan, rejected, self._current_promises(view, grid))
 
     def stats(self) -> SearchStats:
-        """Its fitness is what the ends that it expects are worth in all."""
+        """Return statistics whose fitness is the total worth of all expected ends."""
         worth = self._decided.worth
         return SearchStats(
             generations=self._decisions,
@@ -203,54 +182,56 @@ class Oasis(Policy):
             incumbent_fitness=worth,
         )
 
-    # --- who is owed what
+    # --- claims
 
-    def _line(self, partition: Partition, grid: Grid, rejected: Container[JobId]) -> Line:
-        """Jobs in the order in which they are served; who is to be decided about is in no line."""
-        line, decided = Line(), self._decided
+    def _claims(
+        self, partition: Partition, grid: IntervalGrid, rejected: Container[JobId]
+    ) -> Claims:
+        """Return the jobs in the order in which they are served, without the undecided ones."""
+        claims, decided = Claims(), self._decided
         measured = max(1, grid.slots // self.options.measured_at_once)
         jobs = [*partition.running, *partition.waiting]
         for job in sorted(jobs, key=lambda job: (job.submitted_at, job.job)):
             if job.job in rejected:
                 continue
-            if job.job in decided.measured and len(line.measured) < measured:
-                line.measured.append(job)
+            if job.job in decided.measured and len(claims.measured) < measured:
+                claims.measured.append(job)
             elif job.job in decided.promised or job.promised_at is not None:
-                line.promised.append(job)
+                claims.promised.append(job)
             elif not job.undecided:
-                line.others.append(job)
-        line.promised.sort(key=lambda job: decided.promised.get(job.job, job.promised_at or 0.0))
-        return line
+                claims.others.append(job)
+        claims.promised.sort(key=lambda job: decided.promised.get(job.job, job.promised_at or 0.0))
+        return claims
 
     def _gains(self, job: JobView, slots: int) -> bool:
-        """Whether the last of so many slots brings enough; jobs never measured are not bet on."""
+        """True if the last of these slots gains enough; never for jobs without a measured speed."""
         if not self._estimates.knows_speed(job):
             return False
         one, before, then = self._estimates.samples_per_s(job, (1, slots - 1, slots), (1, 1, 1))
         tried = self._estimates.largest(job) >= slots
-        return bool(then - before >= (WORTH_GROWING if tried else WORTH_TRYING) * one)
+        return bool(then - before >= (MIN_GAIN if tried else MIN_GAIN_UNTRIED) * one)
 
-    def _next_interval(self, view: ClusterView, grid: Grid) -> Seconds | None:
-        """When sizes change by themselves; None where nobody has a schedule."""
+    def _next_interval(self, view: ClusterView, grid: IntervalGrid) -> Seconds | None:
+        """Return when sizes change without an event; None if no job has a schedule."""
         waits = any(job.undecided for job in view.jobs.values())
         planned = any(name in view.jobs for name in self._decided.schedules)
         return Seconds(grid.end_of(grid.first)) if planned or waits else None
 
-    # --- what is said
+    # --- results
 
-    def _told(self, view: ClusterView, grid: Grid) -> dict[JobId, Seconds]:
-        """Promises as they stand: the first one, unless what is expected now is later.
+    def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
+        """Return the current promises: the first one, or the expected end if that is later.
 
-        An expectation that moved by less than an interval is no news.
+        An expectation that moved by less than an interval stays unchanged.
         """
-        told: dict[JobId, Seconds] = {}
+        promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():
             job, expected = view.jobs.get(name), self._decided.expected.get(name, promised)
             if job is not None:
                 now, known = max(promised, expected), job.expected_at
                 near = known is not None and abs(known - now) < grid.interval_s
-                told[name] = known if near and known is not None else Seconds(now)
-        return told
+                promises[name] = known if near and known is not None else Seconds(now)
+        return promises
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         decided, numbers = self._decided, dict[str, float]()
@@ -260,12 +241,12 @@ class Oasis(Policy):
             words = "its schedule, by which its end is promised"
             return (words if slots else "its schedule has no slots for it now"), numbers
         if job.job in decided.measured:
-            words = "to be measured: nobody knows how fast it is, or how long it takes"
-            return (words if slots else "to be measured, when others have been"), numbers
+            words = "to be measured: its speed or its length is unknown"
+            return (words if slots else "to be measured after other jobs"), numbers
         if job.undecided:
-            return "to be admitted: a relative is measured first", numbers
+            return "to be admitted after a job of its family is measured", numbers
         why = decided.unplanned.get(job.job, "it states no utility")
-        return f"{why}: it has what nobody was promised", numbers
+        return f"{why}: it gets slots that are not promised", numbers
 
 
 def _may_be_rejected(view: ClusterView, name: JobId) -> bool:
@@ -273,8 +254,10 @@ def _may_be_rejected(view: ClusterView, name: JobId) -> bool:
     return job is not None and job.undecided and job.movable
 
 
-def _with_decisions(plan: Plan, rejected: dict[JobId, Reason], told: dict[JobId, Seconds]) -> Plan:
-    """The plan with who is rejected, and what is promised to the others."""
+def _with_decisions(
+    plan: Plan, rejected: dict[JobId, Reason], promises: dict[JobId, Seconds]
+) -> Plan:
+    """Return the plan with the rejections, and the promises to other jobs."""
     return Plan(
         based_on=plan.based_on,
         local_batch=plan.local_batch,
@@ -282,5 +265,5 @@ def _with_decisions(plan: Plan, rejected: dict[JobId, Reason], told: dict[JobId,
         restart=plan.restart,
         wake_at=plan.wake_at,
         rejected=rejected,
-        promised=told,
+        promised=promises,
     )

@@ -1,1 +1,1 @@
-"""From what a policy decides to a plan: what may be given out, which slots, with which reasons."""
+"""Steps from a policy's decisions to a plan: free slots, placement and reasons."""

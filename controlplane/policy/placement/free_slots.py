@@ -1,7 +1,4 @@
-"""From sizes to slots: the placer that all policies share that decide only how many.
-
-Free slots by node, and which of them a job is given.
-"""
+"""Placer for policies that decide only on sizes, and the free slots from which it takes."""
 
 from __future__ import annotations
 
@@ -17,43 +14,31 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 Mode = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest"]
 
 
-class Rooms(Protocol):
-    """What is free while one plan is made; every call takes what it returns."""
+class FreeSlots(Protocol):
+    """Free slots while one plan is made; every call removes the slots that it returns."""
 
     def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Slots for a job that has none, node by node.
-
-        Args:
-            size: how many; not more than are free.
-        """
+        """Take slots for a job that has none, node by node; at most as many as are free."""
         ...
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """`own` and further ones, node by node.
-
-        Args:
-            own: slots that it keeps, which are not free.
-        """
+        """Return `own`, which are not free, and further slots, node by node."""
         ...
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Other slots, or its own where others are no better.
-
-        Args:
-            own: slots that it has, which are free.
-        """
+        """Take slots on few nodes; those of `own`, which are free, where others are no better."""
         ...
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these; False, and nothing is taken, if some are not free."""
+        """Take exactly these slots; return False and take none if some are not free."""
         ...
 
 
-class NodeRooms:
-    """Nodes by how many of their slots are free; the first in the view among equals.
+class NodeFreeSlots:
+    """Free slots, taken from nodes by their number of free slots; ties by the view's order.
 
-    A heap of nodes for each number of free slots; as these only fall, an entry whose number is
-    not right any more is dropped when it comes up.
+    A heap of nodes for each number of free slots. These numbers only fall, so an entry with an
+    outdated number is dropped when it comes up.
     """
 
     def __init__(self, partition: Partition, mode: Mode) -> None:
@@ -64,14 +49,14 @@ class NodeRooms:
         top = 1 + max(map(len, self._free), default=0)
         self._heaps: tuple[list[list[int]], ...] = tuple([[] for _ in range(top)] for _ in "ab")
         for place, slots in enumerate(self._free):
-            self._heaps[self._begun[place]][len(slots)].append(place)  # ascending: it is a heap
+            self._heaps[self._begun[place]][len(slots)].append(place)  # ascending, hence a heap
 
     def start(self, job: JobView, size: int) -> list[SlotId]:
-        """As the mode says."""
+        """Take slots as the mode says."""
         return self._start(size)
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """`own` and others close to them."""
+        """Take `own` and others close to them."""
         taken = list(own)
         if self._mode != "spread":
             for node, _ in Counter(map(node_of, own)).most_common():
@@ -80,11 +65,11 @@ class NodeRooms:
         return by_node(taken)
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """As few nodes as possible; those of `own`, which are free, where others are no better."""
+        """Take slots on as few nodes as possible; those of `own` where others are no better."""
         taken: list[SlotId] = []
         mine = Counter(map(node_of, own))
         for node in mine:
-            self._free[self._place[node]].sort(key=lambda slot: slot not in own)  # its own first
+            self._free[self._place[node]].sort(key=lambda slot: slot not in own)  # own slots first
         for node, _ in mine.most_common():
             place, need = self._place[node], size - len(taken)
             room = len(self._free[place])
@@ -93,7 +78,7 @@ class NodeRooms:
         return taken + self._start(size - len(taken))
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these, or nothing."""
+        """Take exactly these slots, or none."""
         places = [self._place.get(node_of(slot)) for slot in slots]
         for place, slot in zip(places, slots, strict=True):
             if place is None or slot not in self._free[place]:
@@ -114,14 +99,13 @@ class NodeRooms:
         return taken
 
     def _next(self, need: int, *, first: bool) -> int:
-        """The node to take from next."""
         found = None
         if self._mode != "emptiest" and (first or self._mode != "roomiest"):
             found = self._tightest(need)
         return self._roomiest() if found is None else found
 
     def _tightest(self, need: int) -> int | None:
-        """The node with the least room that is enough; one in use before one that is not."""
+        """Return the node with the least sufficient room; nodes in use come first."""
         for heaps in reversed(self._heaps):
             for room in range(need, len(heaps)):
                 place = self._first(heaps[room], room)
@@ -135,7 +119,7 @@ class NodeRooms:
                 place = self._first(heaps[room], room)
                 if place is not None:
                     return place
-        raise AssertionError("more slots are given out than there are")
+        raise AssertionError("more slots are requested than free")
 
     def _first(self, heap: list[int], room: int) -> int | None:
         while heap and len(self._free[heap[0]]) != room:
@@ -143,7 +127,6 @@ class NodeRooms:
         return heap[0] if heap else None
 
     def _take(self, place: int, many: int) -> list[SlotId]:
-        """Up to `many` slots of a node."""
         slots = self._free[place]
         taken = slots[:many]
         if taken:
@@ -157,13 +140,13 @@ class NodeRooms:
         heappush(self._heaps[self._begun[place]][len(self._free[place])], place)
 
     def _spread(self, size: int) -> list[SlotId]:
-        """One slot of each node, and again one of each while that is not enough."""
+        """Take one slot of each node, repeatedly until there are enough."""
         taken: list[SlotId] = []
         while len(taken) < size:
             used: list[int] = []
             for _ in range(min(size - len(taken), sum(1 for slots in self._free if slots))):
                 place = self._roomiest()
-                taken.append(self._free[place].pop(0))  # not found again in this round
+                taken.append(self._free[place].pop(0))  # has no valid heap entry until then
                 used.append(place)
             for place in used:
                 self._put_back(place)
@@ -175,7 +158,7 @@ class NodeRooms:
 
 
 def by_node(slots: Sequence[SlotId]) -> list[SlotId]:
-    """The same, node by node in the order in which they come up."""
+    """Return the slots grouped by node, nodes in the order of their first slot."""
     nodes: dict[NodeId, list[SlotId]] = {}
     for slot in slots:
         nodes.setdefault(node_of(slot), []).append(slot)
@@ -186,89 +169,75 @@ Moves = Literal["elastic", "restart"]
 
 
 class Placer:
-    """Gives slots to jobs by node, and moves as few as it can.
+    """Gives slots to jobs by node, and moves as few jobs as possible.
 
-    A job whose size stays keeps its slots. One whose size changes grows around or shrinks within
-    its own (`elastic`), or gives them all up and is placed anew (`restart`). What is reserved for
-    a job whose slots were not free yet is kept for it, so that the plan that follows when they
-    are gives the same slots.
+    A job whose size stays keeps its slots. A job whose size changes grows around or shrinks within
+    its slots (`elastic`), or gives all of them up and is placed again (`restart`). Slots that were
+    given to a job but not free yet are reserved, so that the next plan gives it the same slots.
 
-    Modes:
-        consolidate: as few nodes as possible; the node with the least room that is enough.
-        roomiest: the same, but a job that fits on no node takes the nodes with most room in turn,
-            to its last slot.
-        tetris: the same, but nodes in use are filled up before a new one is begun.
-        spread: one slot of each node, those with most room first.
-        emptiest: again and again all that is needed of the node with most room, as the published
-            simulator of Pollux (OSDI '21) places the jobs of Tiresias and Optimus.
+    Args:
+        mode: nodes that are taken first.
+            consolidate: as few nodes as possible; the node with the least sufficient room.
+            roomiest: the same, but a job that fits on no node takes the nodes with most room in
+                turn, to its last slot.
+            tetris: the same as consolidate, but nodes in use are filled first.
+            spread: one slot of each node, those with most room first.
+            emptiest: repeatedly all that is needed of the node with most room, as the published
+                simulator of Pollux (OSDI '21) places the jobs of Tiresias and Optimus.
     """
 
     def __init__(self, mode: Mode = "consolidate", moves: Moves = "elastic") -> None:
-        """Begin without reservations.
-
-        Args:
-            mode: which nodes are taken first; see the class.
-            moves: "elastic": a job whose size changes keeps what it can; "restart": it is placed
-                anew.
-        """
         self.mode = mode
         self.moves = moves
         self._reserved: dict[JobId, list[SlotId]] = {}
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """It learns nothing; a subclass may.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Ignore the event; a subclass may learn from it."""
 
     def place(
         self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
     ) -> dict[JobId, list[SlotId]]:
-        """Slots of each job, in order of rank, node by node.
+        """Return the slots of each job, in order of rank, node by node.
 
         Args:
-            sizes: slots of its `running` and `waiting` jobs, in the order in which those are
-                placed that do not keep theirs; at most its `room` in all. Absent: none.
-            packed: running jobs that give up their slots for others on fewer nodes, or keep them.
+            sizes: slots of `running` and `waiting` jobs, in the order in which those are placed
+                that do not keep theirs; at most `room` in total. Absent: none.
+            packed: running jobs that exchange their slots for others on fewer nodes, or keep them.
         """
         placed = self._stay(partition, sizes, packed)
         jobs = partition.view.jobs
         elastic = self.moves == "elastic"
         todo = [(jobs[name], size) for name, size in sizes.items() if size and name not in placed]
-        if elastic:  # a start needs slots that are free by now, a growing job need not
+        if elastic:  # starts first: they need slots that are free now, growing jobs do not
             todo.sort(key=lambda entry: bool(entry[0].running_on))
-        rooms = self.rooms(partition, placed)
-        kept_promises = self._keep_promises(todo, rooms, packed)
+        free_slots = self.free_slots(partition, placed)
+        kept_promises = self._keep_promises(todo, free_slots, packed)
         placed |= kept_promises
         for job, size in todo:
             if job.job not in placed:
                 own = list(job.running_on) if elastic else []
                 if job.job in packed:
-                    placed[job.job] = rooms.pack(job, own, size)
+                    placed[job.job] = free_slots.pack(job, own, size)
                 else:
-                    placed[job.job] = rooms.grow(job, own, size) if own else rooms.start(job, size)
+                    placed[job.job] = (
+                        free_slots.grow(job, own, size) if own else free_slots.start(job, size)
+                    )
         self._reserved = {job.job: placed[job.job] for job, _ in todo}
         return placed
 
-    def rooms(self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> Rooms:
-        """What is free, and how nodes are chosen; a subclass may choose otherwise.
+    def free_slots(
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+    ) -> FreeSlots:
+        """Return the free slots and the rule by which nodes are chosen; a subclass may override it.
 
-        Args:
-            partition: with the slots that jobs gave up.
-            placed: slots of those `running` jobs that keep some.
+        `placed` are the slots of those `running` jobs that keep some.
         """
-        return NodeRooms(partition, self.mode)
+        return NodeFreeSlots(partition, self.mode)
 
     def restarts(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> tuple[JobId, ...]:
-        """Jobs that have to stop to get what they were given.
-
-        Args:
-            partition: what of the view can be given out.
-            placed: slots of each job, as `place` gave them.
-        """
+        """Return the jobs that have to stop to get the slots that `place` gave them."""
         if self.moves == "elastic":
             return ()
         return tuple(
@@ -280,7 +249,7 @@ class Placer:
     def _stay(
         self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId]
     ) -> dict[JobId, list[SlotId]]:
-        """Jobs that keep their slots or some of them; the slots of the others are free."""
+        """Return the slots that jobs keep; all other slots of running jobs become free."""
         placed: dict[JobId, list[SlotId]] = {}
         for job in partition.running:
             size, have = sizes.get(job.job, 0), len(job.running_on)
@@ -295,7 +264,7 @@ class Placer:
         return placed
 
     def _keep_promises(
-        self, todo: Iterable[tuple[JobView, int]], rooms: Rooms, packed: Collection[JobId]
+        self, todo: Iterable[tuple[JobView, int]], free_slots: FreeSlots, packed: Collection[JobId]
     ) -> dict[JobId, list[SlotId]]:
         kept: dict[JobId, list[SlotId]] = {}
         for job, size in todo:
@@ -303,7 +272,7 @@ class Placer:
             stays = self.moves == "elastic" and job.job not in packed
             own = job.running_on if stays else {}
             new = [slot for slot in reserved if slot not in own]
-            if len(reserved) == size == len(own) + len(new) and rooms.claim(job, new):
+            if len(reserved) == size == len(own) + len(new) and free_slots.claim(job, new):
                 kept[job.job] = reserved
         return kept
 
@@ -311,14 +280,7 @@ class Placer:
 def with_user_batches(
     partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
 ) -> dict[JobId, dict[SlotId, int]]:
-    """Local batches where every job keeps its user's batch; those of now where slots stay.
-
-    Args:
-        partition: what of the view can be given out.
-
-    Returns:
-        Samples of each slot in a step, by job.
-    """
+    """Return local batches where every job keeps its user's batch, unchanged where slots stay."""
     jobs = partition.view.jobs
     return {
         name: dict(jobs[name].running_on)
@@ -329,7 +291,7 @@ def with_user_batches(
 
 
 def _tightest(slots: Sequence[SlotId], size: int) -> list[SlotId]:
-    """`size` of the slots, without those of the nodes where there are fewest; in their order."""
+    """Return `size` of the slots in their order, without those of nodes with the fewest."""
     many = Counter(map(node_of, slots))
     rank = {node: place for place, (node, _) in enumerate(many.most_common())}
     stay = set(sorted(slots, key=lambda slot: rank[node_of(slot)])[:size])

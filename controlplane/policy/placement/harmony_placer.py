@@ -1,8 +1,7 @@
-"""The placer `harmony`: where jobs lose least by each other, as far as was learnt.
+"""The placer `harmony`: puts a job of fixed size where interference costs the least speed.
 
-On which nodes a job of fixed size loses least by its neighbours, and costs them least.
-
-Puts what jobs report beside where they were: what neighbour costs are learnt from.
+`LayoutSearch` finds the nodes. `ReportedSpeeds` matches reported speeds with the neighbours at that
+time, from which the costs of neighbours are learnt.
 """
 
 from __future__ import annotations
@@ -25,41 +24,33 @@ from controlplane.policy.placement.occupancy import (
 from controlplane.policy.placement.slot_partition import Partition
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-FIRST_NODES: Final = 6  # that a layout is begun on, the best for one worker alone
-DIGITS: Final = 6  # of normalised speed, in which layouts are equally good
+MAX_FIRST_NODES: Final = 6  # starting nodes of the search, the best ones for a single worker
+DIGITS: Final = 6  # rounding of normalised speed, for ties between layouts
 
 
 class LayoutSearch:
-    """Where the sum of normalised speeds is largest; among equals on few and well-filled nodes.
+    """Greedy search for the layout with the largest sum of normalised speeds.
 
-    Greedy, worker by worker, from each of a few first nodes: once with one worker there, and once
-    with as many as it has room for.
-
-    Args:
-        where: everybody is; the same afterwards.
+    Ties go to few and well-filled nodes. Workers are added one by one, starting from each of a few
+    first nodes: once with one worker there, and once with as many as fit. `occupancy` is unchanged
+    afterwards.
     """
 
-    def __init__(self, free: Mapping[NodeId, int], where: Occupancy, shares: SpeedShares) -> None:
+    def __init__(
+        self, free: Mapping[NodeId, int], occupancy: Occupancy, shares: SpeedShares
+    ) -> None:
         self._free = {node: room for node, room in free.items() if room}
-        self._where, self._shares = where, shares
+        self._occupancy, self._shares = occupancy, shares
 
     def best(self, job: JobId, size: int, own: Layout | None = None) -> Layout:
-        """The best layout that greedy finds.
-
-        Args:
-            size: workers; at most what is free and its own.
-            own: workers that stay where they are.
-
-        Returns:
-            Workers on each node.
-        """
+        """Return the best layout found for `size` workers, of which `own` stay in place."""
         kept = Counter(own or {})
         need = size - kept.total()
         if need <= 0:
             return dict(kept)
         nodes = self._distinct(kept)
         worth = {node: self._worth(job, kept + Counter({node: 1})) for node in nodes}
-        first = sorted(nodes, key=lambda node: (-worth[node], self._free[node]))[:FIRST_NODES]
+        first = sorted(nodes, key=lambda node: (-worth[node], self._free[node]))[:MAX_FIRST_NODES]
         layouts = [
             self._filled(job, size, kept + Counter({node: many}), kept, first)
             for node in first
@@ -72,78 +63,69 @@ class LayoutSearch:
         self, job: JobId, size: int, layout: Counter[NodeId], kept: Counter[NodeId],
         first: list[NodeId],
     ) -> Counter[NodeId]:  # fmt: skip
-        """`layout` with workers added one by one, each where it costs least."""
+        """Return `layout` with workers added one by one, each where it costs least."""
         while layout.total() < size:
             open_ = [n for n, room in self._free.items() if room > layout[n] - kept[n]]
             near = [node for node in open_ if node in first or layout[node]]
-            grown = [layout + Counter({node: 1}) for node in near or open_[:FIRST_NODES]]
+            grown = [layout + Counter({node: 1}) for node in near or open_[:MAX_FIRST_NODES]]
             layout = min(grown, key=lambda one: (-self._worth(job, one), *self._spare(one)))
         return layout
 
     def _spare(self, layout: Layout) -> tuple[int, int]:
-        """Nodes, and free slots there: the fewer the better."""
         return len(layout), sum(self._free.get(node, 0) for node in layout)
 
     def _distinct(self, kept: Layout) -> list[NodeId]:
-        """Of empty nodes with the same room, as many as could be needed: they are alike."""
+        """Return the candidate nodes; of equal empty nodes no more than could be needed."""
         found: list[NodeId] = []
         empty: Counter[int] = Counter()
         for node, room in self._free.items():
-            if not self._where.on(node) and node not in kept:
+            if not self._occupancy.on(node) and node not in kept:
                 empty[room] += 1
-                if empty[room] > FIRST_NODES:
+                if empty[room] > MAX_FIRST_NODES:
                     continue
             found.append(node)
         return found
 
     def _worth(self, job: JobId, layout: Layout) -> float:
-        return round(gain_of({job: dict(layout)}, self._where, self._shares), DIGITS)
+        return round(gain_of({job: dict(layout)}, self._occupancy, self._shares), DIGITS)
 
 
-SETTLED_S: Final = 4.0  # after neighbours changed: two windows of a worker's speed
+SETTLED_S: Final = 4.0  # wait after a change of neighbours: two windows of a worker's speed
 
 
 class ReportedSpeeds:
-    """Learns from telemetry, and from epochs that passed beside the same neighbours."""
+    """Learns from telemetry, and from epochs with constant neighbours."""
 
     def __init__(self, costs: NeighbourCosts) -> None:
         self._costs = costs
         self._types: dict[SlotId, str] = {}
         self._view: ClusterView | None = None
-        self._places: dict[JobId, tuple[Place, Seconds]] = {}  # and since when, of those that train
-        self._groups: dict[JobId, int] = {}  # that telemetry was last of
+        self._places: dict[JobId, tuple[Place, Seconds]] = {}  # of training jobs: place, since when
+        self._groups: dict[JobId, int] = {}  # group version of the last telemetry
 
     def update(self, view: ClusterView, now: Seconds) -> None:
-        """From now on jobs are where this view shows them.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Take the places of jobs from this view."""
         if view is self._view:
             return
         if self._view is None or view.slots is not self._view.slots:
             self._types = {slot.slot: slot.model for slot in view.slots}
         self._view = view
-        where, before = Occupancy.of(view), self._places
+        occupancy, before = Occupancy.of(view), self._places
         self._places = {}
         for name, job in view.jobs.items():
-            if job.running_on and self._is_steady(job, view, where):
-                place = self._place(job, where)
+            if job.running_on and self._is_steady(job, view, occupancy):
+                place = self._place(job, occupancy)
                 same = before.get(name, (None, now))
                 self._places[name] = (place, same[1] if same[0] == place else now)
         self._groups = {name: at for name, at in self._groups.items() if name in view.jobs}
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from a speed that was measured where its job still is.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Learn from a speed if its job is still where it was measured."""
         match event:
             case StepsSeen():
                 again = self._groups.get(event.job) == event.group
                 self._groups[event.job] = event.group
-                if again and event.samples_per_s:  # the first may be of a group half formed
+                if again and event.samples_per_s:  # the first may be of a forming group
                     self._measured(event, now)
             case EpochSeen(beside=beside) if beside is not None and event.whole and event.slots:
                 local = max(1, round(event.global_batch / event.slots))
@@ -156,30 +138,25 @@ class ReportedSpeeds:
             return
         self._costs.add(event.family, place, event.global_batch, event.samples_per_s)
 
-    def _is_steady(self, job: JobView, view: ClusterView, where: Occupancy) -> bool:
-        """Whether it and its neighbours train where the view shows them."""
-        return job.movable and all(view.jobs[one].movable for one in where.neighbours(job.job))
+    def _is_steady(self, job: JobView, view: ClusterView, occupancy: Occupancy) -> bool:
+        return job.movable and all(view.jobs[one].movable for one in occupancy.neighbours(job.job))
 
-    def _place(self, job: JobView, where: Occupancy) -> Place:
+    def _place(self, job: JobView, occupancy: Occupancy) -> Place:
         slots = len(job.running_on)
         local = max(1, round(sum(job.running_on.values()) / slots))
         models = sorted({self._types.get(slot, "") for slot in job.running_on})
-        return slots, local, "+".join(models), crowds_of(job.job, where)
+        return slots, local, "+".join(models), crowds_of(job.job, occupancy)
 
 
-PRIOR: Final = (
-    0.3  # of its speed that a job is believed to lose by a neighbour, before anything is known
-)
-RIDGE: Final = 0.5  # measurements that this belief weighs
-SPREAD: Final = 0.1  # the same, for being on several nodes
+PRIOR: Final = 0.3  # prior share of its speed that a job loses by a neighbour
+RIDGE: Final = 0.5  # weight of the prior, in measurements
+SPREAD: Final = 0.1  # prior share that a job loses by being on several nodes
 
 
 class HarmonyPlacer(Placer):
-    """Moves as little as any placer; starts and growths go where the least speed is lost.
+    """Moves as few jobs as any placer; starts and growths go where the least speed is lost.
 
-    Args:
-        shares: who knows what neighbours cost; None: it is learnt from reported speeds.
-        costs: that learn; None: new ones.
+    Without `shares`, normalised speeds are learnt from reported speeds.
     """
 
     def __init__(
@@ -197,16 +174,16 @@ class HarmonyPlacer(Placer):
         """Learn from reported speeds."""
         self.reports.observe(event, now)
 
-    def rooms(
+    def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
-    ) -> InterferenceRooms:
-        """What is free, and who is where."""
+    ) -> InterferenceFreeSlots:
+        """Return the free slots beside the current workers."""
         self.reports.update(partition.view, partition.now)
-        return InterferenceRooms(partition, placed, self.shares)
+        return InterferenceFreeSlots(partition, placed, self.shares)
 
 
-class InterferenceRooms:
-    """Free slots by node, beside the workers of everybody who was placed by now."""
+class InterferenceFreeSlots:
+    """Free slots by node, beside the workers of all jobs placed so far."""
 
     def __init__(
         self,
@@ -214,47 +191,41 @@ class InterferenceRooms:
         placed: Mapping[JobId, Sequence[SlotId]],
         shares: SpeedShares,
     ) -> None:
-        """Begin before the first start.
-
-        Args:
-            partition: with the slots that jobs gave up.
-            placed: slots of those `running` jobs that keep some; others that run stay.
-        """
         self._free = partition.free  # used up
         self._shares = shares
-        self._where = Occupancy.of(partition.view)
+        self._occupancy = Occupancy.of(partition.view)
         for job in partition.running:
-            self._where.put(job.job, Counter(map(node_of, placed.get(job.job, ()))))
+            self._occupancy.put(job.job, Counter(map(node_of, placed.get(job.job, ()))))
 
     def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Where the sum of normalised speeds is largest."""
+        """Take slots where the sum of normalised speeds is largest."""
         return self._take(job, [], self._best(job, size, {}))
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """`own`, and where the sum of normalised speeds is largest."""
+        """Take `own`, and slots where the sum of normalised speeds is largest."""
         return self._take(job, own, self._best(job, size, Counter(map(node_of, own))))
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Where the sum of normalised speeds is largest; its own slots there first."""
+        """Take slots where the sum of normalised speeds is largest, the job's own ones first."""
         mine = set(own)
         for slots in self._free.values():
             slots.sort(key=lambda slot: slot not in mine)
         return self._take(job, [], self._best(job, size, {}))
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these, or nothing."""
+        """Take exactly these slots, or none."""
         if any(slot not in self._free.get(node_of(slot), ()) for slot in slots):
             return False
         for slot in slots:
             self._free[node_of(slot)].remove(slot)
-        layout = Counter(self._where.nodes.get(job.job, {}))
-        self._where.put(job.job, layout + Counter(map(node_of, slots)))
+        layout = Counter(self._occupancy.nodes.get(job.job, {}))
+        self._occupancy.put(job.job, layout + Counter(map(node_of, slots)))
         return True
 
     def _best(self, job: JobView, size: int, own: Layout) -> Layout:
         free: Mapping[NodeId, int] = {node: len(slots) for node, slots in self._free.items()}
-        self._where.take(job.job)
-        return LayoutSearch(free, self._where, self._shares).best(job.job, size, own)
+        self._occupancy.take(job.job)
+        return LayoutSearch(free, self._occupancy, self._shares).best(job.job, size, own)
 
     def _take(self, job: JobView, own: list[SlotId], layout: Layout) -> list[SlotId]:
         taken, have = list(own), Counter(map(node_of, own))
@@ -262,5 +233,5 @@ class InterferenceRooms:
             more = many - have[node]
             taken += self._free[node][:more]
             del self._free[node][:more]
-        self._where.put(job.job, layout)
+        self._occupancy.put(job.job, layout)
         return by_node(taken)

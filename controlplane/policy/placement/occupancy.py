@@ -1,8 +1,6 @@
-"""Which jobs have how many workers on which node: as it is, or as it could be.
+"""Workers by node, and the cost of neighbours on a node, learnt from the speeds that jobs report.
 
-What neighbours cost each other, learnt from the speeds that jobs report.
-
-Who knows how neighbours slow jobs down is asked this: somebody who learns, or an oracle.
+`SpeedShares` is the interface to normalised speeds; a learnt model and an oracle implement it.
 """
 
 from __future__ import annotations
@@ -24,20 +22,16 @@ Layout = Mapping[NodeId, int]  # workers of a job on each of its nodes, at least
 
 
 class Occupancy:
-    """Who is beside whom.
-
-    Args:
-        families: of all jobs that are ever put somewhere.
-    """
+    """Workers of jobs on nodes, as they are or as they could be."""
 
     def __init__(self, families: Mapping[JobId, str]) -> None:
         self.families = families
-        self.nodes: dict[JobId, Layout] = {}  # of each job that has any
-        self.jobs: dict[NodeId, dict[JobId, int]] = {}  # on each node: its workers there
+        self.nodes: dict[JobId, Layout] = {}  # of each job with workers
+        self.jobs: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
 
     @classmethod
     def of(cls, view: ClusterView) -> Occupancy:
-        """As a view shows it; jobs that change are where they are going to be."""
+        """Return the occupancy of a view; jobs that change are at their target."""
         found = cls({name: job.family for name, job in view.jobs.items()})
         for name, job in view.jobs.items():
             if job.running_on:
@@ -45,12 +39,7 @@ class Occupancy:
         return found
 
     def put(self, job: JobId, layout: Layout) -> None:
-        """The job has these workers and no others.
-
-        Args:
-            job: may be somewhere else until now.
-            layout: empty: none.
-        """
+        """Set the workers of a job; an empty layout removes them."""
         self.take(job)
         if layout:
             self.nodes[job] = layout
@@ -58,60 +47,48 @@ class Occupancy:
             self.jobs.setdefault(node, {})[job] = workers
 
     def take(self, job: JobId) -> None:
-        """The job has no workers any more.
-
-        Args:
-            job: may have none already.
-        """
+        """Remove the workers of a job, if any."""
         for node in self.nodes.pop(job, {}):
             del self.jobs[node][job]
 
     def on(self, node: NodeId) -> Mapping[JobId, int]:
-        """Jobs on a node, and how many workers each has there.
-
-        Args:
-            node: may be empty.
-        """
+        """Return the jobs on a node with their number of workers there."""
         return self.jobs.get(node, {})
 
     def neighbours(self, job: JobId) -> list[JobId]:
-        """Other jobs on any node of this one, each once.
-
-        Args:
-            job: itself is not among them.
-        """
-        here = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
-        here.pop(job, None)
-        return list(here)
+        """Return the other jobs on any node of this one, each once."""
+        names = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
+        names.pop(job, None)
+        return list(names)
 
 
-ROUNDS: Final = 2  # of asking which node counts, given what neighbours are believed to cost
-KEPT: Final = 300  # placements of a family that are remembered: a bound on the time of a fit
-DRIFT: Final = 0.03  # relative change of a mean that makes it count anew
-SHORTEST_S, LONGEST_S = 1e-6, 1e7  # of a step: whatever lies beyond was not measured
-ALIKE: Final = 0.03  # logarithm: costs below this are taken for noise
-ODD: Final = 3.0  # logarithm: further from its mean than any neighbour explains
-AGREE: Final = 0.7  # logarithm: two odd ones so close to each other are believed
+ITERATIONS: Final = 2  # iterations of choosing the worst node by the current costs
+MAX_PLACEMENTS: Final = 300  # placements of a family: bounds the time of a fit
+DRIFT: Final = 0.03  # relative change of a mean that triggers a new fit
+MIN_STEP_S, MAX_STEP_S = 1e-6, 1e7  # of a step; values outside are not measurements
+NOISE_LOG: Final = 0.03  # logarithm: smaller costs count as noise
+ODD_LOG: Final = 3.0  # logarithm: farther from the mean than a neighbour explains
+AGREE_LOG: Final = 0.7  # logarithm: two odd values this close to each other are accepted
 NO_PARTS: Final = Parts({}, {}, {})
 
 
-class Own(Enum):
-    """What a job's own workers cost each other."""
+class OwnWorkers(Enum):
+    """Cost of a job's own workers to each other."""
 
-    BESIDE = "beside"  # another worker of it on the same node
-    SPREAD = "spread"  # to be on several nodes at all
+    BESIDE = "beside"  # another worker of the job on the same node
+    SPREAD = "spread"  # being on several nodes
 
 
-Class = str | Own  # a family of neighbours, or the job itself
+NeighbourClass = str | OwnWorkers  # family of a neighbour, or the job's own workers
 Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU type; nodes, sorted
 
 
 @dataclass(slots=True)
 class _Family:
-    """Steps of jobs of one script and model."""
+    """Step times of jobs of one script and model."""
 
-    steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT))
-    odd: dict[Place, float] = field(default_factory=dict)  # last log step that was not believed
+    steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_PLACEMENTS))
+    odd: dict[Place, float] = field(default_factory=dict)  # last rejected log step
     parts: Parts = NO_PARTS
 
 
@@ -119,15 +96,15 @@ class NeighbourCosts:
     """Theta: log(step / step alone) = max over nodes of sum theta[family, neighbour] + spread.
 
     The sum is over other jobs on a node and over own workers beside each other there. Theta, which
-    is not negative, comes from a ridge regression for each family (`prediction/slowdowns`) together
-    with its step times alone, which nobody tells it. Harmony (Bao et al., INFOCOM '19, "Reward
-    model training") learns a network for the same. What was never seen is believed to be as for
-    other pairs with the same neighbour or the same family; before that, a loss of `prior`.
+    is not negative, comes from a ridge regression for each family (`prediction/slowdowns`),
+    together with its step times alone, which are not reported. Harmony (Bao et al., INFOCOM '19,
+    "Reward model training") learns a network for the same. An unmeasured pair uses the mean of
+    other pairs with the same neighbour or the same family; before any, `prior`.
 
     Args:
-        prior: share of its speed that a job is believed to lose by a neighbour, in [0, 1).
-        ridge: weight of what is believed beforehand, in measurements, above 0.
-        spread: the share that is lost by being on several nodes.
+        prior: share of its speed that a job loses by a neighbour, in [0, 1), before measurements.
+        ridge: weight of the prior, in measurements, above 0.
+        spread: prior share that is lost by being on several nodes.
     """
 
     def __init__(self, prior: float, ridge: float, spread: float) -> None:
@@ -135,22 +112,20 @@ class NeighbourCosts:
         self._ridge = ridge
         self._spread = -math.log1p(-spread)
         self._families: dict[str, _Family] = {}
-        self._stale: dict[str, None] = {}  # families that measured something new
-        self._hurts: dict[Class, list[float]] = {}  # what each neighbour costs others
-        self._costs: dict[tuple[str, Class], float] = {}  # as looked up since the last fit
-        self.dropped: dict[str, float] = {}  # the first speed of each family that made no sense
+        self._stale: dict[str, None] = {}  # families with new measurements
+        self._hurts: dict[
+            NeighbourClass, list[float]
+        ] = {}  # measured costs of each neighbour to others
+        self._costs: dict[tuple[str, NeighbourClass], float] = {}  # cache since the last fit
+        self.dropped: dict[str, float] = {}  # first implausible speed of each family
 
     # --- learning
 
     def add(self, family: str, place: Place, batch: int, samples_per_s: float) -> None:
-        """One more measurement; one that nobody can have made is dropped.
-
-        Args:
-            batch: global, samples per step.
-        """
+        """Add a measurement with a global batch; an implausible one is dropped."""
         known = self._families.setdefault(family, _Family())
         step_s = batch / samples_per_s if samples_per_s else math.inf
-        if not SHORTEST_S <= step_s <= LONGEST_S or self._is_odd(known, place, step_s):
+        if not MIN_STEP_S <= step_s <= MAX_STEP_S or self._is_odd(known, place, step_s):
             self.dropped.setdefault(family, samples_per_s)
             return
         mean = known.steps.means.get(place)
@@ -159,88 +134,79 @@ class NeighbourCosts:
             self._stale[family] = None
 
     def _is_odd(self, known: _Family, place: Place, step_s: float) -> bool:
-        """Whether it is far from all before at this place; if it comes again, it is not."""
+        """True if the step is far from the mean at this place, and not repeated."""
         mean = known.steps.means.get(place)
-        if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD:
+        if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD_LOG:
             return False
         before = known.odd.get(place)
-        if before is not None and abs(math.log(step_s) - before) <= AGREE:
+        if before is not None and abs(math.log(step_s) - before) <= AGREE_LOG:
             del known.steps.means[place], known.odd[place]
             return False
         known.odd[place] = math.log(step_s)
         return True
 
-    # --- answers
+    # --- predictions
 
-    def cost(self, family: str, other: Class) -> float:
-        """Theta: the logarithm of the factor on a step; at least 0.
-
-        Args:
-            other: a neighbour's family, or what own workers cost.
-        """
+    def cost(self, family: str, other: NeighbourClass) -> float:
+        """Return theta: the logarithm of the factor on a step; at least 0."""
         if self._stale:
             self._fit_stale()
         found = self._costs.get((family, other))
         if found is None:
             known = self._families.get(family)
             found = known.parts.colocations.get(other) if known is not None else None
-            found = self._believed(family, other) if found is None else found
-            found = 0.0 if found < ALIKE else found
+            found = self._prior_cost(family, other) if found is None else found
+            found = 0.0 if found < NOISE_LOG else found
             self._costs[family, other] = found
         return found
 
-    def share(self, job: JobId, where: Occupancy) -> float:
-        """See `SpeedShares`."""
-        families, nodes, worst = where.families, where.nodes[job], 0.0
+    def share(self, job: JobId, occupancy: Occupancy) -> float:
+        """Return the normalised speed, see `SpeedShares`."""
+        families, nodes, worst = occupancy.families, occupancy.nodes[job], 0.0
         mine = families[job]
         for node, workers in nodes.items():
-            total = (workers - 1) * self.cost(mine, Own.BESIDE) if workers > 1 else 0.0
-            for other in where.jobs[node]:
+            total = (workers - 1) * self.cost(mine, OwnWorkers.BESIDE) if workers > 1 else 0.0
+            for other in occupancy.jobs[node]:
                 if other != job:
                     total += self.cost(mine, families[other])
             worst = max(worst, total)
-        return math.exp(-worst - (self.cost(mine, Own.SPREAD) if len(nodes) > 1 else 0.0))
+        return math.exp(-worst - (self.cost(mine, OwnWorkers.SPREAD) if len(nodes) > 1 else 0.0))
 
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
-        """Seconds of a step alone and close together; None if nothing of it was measured.
-
-        Args:
-            local_batch: samples of one slot in a step.
-        """
+        """Return the seconds of a step alone and close together; None if not measured."""
         self._fit_stale()
         known = self._families.get(family)
         base = known.parts.base.get((slots, local_batch)) if known is not None else None
         return None if base is None else math.exp(base)
 
-    def learnt(self) -> dict[str, Mapping[Class, float]]:
-        """Theta of every pair that was measured, by family."""
+    def learnt(self) -> dict[str, Mapping[NeighbourClass, float]]:
+        """Return theta of every measured pair, by family."""
         self._fit_stale()
         return {name: known.parts.colocations for name, known in self._families.items()}
 
     # --- the model
 
-    def _believed(self, family: str, other: Class) -> float:
-        """What is thought of a pair that was never measured."""
-        if isinstance(other, Own):
-            return self._mean(self._hurts.get(other, ()), self._spread * (other is Own.SPREAD))
+    def _prior_cost(self, family: str, other: NeighbourClass) -> float:
+        if isinstance(other, OwnWorkers):
+            return self._mean(
+                self._hurts.get(other, ()), self._spread * (other is OwnWorkers.SPREAD)
+            )
         known = self._families.get(family)
         mine = known.parts.colocations if known is not None else {}
-        suffers = [cost for one, cost in mine.items() if not isinstance(one, Own)]
+        suffers = [cost for one, cost in mine.items() if not isinstance(one, OwnWorkers)]
         hurts = self._hurts.get(other, ())
         both = self._mean(suffers, self._prior), self._mean(hurts, self._prior)
         return sum(both) / len(both)
 
     @staticmethod
     def _mean(seen: Iterable[float], prior: float) -> float:
-        """The prior counts as one of them."""
         found = [prior, *seen]
         return sum(found) / len(found)
 
     def _fit_stale(self) -> None:
-        """Fit families again that measured something new."""
         for family in self._stale:
             known = self._families[family]
-            for _ in range(ROUNDS):
+            for _ in range(ITERATIONS):
                 known.parts = self._fit(family, known)
             known.steps.mark_fitted()
         self._stale, self._costs, self._hurts = {}, {}, {}
@@ -251,79 +217,79 @@ class NeighbourCosts:
     def _fit(self, family: str, known: _Family) -> Parts:
         seen = [
             Observation(
-                place[:2], place[2], self._counted(family, place[3]), math.log(mean.step_s),
-                mean.weight,
+                place[:2], place[2], self._worst_node_classes(family, place[3]),
+                math.log(mean.step_s), mean.weight,
             )
             for place, mean in known.steps.means.items()
         ]  # fmt: skip
         classes = dict.fromkeys(one for each in seen for one in each.beside)
-        believed = {one: self._believed(family, cast("Class", one)) for one in classes}
+        believed = {one: self._prior_cost(family, cast("NeighbourClass", one)) for one in classes}
         return separate(seen, {}, believed, self._ridge)
 
-    def _counted(self, family: str, nodes: tuple[NodeCrowd, ...]) -> tuple[Class, ...]:
-        """Classes of the node that costs most, as far as is known."""
+    def _worst_node_classes(
+        self, family: str, nodes: tuple[NodeCrowd, ...]
+    ) -> tuple[NeighbourClass, ...]:
+        """Return the classes of the node that costs most by the current estimates."""
         known = self._families[family].parts.colocations
 
         def cost(crowd: NodeCrowd) -> float:
             return sum(known.get(one, self._prior) for one in _classes(crowd))
 
         worst = max(nodes, key=cost, default=(1, ()))
-        return (*_classes(worst), *([Own.SPREAD] if len(nodes) > 1 else []))
+        return (*_classes(worst), *([OwnWorkers.SPREAD] if len(nodes) > 1 else []))
 
 
-def crowds_of(job: JobId, where: Occupancy) -> tuple[NodeCrowd, ...]:
-    """Each node of a job: its own workers there, and the families of others; sorted."""
-    families = where.families
+def crowds_of(job: JobId, occupancy: Occupancy) -> tuple[NodeCrowd, ...]:
+    """Return for each node of a job its own workers there and the families of others; sorted."""
+    families = occupancy.families
     return tuple(sorted(
-        (workers, tuple(sorted(families[other] for other in where.on(node) if other != job)))
-        for node, workers in where.nodes[job].items()
+        (workers, tuple(sorted(families[other] for other in occupancy.on(node) if other != job)))
+        for node, workers in occupancy.nodes[job].items()
     ))  # fmt: skip
 
 
-def _classes(crowd: NodeCrowd) -> tuple[Class, ...]:
+def _classes(crowd: NodeCrowd) -> tuple[NeighbourClass, ...]:
     own, others = crowd
-    return (*others, *([Own.BESIDE] * (own - 1)))
+    return (*others, *([OwnWorkers.BESIDE] * (own - 1)))
 
 
 class SpeedShares(Protocol):
-    """The share of its speed alone and close together that a job keeps."""
+    """Source of normalised speeds: shares of the speed that a job has alone and close together."""
 
-    def share(self, job: JobId, where: Occupancy) -> float:
-        """Normalised speed, in (0, 1]."""
+    def share(self, job: JobId, occupancy: Occupancy) -> float:
+        """Return the normalised speed of a job, in (0, 1]."""
         ...
 
 
-def all_shares(where: Occupancy, shares: SpeedShares) -> dict[JobId, float]:
-    """Normalised speeds of everybody, whose sum a placement is judged by (Harmony's reward)."""
-    return {job: shares.share(job, where) for job in where.nodes}
+def all_shares(occupancy: Occupancy, shares: SpeedShares) -> dict[JobId, float]:
+    """Return the normalised speeds of all jobs; their sum rates a placement (Harmony's reward)."""
+    return {job: shares.share(job, occupancy) for job in occupancy.nodes}
 
 
 def gain_of(
     changes: Mapping[JobId, Layout],
-    where: Occupancy,
+    occupancy: Occupancy,
     shares: SpeedShares,
     now: Mapping[JobId, float] | None = None,
 ) -> float:
-    """What it adds to the sum of normalised speeds if jobs have other workers.
+    """Return the change in the sum of normalised speeds if jobs have other workers.
 
-    Args:
-        changes: new workers of each; `where` is the same afterwards.
-        now: normalised speeds of everybody, if they are known already.
+    `occupancy` is unchanged afterwards; `now` are the current normalised speeds, if known.
     """
-    before = {job: where.nodes.get(job, {}) for job in changes}
-    concerned = _with_neighbours(changes, where)
+    before = {job: occupancy.nodes.get(job, {}) for job in changes}
+    concerned = _with_neighbours(changes, occupancy)
     for job, layout in changes.items():
-        where.put(job, layout)
-    concerned |= _with_neighbours(changes, where)
-    then = sum(shares.share(job, where) for job in concerned if job in where.nodes)
+        occupancy.put(job, layout)
+    concerned |= _with_neighbours(changes, occupancy)
+    then = sum(shares.share(job, occupancy) for job in concerned if job in occupancy.nodes)
     for job, layout in before.items():
-        where.put(job, layout)
-    there = [job for job in concerned if job in where.nodes]
-    return then - sum(shares.share(job, where) if now is None else now[job] for job in there)
+        occupancy.put(job, layout)
+    placed = [job for job in concerned if job in occupancy.nodes]
+    return then - sum(shares.share(job, occupancy) if now is None else now[job] for job in placed)
 
 
-def _with_neighbours(jobs: Iterable[JobId], where: Occupancy) -> dict[JobId, None]:
+def _with_neighbours(jobs: Iterable[JobId], occupancy: Occupancy) -> dict[JobId, None]:
     found = dict.fromkeys(jobs)
     for job in list(found):
-        found |= dict.fromkeys(where.neighbours(job))
+        found |= dict.fromkeys(occupancy.neighbours(job))
     return found

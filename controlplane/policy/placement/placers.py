@@ -1,6 +1,6 @@
-"""Who places: every placer by its name, imported when it is asked for.
+"""All placers by name, and `ScoredPlacer`, which puts every worker where a node's score is least.
 
-Free slots by node, taken worker by worker where a score is least.
+A placer is imported when it is made.
 """
 
 from __future__ import annotations
@@ -17,101 +17,84 @@ from controlplane.policy.placement.free_slots import Mode, Moves, Placer, by_nod
 from controlplane.policy.placement.slot_partition import Partition
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-Score = tuple[float, ...]  # compared place by place; the least is best
+Score = tuple[float, ...]  # compared lexicographically; the least is best
 
 
 @dataclass(slots=True)
 class NodeLoad:
-    """Who would be on a node by the plan so far."""
+    """Workers and free slots of a node in the plan so far."""
 
     node: NodeId
-    slots: int  # that it has, whoever is on them
-    free: list[SlotId]  # usable ones first
-    workers: dict[JobId, int] = field(default_factory=dict)  # of every job there
+    slots: int  # all slots of the node, used or not
+    free: list[SlotId]  # usable slots first
+    workers: dict[JobId, int] = field(default_factory=dict)  # job -> workers on this node
 
 
 class NodeScorer(Protocol):
-    """Says how good a node is for one more worker of a job."""
+    """Rates a node for one more worker of a job."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from what happened, if there is something to learn.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Learn from an event."""
         ...
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
-        """A plan for this view is being made.
-
-        Args:
-            loads: of every node; who is placed enters them, so that they are as planned at last.
-            now: seconds on the controller's clock.
-        """
+        """Start a plan for this view; `loads` are updated while jobs are placed."""
         ...
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
-        """How bad it is to put one more worker of `job` on this node; the least is chosen.
+        """Return the cost of one more worker of `job` on this node, which has a free slot.
 
-        May depend on nothing else that the plan changes.
-
-        Args:
-            job: that is being placed; workers of it may be there already.
-            load: with at least one free slot.
+        The least cost is chosen. It must not depend on anything else that the plan changes.
         """
         ...
 
 
 class ScoredPlacer(Placer):
-    """Moves as little as any placer, and puts every worker where a score is least.
+    """Moves as few jobs as any placer, and puts every worker where the score is least.
 
-    Among equals a node that the job is on, then the first in the view. Scores say which nodes,
-    never whether a job runs.
+    Ties go to a node that the job uses already, then to the first in the view. Scores decide on
+    nodes, never on whether a job runs.
     """
 
     def __init__(self, scorer: NodeScorer, moves: Moves = "elastic") -> None:
-        """Begin without reservations."""
         super().__init__(moves=moves)
         self._scorer = scorer
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Let the scorer learn."""
+        """Pass the event to the scorer."""
         self._scorer.observe(event, now)
 
-    def rooms(self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> ScoredRooms:
-        """What is free, by score."""
+    def free_slots(
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+    ) -> ScoredFreeSlots:
+        """Return the free slots, chosen by score."""
         loads = node_loads(partition, placed)
         self._scorer.begin(partition.view, loads, partition.now)
-        return ScoredRooms(loads, self._scorer)
+        return ScoredFreeSlots(loads, self._scorer)
 
 
-class ScoredRooms:
-    """Nodes with what is free and who is there; worker by worker to the least score."""
+class ScoredFreeSlots:
+    """Free slots, given out worker by worker to the node with the least score."""
 
     def __init__(self, loads: Sequence[NodeLoad], scorer: NodeScorer) -> None:
-        """Begin before the first start.
-
-        Args:
-            loads: of every node, in the order of the view.
-        """
         self._loads = loads
         self._scorer = scorer
         self._by_node = {load.node: load for load in loads}
 
     def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Where scores are least."""
+        """Take the slots with the least scores."""
         return by_node(self._take(job, size, ()))
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """`own`, and where scores are least."""
+        """Take `own`, and the slots with the least scores."""
         return by_node([*own, *self._take(job, size - len(own), own)])
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Where scores are least; its own where others are no better."""
+        """Take the slots with the least scores, the job's own ones among equals."""
         return by_node(self._take(job, size, own))
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these, or nothing."""
+        """Take exactly these slots, or none."""
         loads = [self._by_node.get(node_of(slot)) for slot in slots]
         if any(
             load is None or slot not in load.free for load, slot in zip(loads, slots, strict=True)
@@ -122,7 +105,7 @@ class ScoredRooms:
         return True
 
     def _take(self, job: JobView, size: int, own: Collection[SlotId]) -> list[SlotId]:
-        """Only the node that took a worker is scored again: the others are as they were."""
+        """Take slots one by one; only the node of the last worker is scored again."""
         heap = [
             (self._key(job, load, place, own), place)
             for place, load in enumerate(self._loads)
@@ -143,8 +126,8 @@ class ScoredRooms:
     def _key(
         self, job: JobView, load: NodeLoad, place: int, own: Collection[SlotId]
     ) -> tuple[Score, bool, int]:
-        there = job.job in load.workers or any(slot in own for slot in load.free)
-        return self._scorer.score(job, load), not there, place
+        present = job.job in load.workers or any(slot in own for slot in load.free)
+        return self._scorer.score(job, load), not present, place
 
     def _enter(self, job: JobView, load: NodeLoad, slot: SlotId) -> None:
         load.free.remove(slot)
@@ -152,11 +135,9 @@ class ScoredRooms:
 
 
 def node_loads(partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> list[NodeLoad]:
-    """Every node with what is free, and the workers of those who stay.
+    """Return the load of every node: its free slots, and the workers of jobs that stay.
 
-    Args:
-        partition: with the slots that jobs gave up.
-        placed: slots of those `running` jobs that keep some. Who runs and is not `running` stays.
+    `placed` are the slots of those `running` jobs that keep some.
     """
     sizes = Counter(slot.node for slot in partition.view.slots)
     loads = {node: NodeLoad(node, sizes[node], free) for node, free in partition.free.items()}
@@ -170,19 +151,19 @@ def node_loads(partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -
 
 
 class LeastLoaded:
-    """Kubernetes' spreading: the node whose slots are used least by the workers of all jobs.
+    """Spreading as in Kubernetes: the node with the least share of its slots in use.
 
-    A slot that nobody uses and that cannot be given out counts as unused, other than for `spread`.
+    A slot that is unused but cannot be given out counts as unused, unlike in mode `spread`.
     """
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """There is nothing to learn."""
+        """Ignore the event."""
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
-        """There is nothing to prepare."""
+        """Do nothing; scores need no preparation."""
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
-        """The share of its slots that is in use."""
+        """Return the share of the node's slots that is in use."""
         return (sum(load.workers.values()) / load.slots,)
 
 
@@ -198,62 +179,49 @@ PlacerName = Literal[
     "lif-quadratic",
     "harmony",
 ]
-_ROOM: Final = "controlplane.policy.placement"
-SCORERS: Final[Mapping[str, str]] = {  # of `ScoredPlacer`s: module:class, made without arguments
-    "load-balancing": f"{_ROOM}.placers:LeastLoaded",
-    "tetris-resources": f"{_ROOM}.usage_placers:AlignedPacking",
-    "lif-linear": f"{_ROOM}.usage_placers:LinearInterference",
-    "lif-quadratic": f"{_ROOM}.usage_placers:QuadraticInterference",
+_PACKAGE: Final = "controlplane.policy.placement"
+SCORERS: Final[Mapping[str, str]] = {  # of `ScoredPlacer`: module:class, made without arguments
+    "load-balancing": f"{_PACKAGE}.placers:LeastLoaded",
+    "tetris-resources": f"{_PACKAGE}.usage_placers:AlignedPacking",
+    "lif-linear": f"{_PACKAGE}.usage_placers:LinearInterference",
+    "lif-quadratic": f"{_PACKAGE}.usage_placers:QuadraticInterference",
 }
-PLACERS: Final[Mapping[str, str]] = {  # that know nodes as a whole: module:class, called with moves
-    "harmony": f"{_ROOM}.harmony_placer:HarmonyPlacer",
+PLACERS: Final[Mapping[str, str]] = {  # other placers: module:class, called with `moves`
+    "harmony": f"{_PACKAGE}.harmony_placer:HarmonyPlacer",
 }
-LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # they have to hear of steps
+LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # need telemetry
     {"harmony", "lif-linear", "lif-quadratic", "tetris-resources"}
 )
 
 
 class SlotPlacer(Protocol):
-    """From sizes to slots, for policies that decide only how many; it may learn."""
+    """Turns sizes into slots, for policies that decide only on sizes; may learn from events."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from what happened.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Learn from an event."""
         ...
 
     def place(
         self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
     ) -> dict[JobId, list[SlotId]]:
-        """Slots of each job, in order of rank, node by node.
+        """Return the slots of each job, in order of rank, node by node.
 
         Args:
-            sizes: slots of its `running` and `waiting` jobs, in the order in which those are
-                placed that do not keep theirs; at most its `room` in all. Absent: none.
-            packed: running jobs that may give up their slots for better ones.
+            sizes: slots of `running` and `waiting` jobs, in the order in which those are placed
+                that do not keep theirs; at most `room` in total. Absent: none.
+            packed: running jobs that may exchange their slots for better ones.
         """
         ...
 
     def restarts(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> tuple[JobId, ...]:
-        """Jobs that have to stop to get what they were given.
-
-        Args:
-            partition: what of the view can be given out.
-            placed: slots of each job, as `place` gave them.
-        """
+        """Return the jobs that have to stop to get the slots that `place` gave them."""
         ...
 
 
-def placer_of(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
-    """A new placer of that name.
-
-    Args:
-        name: as options of policies have it.
-    """
+def make_placer(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
+    """Return a new placer of that name."""
     if name in PLACERS:
         placer: SlotPlacer = _load(PLACERS[name])(moves=moves)
         return placer
@@ -262,6 +230,6 @@ def placer_of(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
     return Placer(cast("Mode", name), moves)
 
 
-def _load(where: str) -> Any:
-    module, _, name = where.partition(":")
+def _load(location: str) -> Any:
+    module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Sizes that are decided in rounds, and hold in between."""
+"""Scheduling rounds: sizes are decided in a round and hold until the next one."""
 
 from __future__ import annotations
 
@@ -10,35 +10,32 @@ from controlplane.policy.api import JobView
 from controlplane.policy.placement.slot_partition import Partition, useful_slots
 from schemas.ids import JobId, Seconds
 
-Starts = Literal["at-once", "rounds"]  # of jobs that come between rounds
-SHORTEST_ROUND_S: Final = 1.0  # where jobs are young: what a change of a group takes
+Starts = Literal["at-once", "rounds"]  # of jobs that arrive between rounds
+GROUP_CHANGE_S: Final = 1.0  # lower bound for young jobs: duration of a group change
 
 
 class Rounds:
-    """When it is time to decide anew; asked twice at one moment, it is once.
+    """Decides when a round starts; a repeated request at the same moment belongs to the same round.
 
-    Sizes hold until the next round, unless nobody of the last one is left. Rounds of a fixed
-    length are made for jobs of one length: where jobs last some seconds, a minute is for ever. So
-    rounds may also be no longer than a share of the jobs' mean age.
+    Sizes hold until the next round, unless no job of the last one is left. A fixed interval suits
+    jobs of one length: where jobs last seconds, a minute is too long. Therefore a round may also be
+    limited to a share of the jobs' mean age.
+
+    Args:
+        interval_s: longest round, seconds; 0: decide at every new moment, and for every new job.
+        age_share: longest round as a share of the mean age that the jobs had when it started; jobs
+            that arrived since count with age 0. 0: `interval_s` always.
+        starts: shortest round, in multiples of the mean duration of the jobs' last starts.
     """
 
     def __init__(self, interval_s: float, age_share: float = 0.0, starts: float = 0.0) -> None:
-        """Begin before the first round.
-
-        Args:
-            interval_s: seconds from round to round, at most; 0: decide at every moment that is
-                new, or that shows a new job.
-            age_share: of the mean age that jobs had when it began, that a round lasts at most;
-                those that came since count as of no age. 0: `interval_s` always.
-            starts: times what the jobs' last starts took on average, that it lasts all the same.
-        """
         self._interval_s = interval_s
         self._age_share = age_share
         self._starts = starts
         self._begun_at = Seconds(0.0)
 
     def is_due(self, partition: Partition, decided: Mapping[JobId, object]) -> bool:
-        """Whether to decide anew."""
+        """True if sizes have to be decided again."""
         jobs: Container[JobId] = partition.view.jobs
         if not any(name in jobs for name in decided):
             return True
@@ -48,30 +45,21 @@ class Rounds:
         return new or partition.now != self._begun_at
 
     def begin(self, now: Seconds) -> None:
-        """It was decided now.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Record that sizes were decided now."""
         self._begun_at = now
 
     def next_at(self, partition: Partition) -> Seconds | None:
-        """When the next round is due, if there is anybody to decide about.
-
-        Args:
-            partition: what of the view can be given out.
-        """
+        """Return when the next round is due; None without jobs."""
         at = self._ends_at(partition)
         return at if partition.view.jobs and at > partition.now else None
 
     def _ends_at(self, partition: Partition) -> Seconds:
-        """When the present round ends."""
         jobs = partition.view.jobs.values()
         length_s = self._interval_s
         if self._age_share and jobs:
             ages = [max(0.0, self._begun_at - job.submitted_at) for job in jobs]
             started = [job.start_s for job in jobs if job.start_s is not None]
-            least_s = max(SHORTEST_ROUND_S, self._starts * fmean(started or [0.0]))
+            least_s = max(GROUP_CHANGE_S, self._starts * fmean(started or [0.0]))
             length_s = min(length_s, max(least_s, self._age_share * fmean(ages)))
         return Seconds(self._begun_at + length_s)
 
@@ -81,14 +69,10 @@ def fill_idle_slots(
     targets: Mapping[JobId, int],
     fewest: Callable[[JobView], int] = lambda job: job.least,
 ) -> dict[JobId, int]:
-    """Sizes of jobs that wait between rounds and fit on slots that nobody has or is to have.
+    """Return sizes for jobs that wait between rounds and fit on idle, unassigned slots.
 
-    In order of arrival, each on as few as it can train on: the next round gives it more.
-
-    Args:
-        partition: what of the view can be given out.
-        targets: slots of each job in the last round.
-        fewest: slots on which a job can train.
+    In order of arrival, each on the `fewest` slots on which it can train (0: none); the next round
+    gives it more.
     """
     left = partition.room
     for job in (*partition.running, *partition.waiting, *partition.leaving):
@@ -103,12 +87,9 @@ def fill_idle_slots(
 
 
 def reschedulable(partition: Partition) -> list[JobView]:
-    """Those whom a round decides about, in the order of the view.
+    """Return the jobs that a round decides about, in the order of the view.
 
-    One whose slots are just being freed will be started again, on what the round gives it.
-
-    Args:
-        partition: what of the view can be given out.
+    Jobs whose slots are being freed are included: they restart on what the round gives them.
     """
     names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
     return [job for name, job in partition.view.jobs.items() if name in names]
@@ -117,18 +98,11 @@ def reschedulable(partition: Partition) -> list[JobView]:
 def fit_targets(
     partition: Partition, targets: Mapping[JobId, int], *, fixed_batches: bool = False
 ) -> dict[JobId, int]:
-    """The targets of jobs that may change now, as far as there is room; in the view's order.
+    """Return the sizes of the jobs that run now: the targets as far as there is room.
 
-    Who shrinks does so at once; who grows or starts does it when all of it fits. A running job
-    without a target keeps its size.
-
-    Args:
-        partition: what of the view can be given out.
-        targets: slots of each job in the last round.
-        fixed_batches: jobs keep their user's batch, so that a size which changes is no larger.
-
-    Returns:
-        Slots of each job that runs.
+    In the view's order. A job shrinks at once; it grows or starts when its whole target fits. A
+    running job without a target keeps its size. With `fixed_batches` the user's batch bounds a size
+    that changes.
     """
     if fixed_batches:
         jobs = partition.view.jobs
@@ -153,7 +127,7 @@ def fit_targets(
 
 
 def _within_batch(job: JobView, target: int, partition: Partition) -> int:
-    """A size that changes gives each slot a sample; that of a group that it lost may not."""
+    """Return a target that gives each slot a sample; a kept size stays, even without that."""
     if target in {0, len(job.running_on)}:
         return target
     return min(target, max(job.least, useful_slots(job, partition)))

@@ -1,10 +1,8 @@
-"""Equal shares of slots, all of them used as far as jobs can use them.
+"""Sizes for jobs that share slots: max-min fair shares, gangs by rank, and backfill.
 
-Gangs of fixed size by rank, pre-emptive and with backfill.
-
-Who has slots first where not all can have their least: by arrival, or in turns.
-
-Who starts: gangs in order of arrival, and later ones where that delays nobody.
+Gangs by rank are pre-emptive; a gang that fits may overtake one that does not. `RoundRobin` orders
+jobs where not all can have their minimum. `backfill_queue` starts gangs in order of arrival; with
+backfill, later ones overtake if that does not delay the first.
 """
 
 from __future__ import annotations
@@ -27,18 +25,16 @@ from schemas.ids import JobId, Seconds
 
 
 def shares(
-    line: Sequence[JobView], partition: Partition, room: int | None = None
+    queue: Sequence[JobView], partition: Partition, room: int | None = None
 ) -> dict[JobId, int]:
-    """Slots of each job that has some, in the order of the line.
+    """Return the max-min fair slots of each job that gets any, in the order of `queue`.
 
-    Args:
-        line: jobs in the order in which they are given their least.
-        room: slots for these jobs; None: all of the partition's.
+    Jobs get their minimum in this order. `room` None: all of the partition's.
     """
     room = partition.room if room is None else room
     left = room
     jobs: list[JobView] = []
-    for job in line:
+    for job in queue:
         if job.least <= left:
             jobs.append(job)
             left -= job.least
@@ -56,7 +52,7 @@ def shares(
 
 
 def _level(bounds: Sequence[tuple[int, int]], room: int) -> int:
-    """The greatest share that all can be raised to within their bounds and the room."""
+    """Return the greatest share to which all can be raised within their bounds and the room."""
     low, high = 0, max(high for _, high in bounds)
     while low < high:
         middle = math.ceil((low + high) / 2)
@@ -67,15 +63,11 @@ def _level(bounds: Sequence[tuple[int, int]], room: int) -> int:
     return low
 
 
-Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # of a job, in words and numbers
+Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # reason of a rank: words, numbers
 
 
 def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
-    """Sizes of those that run, in their order: each that fits in what those before it leave.
-
-    Args:
-        ranked: `partition.running` and `partition.waiting` jobs, the first to be served first.
-    """
+    """Return the sizes of the gangs that run: each that fits in what the gangs before it leave."""
     left = partition.room
     sizes: dict[JobId, int] = {}
     for job in ranked:
@@ -93,11 +85,9 @@ def gang_plan(
     rank: Rank,
     wake_at: Seconds | None = None,
 ) -> Plan:
-    """The plan that runs gangs of these sizes and lets the others wait.
+    """Return the plan that runs gangs of these sizes and lets the others wait.
 
-    Args:
-        rank: why a job is served before others, or after them.
-        wake_at: when ranks change by themselves.
+    `rank` explains the rank of a job; at `wake_at` ranks change without an event.
     """
     room = partition.room
     left = room - sum(sizes.values())
@@ -114,61 +104,46 @@ def gang_plan(
     return compose_plan(partition, placed, why, wake_at=wake_at)
 
 
-class Turns:
-    """A job that ran for a quantum goes behind those that wait, so that nobody starves."""
+class RoundRobin:
+    """Turns: a job that ran for a quantum goes behind the waiting jobs, so that none starves.
+
+    With a quantum of 0 there are no turns: the oldest jobs run to their end.
+    """
 
     def __init__(self, quantum_s: float) -> None:
-        """Begin with no job known.
-
-        Args:
-            quantum_s: seconds; 0: no turns, the oldest run to their end.
-        """
         self._quantum_s = quantum_s
-        self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # whether it runs, and since when
+        self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
 
     def follow(self, view: ClusterView, now: Seconds) -> None:
-        """Since when jobs run or wait; other than `moved_at`, a new size does not count.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Record since when jobs run or wait; unlike for `moved_at`, a new size does not count."""
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
             runs = bool(job.running_on)
-            was, since = self._stays.get(name, (runs, job.moved_at))
-            stays[name] = (runs, since if was == runs else now)
+            ran, since = self._stays.get(name, (runs, job.moved_at))
+            stays[name] = (runs, since if ran == runs else now)
         self._stays = stays
 
-    def line(self, partition: Partition) -> list[JobView]:
-        """Jobs in the order in which they are given their least.
-
-        Args:
-            partition: of the view that was followed last.
-        """
+    def queue(self, partition: Partition) -> list[JobView]:
+        """Return the jobs in the order in which they are given their minimum."""
         by_arrival = sorted(
             (*partition.running, *partition.waiting), key=lambda job: job.submitted_at
         )
         if not self._quantum_s:
             return by_arrival
-        fresh, tired, waiting = [], [], []
+        in_quantum, over_quantum, waiting = [], [], []
         for job in by_arrival:
             runs, since = self._stays[job.job]
             if not runs:
                 waiting.append(job)
             elif partition.now < since + self._quantum_s:
-                fresh.append(job)
+                in_quantum.append(job)
             else:
-                tired.append(job)
+                over_quantum.append(job)
         waiting.sort(key=lambda job: self._stays[job.job][1])
-        return [*fresh, *waiting, *tired]
+        return [*in_quantum, *waiting, *over_quantum]
 
     def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
-        """When the turn of somebody is over for whom others wait; None: nobody waits.
-
-        Args:
-            partition: of the view that was followed last.
-            served: jobs that have slots by the plan.
-        """
+        """Return when the first turn of a job in `served` ends; None if no job waits."""
         jobs: Iterable[JobView] = (*partition.running, *partition.waiting)
         names = [job.job for job in jobs]
         if not self._quantum_s or all(name in served for name in names):
@@ -183,59 +158,60 @@ class Turns:
 
 
 @dataclass(slots=True)
-class Line:
-    """Who has slots, and what the first that has none waits for."""
+class BackfillQueue:
+    """Jobs that get slots, and the queue of those that do not."""
 
     sizes: dict[JobId, int] = field(default_factory=dict)
-    left: int = 0  # slots that nobody gets
-    ahead: dict[JobId, int] = field(default_factory=dict)  # of who waits: jobs before it that wait
-    before: dict[JobId, JobId] = field(default_factory=dict)  # who starts, and whom it passes by
+    left: int = 0  # slots that stay free
+    ahead: dict[JobId, int] = field(default_factory=dict)  # waiting job -> jobs before it
+    before: dict[JobId, JobId] = field(default_factory=dict)  # started job -> job that it overtakes
 
 
-def line_of(
+def backfill_queue(
     partition: Partition, remaining_s: Callable[[JobView, int], float], *, backfill: bool
-) -> Line:
-    """Everybody who runs goes on; who waits starts in order of arrival, as far as there is room.
+) -> BackfillQueue:
+    """Keep running jobs, and start waiting gangs in order of arrival as far as there is room.
 
-    Backfill is EASY's (Lifka 1995): the first that does not fit has its slots promised for the
-    moment at which running jobs will have left so many; another one may pass it if it is done by
-    then, or takes slots that are not needed then.
-
-    Args:
-        remaining_s: how long a job still trains on so many slots, seconds; infinite: nobody knows.
-        backfill: whether anybody may start before who came earlier.
+    Backfill is EASY's (Lifka 1995): the first job that does not fit has slots promised for the
+    moment at which the running jobs will have left enough. A later job may overtake it if it ends
+    before that moment, or uses slots that are not needed then. `remaining_s` may be infinite.
     """
-    line = Line({job.job: len(job.running_on) for job in partition.running}, partition.room)
-    line.left -= sum(line.sizes.values())
-    first: JobView | None = None  # that does not fit
+    queue = BackfillQueue(
+        {job.job: len(job.running_on) for job in partition.running}, partition.room
+    )
+    queue.left -= sum(queue.sizes.values())
+    first: JobView | None = None  # first job that does not fit
     until, spare = 0.0, 0
     for job in sorted(partition.waiting, key=lambda job: job.submitted_at):
         size = gang_size(job, partition)
-        if first is None and size > line.left:
+        if first is None and size > queue.left:
             first = job
-            until, spare = _promise(partition, size, line, remaining_s)
-        fits = size <= line.left and (first is None or backfill)
+            until, spare = _reservation(partition, size, queue, remaining_s)
+        fits = size <= queue.left and (first is None or backfill)
         is_short = fits and (first is None or remaining_s(job, size) <= until)
         if fits and (is_short or size <= spare) and job is not first:
-            line.sizes[job.job] = size
-            line.left -= size
+            queue.sizes[job.job] = size
+            queue.left -= size
             if first is not None:
-                line.before[job.job] = first.job
+                queue.before[job.job] = first.job
                 spare -= 0 if is_short else size
         else:
-            line.ahead[job.job] = len(line.ahead)
-    return line
+            queue.ahead[job.job] = len(queue.ahead)
+    return queue
 
 
-def _promise(
-    partition: Partition, size: int, line: Line, remaining_s: Callable[[JobView, int], float]
+def _reservation(
+    partition: Partition,
+    size: int,
+    queue: BackfillQueue,
+    remaining_s: Callable[[JobView, int], float],
 ) -> tuple[float, int]:
-    """In how many seconds so many slots are free, and how many more are free then."""
+    """Return the seconds until `size` slots are free, and the surplus of free slots then."""
     jobs = [*partition.running, *partition.pinned]
-    started = [job for job in partition.waiting if job.job in line.sizes]
+    started = [job for job in partition.waiting if job.job in queue.sizes]
     ends = [(remaining_s(job, len(job.running_on)), len(job.running_on)) for job in jobs]
-    ends += [(remaining_s(job, line.sizes[job.job]), line.sizes[job.job]) for job in started]
-    free = line.left
+    ends += [(remaining_s(job, queue.sizes[job.job]), queue.sizes[job.job]) for job in started]
+    free = queue.left
     for end_s, slots in sorted(ends):
         free += slots
         if free >= size:

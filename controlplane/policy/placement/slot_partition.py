@@ -1,8 +1,7 @@
-"""What of a view a plan may give out, and how a plan is made of who gets what.
+"""Sorting of a view by what a plan may change, and composition of a plan from placed jobs.
 
-Where workers go: close together, and moved as little as possible.
-
-Reasons to wait that every policy gives in the same words.
+Also here: packing slots on few nodes, splitting a batch, and the reasons to wait that all policies
+give in the same words.
 """
 
 from __future__ import annotations
@@ -16,13 +15,9 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 
 def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
-    """`size` of the free slots on as few nodes as possible, best fit first.
+    """Return `size` of the free slots on as few nodes as possible, best fit first.
 
-    Requires `size <= len(free)`.
-
-    Args:
-        free: slots in the order of the view.
-        size: how many, at most as many as are free.
+    Requires `size <= len(free)`; `free` is in the order of the view.
     """
     by_node: dict[NodeId, list[SlotView]] = defaultdict(list)
     for slot in free:
@@ -35,72 +30,51 @@ def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
 
 
 def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
-    """`batch` dealt out over `slots` with differences of at most one sample.
-
-    Args:
-        batch: global, samples per step.
-        slots: in order of rank; the first ones get the rest.
-
-    Returns:
-        Samples of each slot in a step.
-    """
+    """Return a global batch split over `slots`; the first ones get the remaining samples."""
     share, rest = divmod(batch, len(slots))
     return {slot: share + (place < rest) for place, slot in enumerate(slots)}
 
 
 def backs_off(until: Seconds, now: Seconds) -> Reason:
-    """It failed or was lost a moment ago.
-
-    Args:
-        until: when it may be tried again, seconds.
-        now: seconds on the controller's clock.
-    """
+    """Return the reason of a job that failed or was lost and must not be tried before `until`."""
     wait_s = until - now
     return Reason("backing_off", f"waits {wait_s:.0f} s before its next try", {"wait_s": wait_s})
 
 
 def too_large(needs: int, slots: int) -> Reason:
-    """The cluster is too small for it, or not there at all.
-
-    Args:
-        needs: slots at least.
-    """
+    """Return the reason of a job whose minimum exceeds the cluster, or of an empty cluster."""
     numbers = {"needs": float(needs), "slots": float(slots)}
     if not slots:
         return Reason("no_slots", "no node has joined, or all are lost", numbers)
     return Reason("too_large", f"needs {needs} slots, the cluster has {slots}", numbers)
 
 
-Why = Callable[[JobView, int], tuple[str, dict[str, float]]]  # job, its slots: words and numbers
+Why = Callable[[JobView, int], tuple[str, dict[str, float]]]  # (job, slots) -> words, numbers
 
 
 @dataclass(slots=True)
 class Partition:
-    """One view, sorted by what can be done with it. Good for one plan: a placer uses `free` up."""
+    """View sorted by what a plan may change; valid for one plan, since a placer uses up `free`."""
 
     view: ClusterView
     now: Seconds
-    free: dict[NodeId, list[SlotId]]  # of every node, in the order of the view; usable ones first
-    room: int = 0  # slots that are free, or of `running`
+    free: dict[NodeId, list[SlotId]]  # of every node, in the view's order; usable slots first
+    room: int = 0  # number of slots that are free or held by `running`
     running: list[JobView] = field(default_factory=list)  # may be changed
     waiting: list[JobView] = field(default_factory=list)  # may be started
-    pinned: list[JobView] = field(default_factory=list)  # run, and have to be left as they are
+    pinned: list[JobView] = field(default_factory=list)  # run, and must stay unchanged
     leaving: list[JobView] = field(default_factory=list)  # their slots are free soon
     refused: dict[JobId, Reason] = field(default_factory=dict)  # cannot be started now
-    wake_at: Seconds | None = None  # when one of those can be started or changed
+    wake_at: Seconds | None = None  # when one of `refused` or `pinned` can be started or changed
 
     def release(self, slots: Sequence[SlotId]) -> None:
-        """Somebody leaves these."""
+        """Add slots that a job leaves."""
         for slot in slots:
             self.free[node_of(slot)].append(slot)
 
 
 def partition_of(view: ClusterView, now: Seconds) -> Partition:
-    """Sort the slots and jobs of `view`; both stay in its order.
-
-    Args:
-        now: seconds on the controller's clock.
-    """
+    """Sort the slots and jobs of `view`; both stay in its order."""
     held: set[SlotId] = set()
     for job in view.jobs.values():
         held.update(job.running_on)
@@ -117,22 +91,14 @@ def partition_of(view: ClusterView, now: Seconds) -> Partition:
 
 
 def gang_size(job: JobView, partition: Partition) -> int:
-    """Slots of a job of fixed size: those it has, else as many as wanted and useful.
-
-    Args:
-        partition: what of the view can be given out.
-    """
+    """Return the slots of a job of fixed size: those it has, else as many as wanted and useful."""
     if job.running_on:
         return len(job.running_on)
     return min(job.wanted, max(job.least, useful_slots(job, partition)))
 
 
 def useful_slots(job: JobView, partition: Partition) -> int:
-    """The most slots that a job can use: a slot without a sample is wasted.
-
-    Args:
-        partition: what of the view can be given out.
-    """
+    """Return the most slots that a job can use: a slot without a sample is wasted."""
     return min(job.most, len(partition.view.slots), job.batch_size)
 
 
@@ -144,12 +110,9 @@ def compose_plan(
     restart: tuple[JobId, ...] = (),
     wake_at: Seconds | None = None,
 ) -> Plan:
-    """The plan that gives every job what `placed` says, with a reason for each that changes.
+    """Return the plan that gives every job what `placed` says, with a reason for each that changes.
 
-    Args:
-        placed: local batches of `running` and `waiting` jobs; absent: it waits.
-        why: says why a job has so many slots, for those that change or wait.
-        wake_at: beside the moment that the partition asks for.
+    `running` and `waiting` jobs without an entry wait; `why` explains the slots of a job.
     """
     local_batch = {job.job: dict(job.running_on) for job in partition.pinned}
     reasons = dict(partition.refused)
@@ -170,31 +133,27 @@ def compose_plan(
 
 
 def slots_in_words(many: int) -> str:
-    """So many slots, in words.
-
-    Args:
-        many: a count of slots, 0 or more.
-    """
+    """Return "1 slot" or "N slots"."""
     return f"{many} slot{'s' * (many != 1)}"
 
 
 def _free(
     view: ClusterView, held: set[SlotId]
 ) -> tuple[dict[NodeId, list[SlotId]], set[SlotId] | None]:
-    """Free slots by node, and those that their holders can hand on; None: all that are held."""
+    """Return free slots by node, and the slots that holders can hand over (None: all held ones)."""
     free: dict[NodeId, list[SlotId]] = {}
     leaving: list[SlotId] = []
     firm: set[SlotId] = set()
     for slot in view.slots:
         name = slot.slot
-        here = free.get(slot.node)
-        if here is None:
-            here = free[slot.node] = []
+        node_slots = free.get(slot.node)
+        if node_slots is None:
+            node_slots = free[slot.node] = []
         if name in held:
             if slot.up:
                 firm.add(name)
         elif slot.usable:
-            here.append(name)
+            node_slots.append(name)
         elif slot.leaving:
             leaving.append(name)
     for name in leaving:
@@ -228,22 +187,22 @@ def _wake(partition: Partition, at: Seconds) -> None:
 
 
 def _reason(job: JobView, target: Mapping[SlotId, int], why: Why, *, again: bool) -> Reason:
-    was, now = len(job.running_on), len(target)
-    words, numbers = why(job, now)
-    numbers = {"slots_now": float(was), "slots_then": float(now), **numbers}
-    if not now:
-        if was:
+    before, after = len(job.running_on), len(target)
+    words, numbers = why(job, after)
+    numbers = {"slots_now": float(before), "slots_then": float(after), **numbers}
+    if not after:
+        if before:
             return Reason("pause", f"paused: {words}", numbers)
         return Reason("waits", f"waits: {words}", numbers)
-    if not was:
-        verb = "goes on, on" if job.epoch or job.samples_done else "starts on"
+    if not before:
+        verb = "resumes on" if job.epoch or job.samples_done else "starts on"
         code = "resume" if job.epoch or job.samples_done else "start"
-        return Reason(code, f"{verb} {slots_in_words(now)}: {words}", numbers)
+        return Reason(code, f"{verb} {slots_in_words(after)}: {words}", numbers)
     if again:
-        return Reason("restart", f"stops to go on with {slots_in_words(now)}: {words}", numbers)
-    if now != was:
-        code, verb = ("grow", "grows") if now > was else ("shrink", "shrinks")
-        return Reason(code, f"{verb} to {slots_in_words(now)}: {words}", numbers)
+        return Reason("restart", f"stops to resume with {slots_in_words(after)}: {words}", numbers)
+    if after != before:
+        code, verb = ("grow", "grows") if after > before else ("shrink", "shrinks")
+        return Reason(code, f"{verb} to {slots_in_words(after)}: {words}", numbers)
     if target.keys() != job.running_on.keys():
         return Reason("pack", f"moves to other slots: {words}", numbers)
     batch = sum(target.values())

@@ -1,20 +1,17 @@
-"""Least interference first: the placers `lif-linear` and `lif-quadratic`.
+"""Placers by the resources that workers use: `lif-linear`, `lif-quadratic` and `tetris-resources`.
 
-Harmony's baselines LIF-Line and LIF-Quad (Bao et al., INFOCOM '19, evaluation): "a linear or
-non-linear interference model by assuming that task slowdown is a function of CPU and bandwidth
-usage". Both are learnt online from the speeds and the usage that workers report; of who trains
-what the model knows nothing.
+Least interference first (LIF) are baselines of Harmony (Bao et al., INFOCOM '19, evaluation): "a
+linear or non-linear interference model by assuming that task slowdown is a function of CPU and
+bandwidth usage". Both are learnt online from the speeds and the usage that workers report; the
+model does not know what the jobs train.
 
-Multi-resource packing: the placer `tetris-resources`.
-
-Grandl et al., SIGCOMM '14 (Tetris), section 3.2: a task goes to a machine that has room for its
-peak demands, where the dot product of demand and what is free is greatest, both as shares of the
-machine. Harmony compares itself with it ("to avoid resource fragmentation"). Demands are what
-workers report to use. Tetris knows every capacity; here a node's slots and cores are known, and its
-bandwidth is taken to be the most that was ever used on one. Tetris does not prefer nodes in use;
-here it does, because a node alone is what the next gang wants.
-
-What workers use of their hosts, from what they report: of a job, its family, or anybody.
+`tetris-resources` is multi-resource packing (Tetris: Grandl et al., SIGCOMM '14, section 3.2): a
+task goes to a machine that has room for its peak demands, where the dot product of its demand and
+the free resources, both as shares of the machine, is greatest. Harmony compares itself with it ("to
+avoid resource fragmentation"). Here demands are what workers report to use. Tetris knows every
+capacity; here slots and cores of a node are known, and its bandwidth is taken to be the most that
+was ever used on one node. Unlike Tetris, nodes in use are preferred, because an empty node is what
+the next gang needs.
 """
 
 from __future__ import annotations
@@ -30,41 +27,36 @@ from controlplane.policy.api import ClusterView, JobEnded, JobView, PolicyEvent,
 from controlplane.policy.placement.placers import NodeLoad, Score
 from controlplane.prediction.slowdowns import (
     Form,
-    believed_weights,
     fit_usage_slowdowns,
     predicted_slowdown,
+    prior_weights,
     usage_features,
 )
 from schemas.ids import JobId, NodeId, Seconds
 
-MAX_USAGES = 0.8  # weight of what was known, at each report
+USAGE_MEMORY = 0.8  # weight of the former mean at each report
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerUsage:
-    """Of one worker, means."""
+    """Mean resource usage of one worker."""
 
     cores: float = 0.0
-    bytes_per_s: float = 0.0  # gradients that it sends
+    bytes_per_s: float = 0.0  # gradients that the worker sends
 
 
 UNKNOWN = WorkerUsage()
 
 
 class WorkerUsages:
-    """Smoothed reports of each job, and of all jobs of a family."""
+    """Smoothed usage per worker, for each job and for all jobs of a family."""
 
     def __init__(self) -> None:
-        """Begin with nothing reported."""
         self._jobs: dict[JobId, WorkerUsage] = {}
         self._families: dict[str, WorkerUsage] = {}
 
     def take(self, event: StepsSeen) -> None:
-        """Take in a report; one without usage teaches nothing.
-
-        Args:
-            event: telemetry; numbers that cannot be are not in it any more.
-        """
+        """Record a report; a report without usage is ignored."""
         if event.cpu_cores is None or event.sent_bytes_per_s is None:
             return
         seen = WorkerUsage(event.cpu_cores, event.sent_bytes_per_s)
@@ -72,15 +64,11 @@ class WorkerUsages:
         self._families[event.family] = _mixed(self._families.get(event.family), seen)
 
     def forget(self, job: JobId) -> None:
-        """It is over; its family is remembered.
-
-        Args:
-            job: may have reported nothing.
-        """
+        """Forget a job that ended; its family is kept."""
         self._jobs.pop(job, None)
 
     def of(self, job: JobId, family: str) -> WorkerUsage:
-        """Its own, else its family's, else the mean of all families; zeros if nobody reported."""
+        """Return the usage of the job, else of its family, else the mean of all families, or 0."""
         known = self._jobs.get(job) or self._families.get(family)
         if known is not None or not self._families:
             return known or UNKNOWN
@@ -94,52 +82,58 @@ def _mixed(known: WorkerUsage | None, seen: WorkerUsage) -> WorkerUsage:
     if known is None:
         return seen
     return WorkerUsage(
-        MAX_USAGES * known.cores + (1.0 - MAX_USAGES) * seen.cores,
-        MAX_USAGES * known.bytes_per_s + (1.0 - MAX_USAGES) * seen.bytes_per_s,
+        USAGE_MEMORY * known.cores + (1.0 - USAGE_MEMORY) * seen.cores,
+        USAGE_MEMORY * known.bytes_per_s + (1.0 - USAGE_MEMORY) * seen.bytes_per_s,
     )
 
 
-SETTLED_S: Final = 30.0  # after neighbours changed: newcomers may still be starting
-KEPT: Final = 500  # neighbourhoods that are remembered
-RIDGE: Final = 2.0  # measurements that what is believed beforehand weighs
-DIGITS: Final = 6  # of predicted slow-downs, in which nodes are equally good
-Around = tuple[tuple[tuple[JobId, int], ...], ...]  # on each node: other jobs and their workers
+SETTLED_S: Final = 30.0  # wait after a change of neighbours: newcomers may still be starting
+MAX_NEIGHBOURHOODS: Final = 500  # measured neighbourhoods
+RIDGE: Final = 2.0  # weight of the prior, in measurements
+DIGITS: Final = 6  # rounding of slow-downs, for ties between nodes
+Neighbourhood = tuple[
+    tuple[tuple[JobId, int], ...], ...
+]  # on each node: other jobs and their workers
 Size = tuple[str, int, int, int]  # family, slots, nodes, global batch
 
 
 class LeastInterference:
-    """Score a node by the predicted slow-downs that a worker there suffers and causes."""
+    """Scores a node by the predicted slow-downs that a worker there suffers and causes."""
 
     def __init__(self, form: Form) -> None:
         self.form: Form = form
         self._usages = WorkerUsages()
-        self._weights = believed_weights(form)
-        self._seen: dict[tuple[JobId, int, Around], tuple[Size, tuple[float, ...], float]] = {}
+        self._weights = prior_weights(form)
+        self._seen: dict[
+            tuple[JobId, int, Neighbourhood], tuple[Size, tuple[float, ...], float]
+        ] = {}
         self._stale = False
         self._view: ClusterView | None = None
         self._loads: Sequence[NodeLoad] = ()
-        self._planned_at: Seconds | None = None  # of loads that nobody looked at since
-        self._around: dict[JobId, tuple[Around, Seconds]] = {}  # and since when
+        self._planned_at: Seconds | None = None  # time of `_loads`, until they are evaluated
+        self._neighbourhoods: dict[
+            JobId, tuple[Neighbourhood, Seconds]
+        ] = {}  # neighbours, since when
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn usage, and how long steps are beside whom."""
+        """Learn usage, and step times beside the current neighbours."""
         match event:
             case StepsSeen():
                 self._usages.take(event)
-                self._look_around()
+                self._update_neighbourhoods()
                 self._learn(event, now)
             case JobEnded():
                 self._usages.forget(event.job)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
-        """A plan is being made: what was planned before is over."""
-        self._look_around()
+        """Start a plan; the loads of the previous plan are final."""
+        self._update_neighbourhoods()
         self._view, self._loads, self._planned_at = view, loads, now
         if self._stale:
             self._fit()
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
-        """Harmony's interference level of the node: the sum of all slow-downs (case study 2)."""
+        """Return Harmony's interference level of the node: the sum of slow-downs (case study 2)."""
         jobs = self._view.jobs if self._view is not None else {}
         mine = self._usages.of(job.job, job.family)
         uses = [
@@ -164,25 +158,25 @@ class LeastInterference:
 
     # --- learning
 
-    def _look_around(self) -> None:
-        """Who is beside whom by the last plan, and since when it is so."""
+    def _update_neighbourhoods(self) -> None:
+        """Update the neighbours of each job in the last plan, and since when they are the same."""
         if self._planned_at is None:
             return
-        at, before, self._planned_at = self._planned_at, self._around, None
+        at, before, self._planned_at = self._planned_at, self._neighbourhoods, None
         found: dict[JobId, list[tuple[tuple[JobId, int], ...]]] = {}
         for load in self._loads:
             for job in load.workers:
                 others = tuple(sorted(one for one in load.workers.items() if one[0] != job))
                 found.setdefault(job, []).append(others)
-        self._around = {}
+        self._neighbourhoods = {}
         for job, nodes in found.items():
             around = tuple(nodes)
             same = before.get(job)
             since = same[1] if same is not None and same[0] == around else at
-            self._around[job] = (around, since)
+            self._neighbourhoods[job] = (around, since)
 
     def _learn(self, event: StepsSeen, now: Seconds) -> None:
-        around, since = self._around.get(event.job, ((), now))
+        around, since = self._neighbourhoods.get(event.job, ((), now))
         speed = event.samples_per_s
         if len(around) != event.nodes or now - since < SETTLED_S:
             return
@@ -192,12 +186,12 @@ class LeastInterference:
         key = (event.job, event.group, around)
         self._seen.pop(key, None)
         self._seen[key] = (size, self._features(around), math.log(event.global_batch / speed))
-        if len(self._seen) > KEPT:
+        if len(self._seen) > MAX_NEIGHBOURHOODS:
             del self._seen[next(iter(self._seen))]
         self._stale = True
 
-    def _features(self, around: Around) -> tuple[float, ...]:
-        """Of what neighbours use on the node that is believed to be the worst."""
+    def _features(self, around: Neighbourhood) -> tuple[float, ...]:
+        """Return the features of neighbours' usage on the node with the largest slow-down."""
         jobs = self._view.jobs if self._view is not None else {}
         nodes = []
         for others in around:
@@ -234,14 +228,16 @@ class QuadraticInterference(LeastInterference):
         super().__init__("quadratic")
 
 
-Amounts = tuple[float, float]  # cores, bytes per second that are sent
+Amounts = tuple[float, float]  # cores, sent bytes per second
 
 
 class AlignedPacking:
-    """Nodes with room for all that a worker uses, those in use first, the best aligned first."""
+    """The placer `tetris-resources`: nodes with room for a worker, in use, and best aligned first.
+
+    Before any report only slots count.
+    """
 
     def __init__(self) -> None:
-        """Begin with nothing reported: then only slots count."""
         self._usages = WorkerUsages()
         self._view: ClusterView | None = None
         self._loads: Sequence[NodeLoad] = ()
@@ -249,7 +245,7 @@ class AlignedPacking:
         self._peak_bytes_per_s = 0.0
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn what workers use."""
+        """Learn the usage of workers."""
         match event:
             case StepsSeen():
                 self._usages.take(event)
@@ -257,18 +253,18 @@ class AlignedPacking:
                 self._usages.forget(event.job)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
-        """A plan is being made: what was planned before is what was used since."""
+        """Start a plan; the usage of the previous plan counts for the peak bandwidth."""
         for load in self._loads:
             self._peak_bytes_per_s = max(self._peak_bytes_per_s, self._used(load)[1])
         self._view, self._loads = view, loads
         self._cores = {slot.node: slot.host_cores for slot in view.slots}
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
-        """Whether it has no room, whether it is empty, and minus the alignment."""
+        """Return (no room, empty node, minus the alignment)."""
         mine, used = self._usages.of(job.job, job.family), self._used(load)
-        there = (float(self._cores.get(load.node, 0)), self._peak_bytes_per_s)
+        capacity = (float(self._cores.get(load.node, 0)), self._peak_bytes_per_s)
         fits, alignment = True, len(load.free) / load.slots**2
-        for asks, taken, whole in zip((mine.cores, mine.bytes_per_s), used, there, strict=True):
+        for asks, taken, whole in zip((mine.cores, mine.bytes_per_s), used, capacity, strict=True):
             if whole > 0.0:
                 fits &= asks + taken <= whole
                 alignment += asks / whole * max(0.0, 1.0 - taken / whole)

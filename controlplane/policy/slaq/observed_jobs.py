@@ -1,8 +1,6 @@
-"""What SLAQ knows of jobs: losses with their curves, and speeds.
+"""Losses of jobs with their curves, and speeds, as SLAQ uses them.
 
-Curves of all jobs that report losses; one is fitted again when its job reported.
-
-Losses of a job as a curve is fitted to them: one for each stretch of training.
+A curve is fitted to one loss per stretch of training, and again after its job reported.
 """
 
 from __future__ import annotations
@@ -20,81 +18,70 @@ from controlplane.policy.options import SlaqOptions
 from controlplane.policy.search.observed_jobs import RingSpeeds
 from controlplane.policy.slaq.size_gains import Outlook
 from controlplane.prediction.convergence_curves import (
-    LEAST_REPORTS,
+    MIN_REPORTS,
     ConvergenceCurves,
     Form,
     fit_curves,
 )
 from schemas.ids import JobId, Seconds
 
-PART: Final = 0.25  # of an epoch: shorter stretches tell more of their batches than of the job
-LARGEST: Final = 1e30  # a loss beyond is no measurement
+MIN_STRETCH_EPOCHS: Final = (
+    0.25  # shortest stretch, in epochs; shorter ones depend on their batches too much
+)
+MAX_LOSS: Final = 1e30  # larger losses are no measurements
 
 
 class LossReports:
-    """Stretches of training, each at its middle, with its mean loss.
+    """Mean losses of the last `kept` stretches of training, each at the middle of its stretch.
 
     An epoch's report is the mean over the epoch. Telemetry has the mean over the running epoch so
     far; the difference of two such sums is the mean over the stretch between them. So a job with
-    long epochs is known before its first one ends, and nothing is counted twice.
+    long epochs has a curve before its first epoch ends, and no sample counts twice.
     """
 
     def __init__(self, kept: int) -> None:
-        """Begin without reports.
-
-        Args:
-            kept: the latest, that a curve is fitted to.
-        """
-        self.positions: deque[float] = deque(maxlen=kept)  # samples since the job began
+        self.positions: deque[float] = deque(maxlen=kept)  # samples since the job started
         self.losses: deque[float] = deque(maxlen=kept)
-        self.first: float | None = None  # loss that was ever reported
-        self.lowest = math.inf  # that was ever reported
-        self.largest_drop = 0.0  # from one report to the next, that was ever seen
+        self.first: float | None = None  # first reported loss
+        self.lowest = math.inf  # lowest reported loss
+        self.largest_drop = 0.0  # largest reduction between two reports
         self.edition = 0  # rises with each report
-        self._epoch_at: int | None = None  # samples, where the running epoch began
-        self._epoch_length = 0  # samples of the last one
-        self._told = 0  # samples of the running epoch that were reported
-        self._told_mean = 0.0  # loss over them
+        self._epoch_at: int | None = None  # samples, start of the running epoch
+        self._epoch_length = 0  # samples of the last epoch
+        self._reported = 0  # samples of the running epoch that are reported
+        self._reported_mean = 0.0  # mean loss over them
 
     def take_epoch(self, epoch: int, samples_done: int, loss: float | None) -> None:
-        """An epoch ended.
-
-        Args:
-            loss: mean over the epoch; None: not seen.
-        """
-        if self._epoch_at is None:  # of an earlier life, maybe: epochs were about equally long
+        """Record the end of an epoch; `loss` is the mean over the epoch."""
+        if self._epoch_at is None:  # perhaps a restart: assume epochs of equal length
             self._epoch_at = samples_done - samples_done // max(epoch, 1)
         self._take_mean(samples_done, loss)
         self._epoch_length = max(0, samples_done - self._epoch_at)
-        self._epoch_at, self._told, self._told_mean = samples_done, 0, 0.0
+        self._epoch_at, self._reported, self._reported_mean = samples_done, 0, 0.0
 
     def take_steps(self, samples_done: int, loss: float | None) -> None:
-        """Telemetry of a running epoch.
-
-        Args:
-            loss: mean over the running epoch so far; None: not seen.
-        """
+        """Record telemetry of a running epoch; `loss` is the mean over the epoch so far."""
         if self._epoch_at is None:
             self._epoch_at = 0
         self._take_mean(samples_done, loss)
 
     def _take_mean(self, samples_done: int, mean: float | None) -> None:
-        if mean is None or not abs(mean) < LARGEST or self._epoch_at is None:
+        if mean is None or not abs(mean) < MAX_LOSS or self._epoch_at is None:
             return
         through = samples_done - self._epoch_at
-        new = through - self._told
-        if new <= 0 or new < PART * max(self._epoch_length, through):
+        new = through - self._reported
+        if new <= 0 or new < MIN_STRETCH_EPOCHS * max(self._epoch_length, through):
             return
-        loss = (mean * through - self._told_mean * self._told) / new
-        self._add(self._epoch_at + (through + self._told) / 2.0, loss)
-        self._told, self._told_mean = through, mean
+        loss = (mean * through - self._reported_mean * self._reported) / new
+        self._add(self._epoch_at + (through + self._reported) / 2.0, loss)
+        self._reported, self._reported_mean = through, mean
 
     def _add(self, position: float, loss: float) -> None:
         if self.positions and position <= self.positions[-1]:
-            return  # it went back to a checkpoint: the same samples once more
+            return  # resumed from a checkpoint: the same samples again
         if self.first is None:
             self.first = loss
-        else:  # what rose above the first loss and came back is no progress
+        else:  # a rise above the first loss and back is no progress
             drop = min(self.losses[-1], self.first) - loss
             self.largest_drop = max(self.largest_drop, drop)
         self.lowest = min(self.lowest, loss)
@@ -104,34 +91,28 @@ class LossReports:
 
 
 class FittedLosses:
-    """Losses by job, and their curves."""
+    """Loss reports of all jobs, and their curves."""
 
     def __init__(self, kept: int, decay: float) -> None:
-        """Begin without reports.
-
-        Args:
-            kept: reports of each job that its curve is fitted to.
-            decay: weight of a report against the one after it.
-        """
         self._kept, self._decay = kept, decay
         self._reports: dict[JobId, LossReports] = {}
-        self._fitted: dict[JobId, tuple[int, int]] = {}  # edition and row
+        self._fitted: dict[JobId, tuple[int, int]] = {}  # job -> (edition, row)
         self._curves = self._fit([])
 
     def reports(self, job: JobId) -> LossReports:
-        """Of one job, from none on."""
+        """Return the reports of a job, created empty."""
         found = self._reports.get(job)
         if found is None:
             found = self._reports[job] = LossReports(self._kept)
         return found
 
     def forget(self, job: JobId) -> None:
-        """It has ended."""
+        """Forget a job that ended."""
         self._reports.pop(job, None)
         self._fitted.pop(job, None)
 
     def curves(self, jobs: Sequence[JobId]) -> ConvergenceCurves:
-        """A curve for each, in their order."""
+        """Return the curves of the jobs in their order."""
         stale = [
             name for name in jobs if self._fitted.get(name, (-1,))[0] != self.reports(name).edition
         ]
@@ -156,13 +137,11 @@ class FittedLosses:
         return fit_curves(positions, losses, decay=self._decay)
 
 
-DRIFT = 0.05  # relative change of a step time that is worth another fit
+DRIFT = 0.05  # relative change of a step time that triggers another fit
 
 
 @dataclass(slots=True)
 class _Pace:
-    """The latest report of a job."""
-
     at: Seconds
     samples_done: int = 0
     samples_per_s: float = 0.0  # 0: not measured
@@ -170,22 +149,16 @@ class _Pace:
 
 
 class ObservedJobs:
-    """Learns from epochs and telemetry; says where jobs stand, and whose losses tell a curve."""
+    """Learns from epochs and telemetry; knows progress of jobs and which losses follow a curve."""
 
     def __init__(self, options: SlaqOptions) -> None:
-        """Begin with nothing learnt."""
         self._options = options
         self._losses = FittedLosses(options.history, options.decay)
         self._speeds = RingSpeeds(DRIFT)
         self._paces: dict[JobId, _Pace] = {}
 
     def observe(self, event: EpochSeen | StepsSeen, now: Seconds) -> None:
-        """Learn a loss and a speed.
-
-        Args:
-            event: an epoch that does not say how many samples were done teaches speed only.
-            now: seconds on the controller's clock.
-        """
+        """Learn a loss and a speed; an epoch without a count of samples has only a speed."""
         self._speeds.observe(event)
         pace = self._paces.setdefault(event.job, _Pace(now))
         rate = event.samples_per_s
@@ -201,31 +174,31 @@ class ObservedJobs:
                 reports.take_steps(event.samples_done, event.train_loss)
 
     def forget(self, job: JobId) -> None:
-        """It has ended."""
+        """Forget a job that ended."""
         self._losses.forget(job)
         self._paces.pop(job, None)
         self._speeds.forget(job)
 
     def no_curve(self, jobs: Sequence[JobView]) -> dict[JobId, str]:
-        """Why the losses of some of them tell nothing, in words; those of the others do."""
+        """Return the jobs whose losses follow no curve, each with the reason in words."""
         curves = self._losses.curves([job.job for job in jobs])
         facts = zip(
             curves.forms.tolist(), curves.limit.tolist(), curves.error.tolist(), strict=True
         )
-        words = (self._without(job.job, *fact) for job, fact in zip(jobs, facts, strict=True))
+        words = (self._why_no_curve(job.job, *fact) for job, fact in zip(jobs, facts, strict=True))
         return {job.job: why for job, why in zip(jobs, words, strict=True) if why}
 
     def is_new(self, job: JobView) -> bool:
-        """Whether it has only begun to report losses: they fall most at first."""
-        told = len(self._losses.reports(job.job).losses)
-        return job.epoch <= told < LEAST_REPORTS
+        """True if the job has just started to report losses, when they fall most."""
+        count = len(self._losses.reports(job.job).losses)
+        return job.epoch <= count < MIN_REPORTS
 
-    def _without(self, job: JobId, form: int, limit: float, error: float) -> str:
+    def _why_no_curve(self, job: JobId, form: int, limit: float, error: float) -> str:
         reports = self._losses.reports(job)
         if form == Form.NONE:
             if not reports.losses:
                 return "it has reported no loss"
-            return f"{len(reports.losses)} of its losses are known, {LEAST_REPORTS} tell a curve"
+            return f"{len(reports.losses)} of its losses are known, a curve needs {MIN_REPORTS}"
         first = reports.first if reports.first is not None else math.nan
         fell = first - reports.lowest
         if not fell > 0.0 or reports.largest_drop <= 0.0:
@@ -237,11 +210,7 @@ class ObservedJobs:
         return ""
 
     def outlook(self, jobs: Sequence[JobView], now: Seconds) -> Outlook:
-        """Where jobs stand that have curves.
-
-        Args:
-            now: seconds on the controller's clock.
-        """
+        """Return the progress and the curves of jobs that have curves."""
         curves = self._losses.curves([job.job for job in jobs])
         reports = [self._losses.reports(job.job) for job in jobs]
         first = np.array([float(report.first or 0.0) for report in reports])
@@ -263,11 +232,11 @@ class ObservedJobs:
         )
 
     def reported(self, job: JobId) -> int:
-        """Losses of it that its curve is fitted to."""
+        """Return the number of losses that the job's curve is fitted to."""
         return len(self._losses.reports(job).losses)
 
     def _samples_done(self, job: JobView, now: Seconds) -> float:
-        """By its latest report and its speed since then, for one scheduling epoch at most."""
+        """Extrapolate the latest report with the speed, for at most one scheduling epoch."""
         pace = self._paces.get(job.job)
         if pace is None:
             return float(job.samples_done)
@@ -276,7 +245,6 @@ class ObservedJobs:
         return max(job.samples_done, pace.samples_done) + further
 
     def _own_speed(self, job: JobView) -> float:
-        """How much faster it was measured to be than its family's model says."""
         pace = self._paces.get(job.job)
         if pace is None or not pace.slots:
             return 1.0

@@ -1,8 +1,7 @@
 """SLAQ: slots go where the loss is expected to fall most (Zhang et al., SoCC '17).
 
-Who gets how many slots in the next scheduling epoch, and why.
-
-Slot by slot to the job that gains most by it (SLAQ section 2), from the sizes of now.
+Slots are given one by one to the job that gains most (SLAQ section 2), starting from the current
+sizes.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.options import SlaqOptions
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.placers import placer_of
-from controlplane.policy.placement.shares import Turns, shares
+from controlplane.policy.placement.placers import make_placer
+from controlplane.policy.placement.shares import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -42,14 +41,10 @@ from schemas.ids import JobId, Seconds
 
 
 class Gains(Protocol):
-    """What each job gains by its slots."""
+    """Gains of jobs by their number of slots."""
 
     def step(self, row: int, size: int) -> float:
-        """What one more slot gains.
-
-        Args:
-            size: slots that it has without, at least 1.
-        """
+        """Return the gain of one more slot beyond `size`, which is at least 1."""
         ...
 
 
@@ -60,18 +55,18 @@ def allocate(
     room: int,
     margin: float,
 ) -> list[int]:
-    """Slots of each job, beginning with those that it has.
+    """Return the slots of each job, starting from the current ones.
 
-    Slots that are too many are taken where they are missed least, those that are left go where
-    they gain most, and then one after the other moves to who gains more by it. Without a margin
-    this is the greedy choice of the paper, in which each job begins with its least, if no slot of a
-    job gains more than the one before it; with one, jobs keep the sizes that are nearly as good.
+    Excess slots are taken where they are missed least, free slots go where they gain most, and then
+    slots move one by one to the job that gains more. Without a margin this is the paper's greedy
+    choice, in which each job starts with its minimum, provided that no slot of a job gains more
+    than the one before it. With a margin, jobs keep sizes that are nearly as good.
 
     Args:
-        gains: of each slot; none is given for nothing.
-        bounds: least and most slots of each job; all the leasts fit.
-        have: slots of each now; 0: it starts.
-        margin: share by which the gain of a move exceeds what is lost by it.
+        gains: of each slot; a slot without gain is not given out.
+        bounds: minimum and maximum slots of each job; all minimums fit.
+        have: current slots of each job; 0: it starts.
+        margin: share by which the gain of a move must exceed the loss.
     """
     exchange = _Exchange(gains, bounds, have)
     left = room - sum(exchange.sizes)
@@ -94,7 +89,7 @@ def allocate(
 
 
 class _Exchange:
-    """Who gains most by another slot, and who loses least by giving one up."""
+    """Heaps of the gain of another slot, and of the loss of a given slot, over all jobs."""
 
     def __init__(
         self, gains: Gains, bounds: Sequence[tuple[int, int]], have: Sequence[int]
@@ -103,8 +98,8 @@ class _Exchange:
         self.sizes = [
             min(max(now, low), high) for now, (low, high) in zip(have, bounds, strict=True)
         ]
-        self._takers: list[tuple[float, int, int]] = []  # minus the gain, row, size then
-        self._givers: list[tuple[float, int, int]] = []  # the loss, row, size then
+        self._takers: list[tuple[float, int, int]] = []  # minus the gain, row, size
+        self._givers: list[tuple[float, int, int]] = []  # loss, row, size
         for row, size in enumerate(self.sizes):
             self._takers += self._as_taker(row, size)
             self._givers += self._as_giver(row, size)
@@ -112,16 +107,16 @@ class _Exchange:
         heapify(self._givers)
 
     def taker(self) -> tuple[float, int]:
-        """The gain of another slot where it is largest, and the row; 0 and -1: nobody takes one."""
+        """Return the largest gain of another slot and its row; (0, -1) if no job can take one."""
         loss, row = self._first(self._takers)
         return (-loss, row) if row >= 0 else (0.0, -1)
 
     def giver(self) -> tuple[float, int]:
-        """The loss of a slot where it is least, and the row; infinite and -1: nobody can."""
+        """Return the least loss of a slot and its row; (infinity, -1) if no job can give one."""
         return self._first(self._givers)
 
     def change(self, row: int, by: int) -> None:
-        """A job gets a slot or gives one up."""
+        """Add `by` slots (1 or -1) to a job."""
         size = self.sizes[row] = self.sizes[row] + by
         for entry in self._as_taker(row, size):
             heappush(self._takers, entry)
@@ -139,25 +134,25 @@ class _Exchange:
         return [(self._gains.step(row, size - 1), row, size)]
 
     def _first(self, heap: list[tuple[float, int, int]]) -> tuple[float, int]:
-        """The first entry that is true now."""
+        """Return the first entry that is not outdated."""
         while heap and self.sizes[heap[0][1]] != heap[0][2]:
             heappop(heap)
         return heap[0][:2] if heap else (float("inf"), -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """Sizes, and what they were chosen by."""
+class SlaqDecision:
+    """Sizes, and the facts behind them."""
 
-    sizes: dict[JobId, int]  # of jobs that have slots, in the order of the line
-    room: int  # slots for all of them
-    shared: dict[JobId, str]  # jobs with a fair share, and why it is no more
-    rows: dict[JobId, int]  # of jobs with curves
+    sizes: dict[JobId, int]  # of jobs that have slots, in the order of the queue
+    room: int  # slots for all jobs
+    shared: dict[JobId, str]  # jobs with a fair share -> why they have no curve
+    rows: dict[JobId, int]  # of jobs with curves, in `forecast`
     forecast: Forecast
     horizon_s: float
 
     def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        """The reason for a job's size, in words and numbers."""
+        """Return the reason for a job's size, in words and numbers."""
         if not slots:
             words = f"needs {slots_in_words(job.least)}, jobs whose turn it is leave no room for it"
             return words, {"room": float(self.room), "needs": float(job.least)}
@@ -169,14 +164,9 @@ class Decision:
 
 
 class Forecast:
-    """What a choice of sizes is expected to do to losses."""
+    """Expected effect of chosen sizes on losses; also that of one more slot each."""
 
     def __init__(self, jobs: Sequence[JobId], gains: SizeGains, sizes: Sequence[int]) -> None:
-        """Look at the sizes, and at one slot more.
-
-        Args:
-            sizes: slots of each, at least 1.
-        """
         self._jobs, self._gains, self._sizes = jobs, gains, sizes
         chosen = np.array(sizes, dtype=np.int64)
         self._then = gains.losses_then(chosen)
@@ -186,15 +176,11 @@ class Forecast:
         self._first_two = nlargest(2, range(len(jobs)), key=self._next.__getitem__)
 
     def losses(self) -> dict[JobId, float]:
-        """What each is expected to lose when the next scheduling epoch is over."""
+        """Return the expected loss of each job at the end of the next scheduling epoch."""
         return dict(zip(self._jobs, self._then.tolist(), strict=True))
 
     def why(self, row: int, horizon_s: float) -> tuple[str, dict[str, float]]:
-        """The reason for a job's size, beside whoever else would gain most by another slot.
-
-        Args:
-            horizon_s: seconds ahead.
-        """
+        """Return the reason for a job's size; it names the other job that would gain most."""
         gains, size = self._gains, self._sizes[row]
         numbers = {
             "loss": float(gains.loss_now[row]),
@@ -217,14 +203,13 @@ class Forecast:
 
 
 def decide(
-    line: Sequence[JobView], partition: Partition, observed: ObservedJobs, options: SlaqOptions
-) -> Decision:
-    """One scheduling epoch: fair shares for jobs without a curve, the rest by predicted gain.
+    queue: Sequence[JobView], partition: Partition, observed: ObservedJobs, options: SlaqOptions
+) -> SlaqDecision:
+    """Decide one scheduling epoch: fair shares for jobs without a curve, else by predicted gain.
 
-    Args:
-        line: jobs in the order in which they are given their least.
+    Jobs get their minimum in the order of `queue`.
     """
-    equal = shares(line, partition)
+    equal = shares(queue, partition)
     served = [partition.view.jobs[name] for name in equal]
     without = observed.no_curve(served)
     shared = [job for job in served if job.job in without]
@@ -232,19 +217,19 @@ def decide(
     gains = SizeGains(observed.outlook(curved, partition.now), options)
     room = partition.room - sum(equal[job.job] for job in shared)
     spare = room - sum(job.least for job in curved)
-    ahead = _ahead(
+    ahead = _newcomer_slots(
         [job for job in shared if observed.is_new(job)], equal, spare, partition, options
     )
     room -= sum(ahead.values())
     bounds = [_bounds(job, row, partition, gains, options) for row, job in enumerate(curved)]
-    bounds = _held(curved, bounds, partition.now - options.interval_s, room)
+    bounds = _without_recent_shrinks(curved, bounds, partition.now - options.interval_s, room)
     have = [len(job.running_on) for job in curved]
     found = allocate(gains, bounds, have, room, options.margin)
     sizes = {job.job: size for job, size in zip(curved, found, strict=True)}
     sizes |= shares(shared, partition, partition.room - sum(found) - sum(ahead.values()))
     for name, more in ahead.items():
         sizes[name] += more
-    return Decision(
+    return SlaqDecision(
         sizes={name: sizes[name] for name in equal},
         room=partition.room,
         shared=without,
@@ -254,14 +239,14 @@ def decide(
     )
 
 
-def _ahead(
+def _newcomer_slots(
     jobs: Sequence[JobView],
     equal: Mapping[JobId, int],
     spare: int,
     partition: Partition,
     options: SlaqOptions,
 ) -> dict[JobId, int]:
-    """Slots beyond their fair shares for new jobs, as far as others can spare them."""
+    """Return slots beyond their fair shares for new jobs, as far as other jobs can spare them."""
     ahead: dict[JobId, int] = {}
     for place, job in enumerate(jobs):
         share = equal[job.job]
@@ -274,17 +259,16 @@ def _ahead(
 def _bounds(
     job: JobView, row: int, partition: Partition, gains: SizeGains, options: SlaqOptions
 ) -> tuple[int, int]:
-    """Least and most slots that it may be given."""
     most = max(job.least, min(useful_slots(job, partition), options.most or job.most))
     if options.efficiency_floor > 0.0:
         most = max(job.least, gains.efficient(row, most))
     return job.least, most
 
 
-def _held(
+def _without_recent_shrinks(
     jobs: Sequence[JobView], bounds: Sequence[tuple[int, int]], since: float, room: int
 ) -> list[tuple[int, int]]:
-    """Bounds with which those do not shrink that got their size after `since`, if all fit so."""
+    """Return bounds by which jobs changed after `since` do not shrink, if all of them fit."""
     held = [
         (len(job.running_on), most)
         if job.moved_at > since and least <= len(job.running_on) <= most
@@ -295,27 +279,22 @@ def _held(
 
 
 def _percent(share: float) -> str:
-    """A share in two digits, as in 0.35%, 3.5% and 35%."""
+    """Format a share with two digits, as in 0.35%, 3.5% and 35%."""
     return f"{100.0 * share:.2g}%"
 
 
 class Slaq(ImmediatePolicy):
-    """Maximise the sum of normalised falls of the loss over the next scheduling epoch.
+    """Maximises the sum of normalised loss reductions over the next scheduling epoch.
 
-    Every job has its least; then each slot goes to the job whose predicted loss falls most by it.
-    A job whose losses tell no curve has its fair share. See the README of this room.
+    Every job has its minimum; then each slot goes to the job whose predicted loss falls most by it.
+    A job whose losses follow no curve has its fair share. See the README of this folder.
     """
 
     def __init__(self, options: SlaqOptions | None = None) -> None:
-        """Begin with nothing learnt.
-
-        Args:
-            options: of its settings; None for the defaults.
-        """
         self.options = options or SlaqOptions()
         self._observed = ObservedJobs(self.options)
-        self._placer = placer_of(self.options.placer)
-        self._turns = Turns(self.options.quantum_s)
+        self._placer = make_placer(self.options.placer)
+        self._round_robin = RoundRobin(self.options.quantum_s)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn losses and speeds."""
@@ -327,12 +306,14 @@ class Slaq(ImmediatePolicy):
                 self._observed.forget(event.job)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Share out what there is, beginning with the sizes of now."""
+        """Share out the slots, starting from the current sizes."""
         partition = partition_of(view, now)
-        self._turns.follow(view, now)
-        decision = decide(self._turns.line(partition), partition, self._observed, self.options)
+        self._round_robin.follow(view, now)
+        decision = decide(
+            self._round_robin.queue(partition), partition, self._observed, self.options
+        )
         placed = self._placer.place(partition, decision.sizes)
-        turn_ends = self._turns.next_at(partition, decision.sizes)
+        turn_ends = self._round_robin.next_at(partition, decision.sizes)
         next_epoch = Seconds(now + self.options.interval_s) if view.jobs else None
         wakes = [at for at in (turn_ends, next_epoch) if at is not None]
         plan = compose_plan(

@@ -1,4 +1,4 @@
-"""What each number of slots is expected to do to a job's loss in the next scheduling epoch."""
+"""Expected effect of each number of slots on a job's loss in the next scheduling epoch."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ from controlplane.prediction import FloatArray, IntArray
 from controlplane.prediction.convergence_curves import ConvergenceCurves
 from controlplane.prediction.step_times import StepModel, steps_at
 
-FIRST_SIZES: Final = 16  # of every job; further ones are looked at where they are asked for
-SPEED_UP: Final = 1e-6  # worth of e times the speed: slots that no loss wants serve the slowest
-PAST: Final = 1e-3  # worth of a fall of the loss beyond the quality that is wanted
+EAGER_SIZES: Final = 16  # sizes of every job computed at once
+SPEED_WEIGHT: Final = (
+    1e-6  # gain of e times the speed: slots that lower no loss go to the slowest job
+)
+BEYOND_QUALITY_WEIGHT: Final = 1e-3  # weight of loss reduction beyond the target quality
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Where J jobs with curves stand."""
+    """Progress of J jobs that have curves."""
 
     curves: ConvergenceCurves
     at: FloatArray  # samples done, shape (J,)
-    end: FloatArray  # samples at which they will be over, shape (J,); infinite: not stated
-    scale: FloatArray  # fall of the loss that counts as 1, shape (J,)
-    first: FloatArray  # loss that was ever reported, shape (J,)
+    end: FloatArray  # samples at the end, shape (J,); infinite: not stated
+    scale: FloatArray  # loss reduction that counts as 1, shape (J,)
+    first: FloatArray  # first reported loss, shape (J,)
     speed: FloatArray  # measured over modelled, shape (J,)
-    models: tuple[StepModel, ...]  # of step times, of all J
+    models: tuple[StepModel, ...]  # step times of all J jobs
     batches: IntArray  # global, samples per step, shape (J,)
 
 
 class SizeGains:
-    """The normalised fall of each job's loss within the next T seconds, by its number of slots."""
+    """Normalised loss reduction of each job within the next T seconds, by its number of slots.
+
+    The first sizes of every job are computed at once, larger ones on demand.
+    """
 
     def __init__(self, outlook: Outlook, options: SlaqOptions) -> None:
-        """Look at the first sizes of every job."""
         self._outlook, self._options = outlook, options
         self._coefficients = np.array([model.coefficients for model in outlook.models]).reshape(
             -1, 4
@@ -46,16 +50,12 @@ class SizeGains:
             wanted = outlook.first - options.quality * (outlook.first - self.limit)
             self._wanted_at = outlook.curves.reaches(wanted)
         rows = np.arange(len(outlook.at))
-        self._gains = self._of(rows, np.arange(1, FIRST_SIZES + 1)).tolist()
+        self._gains = self._of(rows, np.arange(1, EAGER_SIZES + 1)).tolist()
 
     def of(self, row: int, size: int) -> float:
-        """What the job gains by so many slots.
+        """Return the gain of a job with `size` slots, at least 1.
 
-        Args:
-            size: slots, at least 1.
-
-        Returns:
-            In units of `Outlook.scale`; for target "quality" the share of the way to there.
+        In units of `Outlook.scale`; for target "quality" the share of the way to the quality.
         """
         known = self._gains[row]
         if size > len(known):
@@ -65,39 +65,21 @@ class SizeGains:
         return gain
 
     def step(self, row: int, size: int) -> float:
-        """What one more slot gains.
-
-        Args:
-            size: slots that it has without, at least 1.
-        """
+        """Return the gain of one more slot beyond `size`, which is at least 1."""
         known = self._gains[row]
         if size >= len(known):
-            self.of(row, size + 1)  # further sizes are known from now on
+            self.of(row, size + 1)  # extends `known`
         step: float = known[size] - known[size - 1]
         return step
 
     def losses_then(self, sizes: IntArray) -> FloatArray:
-        """The losses that are expected when the next T seconds are over.
-
-        Args:
-            sizes: slots of each job, shape (J,), at least 1.
-
-        Returns:
-            Shape (J,).
-        """
+        """Return the losses expected after the next T seconds, shape (J,); sizes are at least 1."""
         rows = np.arange(len(sizes))
         reach = self._reach(rows, self._rates(rows, sizes[:, None]))
         return self._outlook.curves.at(reach)[:, 0]
 
     def shares(self, losses: FloatArray) -> FloatArray:
-        """Of what each loss can still fall, the share that it has fallen when it is such.
-
-        Args:
-            losses: shape (J,).
-
-        Returns:
-            Shape (J,), 0 to 1.
-        """
+        """Return the share of the remaining reduction that these losses make, shape (J,)."""
         left = self.loss_now - self.limit
         fallen: FloatArray = np.where(
             left > 0.0, (self.loss_now - losses) / np.maximum(left, 1e-300), 0.0
@@ -105,14 +87,14 @@ class SizeGains:
         return fallen
 
     def efficient(self, row: int, most: int) -> int:
-        """The most slots at which the speed-up per slot is not below the floor."""
+        """Return the most slots at which the speed-up per slot is not below the floor."""
         rates = self._rates(np.array([row]), np.arange(1, most + 1))[0]
         share = rates / (np.arange(1, most + 1) * rates[0])
         below = np.flatnonzero(share < self._options.efficiency_floor)
         return int(below[0]) if len(below) else most
 
     def _of(self, rows: IntArray, sizes: IntArray) -> FloatArray:
-        """Gains of some jobs at some sizes, shape (R, S)."""
+        """Return the gains of some jobs at some sizes, shape (R, S)."""
         outlook = self._outlook
         rates = self._rates(rows, sizes)
         reach = self._reach(rows, rates)
@@ -120,20 +102,24 @@ class SizeGains:
         gains = np.maximum(falls, 0.0) / outlook.scale[rows, None]
         if self._options.target == "quality":
             way = self._wanted_at[rows, None] - outlook.at[rows, None]
-            there = np.minimum((reach - outlook.at[rows, None]) / np.maximum(way, 1e-12), 1.0)
-            gains = np.where(way > 0.0, np.where(np.isinf(way), PAST * gains, there), PAST * gains)
-        found: FloatArray = gains + SPEED_UP * np.log(rates)
+            reached = np.minimum((reach - outlook.at[rows, None]) / np.maximum(way, 1e-12), 1.0)
+            gains = np.where(
+                way > 0.0,
+                np.where(np.isinf(way), BEYOND_QUALITY_WEIGHT * gains, reached),
+                BEYOND_QUALITY_WEIGHT * gains,
+            )
+        found: FloatArray = gains + SPEED_WEIGHT * np.log(rates)
         return found
 
     def _rates(self, rows: IntArray, sizes: IntArray) -> FloatArray:
-        """Samples per second of some jobs, shape (R, S); sizes of shape (S,) or (R, S)."""
+        """Return the samples/s of some jobs, shape (R, S); sizes of shape (S,) or (R, S)."""
         batches = self._outlook.batches[rows, None]
         steps_s = steps_at(self._coefficients[rows], sizes, batches)
         rates: FloatArray = self._outlook.speed[rows, None] * batches / np.maximum(steps_s, 1e-12)
         return rates
 
     def _reach(self, rows: IntArray, rates: FloatArray) -> FloatArray:
-        """Samples done when T is over, shape (R, S)."""
+        """Return the samples done after T seconds, shape (R, S)."""
         outlook = self._outlook
         then = outlook.at[rows, None] + rates * self._options.interval_s
         return np.minimum(then, np.maximum(outlook.end, outlook.at)[rows, None])

@@ -17,8 +17,8 @@ from controlplane.prediction.throughput import (
     SpeedModel,
     can_separate,
     fit,
-    refined,
-    separated,
+    fit_by_search,
+    fit_separately,
 )
 from tests.support.sizes import examples
 
@@ -131,8 +131,8 @@ def test_one_size_of_several_slots_leaves_the_belief_that_a_further_slot_costs_l
 
 
 def test_a_network_that_was_never_used_is_believed_to_be_a_little_dearer_across_nodes() -> None:
-    near = separated([s for s in everywhere() if s.nodes == 1])
-    far = separated([s for s in everywhere() if s.nodes > 1])
+    near = fit_separately([s for s in everywhere() if s.nodes == 1])
+    far = fit_separately([s for s in everywhere() if s.nodes > 1])
 
     assert near.far == pytest.approx(tuple(1.1 * each for each in NEAR), rel=1e-3)
     assert far.near == pytest.approx(tuple(each / 1.1 for each in FAR), rel=1e-3)
@@ -143,7 +143,7 @@ def test_where_one_measurement_of_several_slots_does_not_tell_all_are_fitted_as_
     mixed[-1] = replace(mixed[-1], sync_s=None)
 
     assert not can_separate(mixed)
-    assert replace(fit(mixed, 32), correction={}) == refined(mixed)
+    assert replace(fit(mixed, 32), correction={}) == fit_by_search(mixed)
 
 
 def test_a_lone_workers_silence_about_waiting_is_no_hindrance() -> None:

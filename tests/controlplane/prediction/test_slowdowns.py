@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.prediction.slowdowns import MOST_SLOWDOWN, Observation, Parts, separate
+from controlplane.prediction.slowdowns import MAX_COLOCATION_LOG, Observation, Parts, separate
 from tests.support.sizes import examples
 
 SIZES = {1: math.log(0.1), 2: math.log(0.12), 4: math.log(0.2)}
@@ -85,7 +85,7 @@ def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
 def test_no_neighbour_is_believed_to_cost_more_than_the_most() -> None:
     parts = separate([seen(1, "", None, 0.0), seen(1, "", "awful", 50.0)], {}, {})
 
-    assert parts.colocations == {"awful": MOST_SLOWDOWN}
+    assert parts.colocations == {"awful": MAX_COLOCATION_LOG}
 
 
 def test_several_neighbours_cost_what_each_of_them_costs_and_twins_twice_as_much() -> None:
@@ -150,7 +150,7 @@ def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
     parts = separate(told, gpu_types, colocations)
 
     assert all(map(math.isfinite, (*parts.base.values(), *parts.gpu_types.values())))
-    assert all(0.0 <= cost <= MOST_SLOWDOWN for cost in parts.colocations.values())
+    assert all(0.0 <= cost <= MAX_COLOCATION_LOG for cost in parts.colocations.values())
     assert set(parts.base) == {one.size for one in told}
     assert set(parts.gpu_types) == {one.gpu_type for one in told}
     assert set(parts.colocations) == {other for one in told for other in one.beside}

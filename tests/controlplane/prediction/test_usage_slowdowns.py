@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.prediction.slowdowns import (
-    MOST,
+    MAX_LOG_SLOWDOWN,
     Form,
-    believed_weights,
     fit_usage_slowdowns,
     predicted_slowdown,
+    prior_weights,
     usage_features,
 )
 from tests.support.sizes import examples
@@ -48,7 +48,7 @@ def test_what_was_never_measured_is_believed(form: Form) -> None:
         (once, ["a"]),
     ):  # one measurement tells of its base alone
         found = fit_usage_slowdowns(form, sizes, features, np.ones(len(sizes)), ridge=2.0)
-        assert found.tolist() == believed_weights(form).tolist()
+        assert found.tolist() == prior_weights(form).tolist()
 
 
 @EACH_FORM
@@ -63,5 +63,5 @@ def test_a_prediction_is_no_gain_and_no_catastrophe(
 ) -> None:
     known = np.array(weights[: len(TRUE[form])])
 
-    assert 0.0 <= predicted_slowdown(form, known, cores, sent) <= MOST
+    assert 0.0 <= predicted_slowdown(form, known, cores, sent) <= MAX_LOG_SLOWDOWN
     assert predicted_slowdown(form, known, 0.0, 0.0) == 0.0

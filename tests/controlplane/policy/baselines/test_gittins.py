@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import JobEnded, JobView
-from controlplane.policy.baselines.gittins import History
+from controlplane.policy.baselines.gittins import ServiceHistory
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
@@ -40,8 +40,8 @@ def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
     return {name: len(slots) for name, slots in placed.items()}
 
 
-def history_of(past: Sequence[float], kept: int = 100) -> History:
-    history = History(kept)
+def history_of(past: Sequence[float], kept: int = 100) -> ServiceHistory:
+    history = ServiceHistory(kept)
     for service in past:
         history.add(service)
     return history

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy, StepsSeen
-from controlplane.policy.baselines.goodput import Bounds, best_sizes, size_table, utilities
+from controlplane.policy.baselines.goodput import JobBounds, best_sizes, goodput_table, utilities
 from controlplane.policy.registry import make
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from schemas.errors import SettingsError
@@ -22,7 +22,7 @@ from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
 from tests.support.views import row_of, view_of
 
-BOUNDS = Bounds(first_batch=64, batch_limit=512, local_limit=128, most=8, widest=4)
+BOUNDS = JobBounds(first_batch=64, batch_limit=512, local_limit=128, most=8, widest=4)
 STEP = SpeedModel(compute=(0.1, 0.001), known=True)  # seconds: 0.1 + 0.001 for each sample
 
 
@@ -58,18 +58,18 @@ def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
 
 
 def test_a_noisy_gradient_makes_the_largest_batches_best() -> None:
-    table = size_table(STEP, BOUNDS, 1e9, 1)
+    table = goodput_table(STEP, BOUNDS, 1e9, 1)
 
     assert table.batches.tolist() == [128, 256, 256, 512, 512, 512, 512, 512]
 
 
 def test_without_noise_a_larger_batch_is_worth_nothing() -> None:
-    assert set(size_table(STEP, BOUNDS, 0.0, 4).batches.tolist()) == {64}
+    assert set(goodput_table(STEP, BOUNDS, 0.0, 4).batches.tolist()) == {64}
 
 
 def test_speed_ups_of_a_batch_that_fits_no_single_slot_are_over_the_fewest_that_it_fits() -> None:
     """64 samples, 32 of which fit a slot: none on one, 64 on two, 128 on four."""
-    table = size_table(STEP, replace(BOUNDS, local_limit=32, most=4), 1e9, 1)
+    table = goodput_table(STEP, replace(BOUNDS, local_limit=32, most=4), 1e9, 1)
 
     assert (table.fewest, table.batches.tolist()) == (2, [0, 64, 64, 128])
     assert table.speedups[:2].tolist() == [0.0, 1.0]
@@ -77,23 +77,23 @@ def test_speed_ups_of_a_batch_that_fits_no_single_slot_are_over_the_fewest_that_
 
 
 def test_a_batch_that_fits_no_number_of_slots_is_worth_nothing_on_any() -> None:
-    table = size_table(STEP, replace(BOUNDS, local_limit=1, most=4), 0.0, 1)
+    table = goodput_table(STEP, replace(BOUNDS, local_limit=1, most=4), 0.0, 1)
 
     assert (table.batches.tolist(), table.speedups.tolist()) == ([0] * 4, [0.0] * 4)
 
 
 def test_goodput_on_one_slot_worked_out_by_hand() -> None:
     """Batch 64: 64 / 0.164 s = 390; batch 128: 128 / 0.228 s (64 + 64) / (64 + 128) = 374."""
-    table = size_table(STEP, BOUNDS, 64.0, 1)
+    table = goodput_table(STEP, BOUNDS, 64.0, 1)
 
     assert table.batches[0] == 64
     assert table.goodputs[0] == pytest.approx(64 / 0.164)
 
 
 def test_a_size_that_no_batch_goes_with_is_not_offered() -> None:
-    tight = Bounds(first_batch=2, batch_limit=4, local_limit=4, most=6, widest=6)
+    tight = JobBounds(first_batch=2, batch_limit=4, local_limit=4, most=6, widest=6)
 
-    assert (size_table(STEP, tight, 1.0, 1).batches > 0).tolist() == [True] * 4 + [False] * 2
+    assert (goodput_table(STEP, tight, 1.0, 1).batches > 0).tolist() == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_relative_is_learnt_from_only_if_that_is_chosen(share: bool) -> None: 
 def test_the_speed_that_was_seen_is_what_is_planned_with() -> None:
     model = fit([Sample(1, 1, 64.0, 0.164), Sample(1, 1, 128.0, 0.228)], 64)
 
-    assert size_table(model, BOUNDS, 64.0, 1).goodputs[0] == pytest.approx(64 / 0.164, rel=0.05)
+    assert goodput_table(model, BOUNDS, 64.0, 1).goodputs[0] == pytest.approx(64 / 0.164, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy
-from controlplane.policy.baselines.optimus import Estimates
+from controlplane.policy.baselines.optimus import LengthEstimates
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
@@ -195,12 +195,12 @@ def test_a_job_that_gains_nothing_from_slots_is_left_with_its_least() -> None:
 def test_stated_work_is_believed() -> None:
     job = elastic(A, stop_samples=6400, samples_done=640)
 
-    assert Estimates(0.01).remaining_steps(job) == 90.0
+    assert LengthEstimates(0.01).remaining_steps(job) == 90.0
 
 
 def test_the_loss_tells_when_a_job_will_have_converged() -> None:
     """Loss 1/k falls by 1/(k + 1) of itself: by less than 0.095 from epoch 10 on, 6 to go."""
-    estimates = Estimates(0.095)
+    estimates = LengthEstimates(0.095)
     for k in range(1, 5):
         estimates.observe(epoch(A, 1, 100.0, k, train_loss=1.0 / k))
     job = elastic(A, epoch=4, epoch_samples=640, samples_done=2560)
@@ -209,7 +209,7 @@ def test_the_loss_tells_when_a_job_will_have_converged() -> None:
 
 
 def test_before_that_relatives_tell() -> None:
-    estimates = Estimates(0.01)
+    estimates = LengthEstimates(0.01)
     for number, done in enumerate((6400, 12_800)):
         ended = JobEnded(job=JobId(f"x-{number}"), family="f", samples_done=done, succeeded=True)
         estimates.observe(ended)

@@ -132,7 +132,7 @@ def test_a_job_on_a_node_that_is_not_up_keeps_its_slots_and_its_place() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"limits": []}, "limits: there is none; give at least one"),
+        ({"limits": []}, "limits: empty; give at least one"),
         ({"limits": [0.0]}, r"limits: \[0.0\] are not all above 0"),
         ({"limits": [5.0, 5.0]}, r"limits: \[5.0, 5.0\] do not rise"),
         ({"limits": [float("inf")]}, "are not all above 0"),

@@ -125,7 +125,7 @@ def test_a_short_job_passes_one_that_waits_if_it_is_done_before_that_can_start()
     passes = wise().plan(cluster(full, first, short), NOW)
 
     assert nodes(passes, "meek-3") == ["n1"]
-    assert passes.reasons[JobId("meek-3")].text.endswith("delays meek-2 by nothing")
+    assert passes.reasons[JobId("meek-3")].text.endswith("it does not delay meek-2")
     for options, third in (({}, long), ({"backfill": False}, short)):
         assert not nodes(wise(**options).plan(cluster(full, first, third), NOW), "meek-3")
 
@@ -253,7 +253,7 @@ def test_a_speed_that_cannot_be_is_not_counted_and_its_family_is_told(speed: flo
 
     plan = policy.plan(cluster(job("meek-3"), version=2), SOON)
 
-    said = f"its family reported {speed:g} samples/s, which is not counted"
+    said = f"its family reported {speed:g} samples/s, which is implausible and ignored"
     assert policy.costs.learnt() == before
     assert plan.reasons[JobId("meek-3")].text == f"starts on 1 slot: has its node to itself; {said}"
 

@@ -119,7 +119,7 @@ def test_the_reason_says_which_node_won_and_what_is_expected_there() -> None:
     reason = policy().plan(view, NOW).reasons[C]
 
     assert reason.text == (
-        "starts on 1 slot: n2 scored best: it keeps 100% of its speed and costs nobody any;"
+        "starts on 1 slot: n2 scored best: it keeps 100% of its speed and costs no neighbour any;"
         " next is n1 (-0.00 against -0.73)"
     )
     assert set(reason.numbers) == {
@@ -279,8 +279,8 @@ def test_the_model_that_ships_is_loaded_and_says_where_it_comes_from() -> None:
         ({"policy": "drl"}, {}, "a model of policy 'drl', not of 'harmony-drl'"),
         ({"features": 7}, {}, "trained on version 7 of what the policy sees, this one has 1"),
         ({}, {"sharpness": np.zeros(2)}, r"sharpness has shape \(2,\), not \(1,\)"),
-        ({}, {"sharpness": np.array([np.nan])}, "sharpness has values that are no numbers"),
-        ({"families": tuple("abcdefghijklm")}, {}, "13 families, 11 are the most"),
+        ({}, {"sharpness": np.array([np.nan])}, "sharpness has values that are not finite"),
+        ({"families": tuple("abcdefghijklm")}, {}, "13 families, more than 11"),
         ({"families": ("a", "a")}, {}, "family 'a' twice"),
     ],
 )

@@ -63,7 +63,9 @@ def test_numpy_reads_the_file_without_unpickling() -> None:
 def test_every_truncated_file_is_refused() -> None:
     data = encoded()
     for many in range(0, len(data), 7):
-        with pytest.raises(SettingsError, match=r"^policy\.options\.model: m\.npz: no whole model"):
+        with pytest.raises(
+            SettingsError, match=r"^policy\.options\.model: m\.npz: not a complete model"
+        ):
             decoded(data[:many])
 
 
@@ -92,8 +94,8 @@ def test_a_flipped_byte_is_refused_or_changes_nothing() -> None:
         ),
         (encoded(ARRAYS | {"net.1.bias": np.array([np.inf])}), "net.1.bias has values that are no"),
         (encoded(slots=(0, 64)), r"its card cannot be read: .*slots"),
-        (b"", "no whole model file"),
-        (b"PK" + bytes(100), "no whole model file"),
+        (b"", "not a complete model file"),
+        (b"PK" + bytes(100), "not a complete model file"),
     ],
 )
 def test_a_model_that_is_not_for_this_policy_is_refused_with_what_is_wrong(
@@ -143,7 +145,7 @@ def test_pickled_objects_are_never_loaded() -> None:
             np.save(member, np.array([object()], dtype=object), allow_pickle=True)
             file.writestr(f"{name}.npy", member.getvalue())
 
-    with pytest.raises(SettingsError, match="no whole model file"):
+    with pytest.raises(SettingsError, match="not a complete model file"):
         decoded(buffer.getvalue())
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, EpochSeen, JobView, StepsSeen
-from controlplane.policy.oasis.policy import Line, Oasis, sizes_now
+from controlplane.policy.oasis.policy import Claims, Oasis, sizes_now
 from controlplane.policy.oasis.prices import grid_of
 from controlplane.policy.options import OasisOptions
 from controlplane.policy.placement.slot_partition import partition_of
@@ -145,7 +145,7 @@ def test_where_slots_are_promised_to_others_only_a_higher_value_is_admitted() ->
     here.settle()
 
     assert list(here.rejected) == [B]
-    assert "others would pay" in here.rejected[B].text
+    assert "less than the price of its slots" in here.rejected[B].text
     assert here.jobs[C].promised_at is not None
 
 
@@ -184,7 +184,7 @@ def test_of_an_unknown_family_one_is_measured_while_the_others_wait() -> None:
 
     reasons = here.plans[0].reasons
     assert "to be measured" in reasons[A].text
-    assert reasons[B].text == "waits: to be admitted: a relative is measured first"
+    assert reasons[B].text == "waits: to be admitted after a job of its family is measured"
     assert here.jobs[A].promised_at is None
 
 
@@ -221,7 +221,7 @@ def test_a_job_whose_length_nobody_knows_runs_behind_those_with_a_promise() -> N
     assert (
         here.plans[0]
         .reasons[A]
-        .text.endswith("nobody knows how long it takes: it has what nobody was promised")
+        .text.endswith("its length is unknown: it gets slots that are not promised")
     )
 
 
@@ -329,7 +329,7 @@ def test_nothing_is_drawn_and_few_steps_come_to_an_end() -> None:
 def test_what_nobody_is_due_now_goes_to_who_can_use_it() -> None:
     waits, runs, other = asking(A, 60.0), asking(B, 60.0), asking(C, 60.0, None)
     view = view_of(row_of(6), waits, runs, other)
-    line = Line(promised=[waits, runs], others=[other])
+    line = Claims(promised=[waits, runs], others=[other])
     partition = partition_of(view, Seconds(0.0))
 
     sizes = sizes_now(partition, line, {B: 2}, {A: 3}, lambda _, slots: slots <= 2)
@@ -346,8 +346,8 @@ def test_what_nobody_is_due_now_goes_to_who_can_use_it() -> None:
         ({"interval_s": 0.0}, "interval_s: 0.0 is below 0.1"),
         ({"horizon": 1}, "horizon: 1 is below 2; raise it"),
         ({"horizon": 100_000}, "horizon: 100000 is above 5000; lower it"),
-        ({"u": -1.0}, "u: -1.0 is no price; give a value per slot second above 0"),
-        ({"l": math.nan}, "l: nan is no price"),
+        ({"u": -1.0}, "u: -1.0 is not a price; give a value per slot second above 0"),
+        ({"l": math.nan}, "l: nan is not a price"),
         ({"u": 1.0, "l": 2.0}, "u: 1.0 is below l, 2.0; raise the first or lower the second"),
         ({"margin": -0.1}, "margin: -0.1 is below 0.0"),
     ],

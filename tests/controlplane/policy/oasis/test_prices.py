@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.oasis.prices import FIRST, PriceBounds, SlotPrices, price
+from controlplane.policy.oasis.prices import INITIAL_BOUNDS, PriceBounds, SlotPrices, price
 from tests.support.sizes import examples
 
 
@@ -19,7 +19,7 @@ def test_a_price_rises_from_the_least_to_the_greatest_by_equal_factors() -> None
 
 def test_bounds_begin_somewhere_and_follow_the_jobs_seen() -> None:
     bounds = PriceBounds(window=3, low=None, high=None)
-    assert bounds.now() == FIRST
+    assert bounds.now() == INITIAL_BOUNDS
 
     for density in (5.0, 1.0, 2.0, 400.0, math.nan, -1.0):
         bounds.add(density)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.policy.api import JobView, StepsSeen
-from controlplane.policy.placement.placers import SlotPlacer, placer_of
+from controlplane.policy.placement.placers import SlotPlacer, make_placer
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, SlotId
 from tests.support.builders import A, B, C, job_view
@@ -33,7 +33,7 @@ def where(placer: SlotPlacer, *jobs: JobView) -> list[SlotId]:
 
 def packing(**of_c: float) -> SlotPlacer:
     """A uses 6 cores, B sends 1 GB/s, and a relative of C what is given."""
-    placer = placer_of("tetris-resources")
+    placer = make_placer("tetris-resources")
     placer.observe(used(A, 6.0, 0.0), NOW)
     placer.observe(used(B, 1.0, 1e9), NOW)
     if of_c:
@@ -46,7 +46,7 @@ BUSY = (running(A, "n1/0"), running(B, "n2/0"))
 
 
 def test_where_nothing_is_reported_nodes_in_use_are_filled_first() -> None:
-    assert where(placer_of("tetris-resources"), *BUSY) == ["n1/1"]
+    assert where(make_placer("tetris-resources"), *BUSY) == ["n1/1"]
 
 
 def test_a_worker_goes_where_its_cores_have_room() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controlplane.policy.api import JobView, StepsSeen
-from controlplane.policy.placement.placers import PlacerName, SlotPlacer, placer_of
+from controlplane.policy.placement.placers import PlacerName, SlotPlacer, make_placer
 from controlplane.policy.placement.slot_partition import partition_of
 from controlplane.policy.placement.usage_placers import UNKNOWN, WorkerUsage, WorkerUsages
 from controlplane.policy.registry import hears_steps
@@ -49,7 +49,7 @@ BOTH = (running(A, "busy", "n1/0"), running(B, "chatty", "n2/0"))
 
 @EACH
 def test_before_anything_is_measured_a_job_goes_where_neighbours_use_less(name: PlacerName) -> None:
-    placer = placer_of(name)
+    placer = make_placer(name)
     placer.observe(steps(A, "busy", **BUSY), Seconds(0.0))
     placer.observe(steps(B, "chatty", cores=0.5, sent=1e8), Seconds(0.0))
 
@@ -63,7 +63,7 @@ def after_guests(
 
     Each reports its speed `wait_s` after it came: `slow` beside B, the chatty one.
     """
-    placer = placer_of(name)
+    placer = make_placer(name)
     placer.observe(steps(A, "busy", **BUSY), Seconds(0.0))
     placer.observe(steps(B, "chatty", **CHATTY), Seconds(0.0))
     first = chosen(placer, 0.0, *BOTH)
@@ -96,7 +96,7 @@ def test_speeds_that_are_none_teach_nothing(name: PlacerName, nonsense: float) -
 
 @EACH
 def test_a_job_of_two_workers_stays_together_where_nobody_is(name: PlacerName) -> None:
-    placer = placer_of(name)
+    placer = make_placer(name)
     placer.observe(steps(A, "busy", **BUSY), Seconds(0.0))
     jobs = [running(A, "busy", "n1/0"), job_view(B, family="busy", slots=(2, 2))]
 

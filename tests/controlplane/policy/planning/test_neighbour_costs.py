@@ -14,7 +14,7 @@ from controlplane.policy.placement.harmony_placer import LayoutSearch
 from controlplane.policy.placement.occupancy import (
     NeighbourCosts,
     Occupancy,
-    Own,
+    OwnWorkers,
     all_shares,
     crowds_of,
     gain_of,
@@ -85,7 +85,7 @@ def test_own_workers_beside_each_other_and_being_spread_are_learnt_as_well() -> 
         costs.add("a", (2, BATCH, "", ((2, ()),)), 2 * BATCH, 100.0)
         costs.add("a", (2, BATCH, "", ((1, ()), (1, ()))), 2 * BATCH, 50.0)
 
-    apart = costs.cost("a", Own.SPREAD) - costs.cost("a", Own.BESIDE)
+    apart = costs.cost("a", OwnWorkers.SPREAD) - costs.cost("a", OwnWorkers.BESIDE)
     assert apart == pytest.approx(math.log(2.0), abs=0.06)
 
 
@@ -132,7 +132,7 @@ def test_whatever_is_reported_every_cost_is_a_number_from_0_on(
     for family, own, crowd, speed in told:
         costs.add(family, (own, BATCH, "", ((own, crowd),)), BATCH, speed)
 
-    others = ("a", "b", "c", "new", *Own)
+    others = ("a", "b", "c", "new", *OwnWorkers)
     found = [costs.cost(family, other) for family in ("a", "b", "new") for other in others]
     assert all(math.isfinite(cost) and 0.0 <= cost <= 2.0 for cost in found)
 

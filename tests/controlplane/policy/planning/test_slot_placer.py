@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
 from controlplane.policy.placement.free_slots import Mode, Placer, with_user_batches
-from controlplane.policy.placement.placers import PlacerName, SlotPlacer, placer_of
+from controlplane.policy.placement.placers import PlacerName, SlotPlacer, make_placer
 from controlplane.policy.placement.slot_partition import consolidate, partition_of
 from schemas.ids import JobId, SlotId, node_of
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
@@ -78,7 +78,7 @@ def test_load_is_balanced_by_the_share_of_slots_that_workers_use() -> None:
     """Half of n1 is in use: B takes one of n2 and all of n3, and then stays on n2 among equals."""
     jobs = [job_view(A, running_on=on("n1/0", "n1/1")), job_view(B, slots=(1, 8)), job_view(C)]
 
-    placed = where(placer_of("load-balancing"), (4, 2, 1), jobs, {A: 2, B: 3, C: 1})
+    placed = where(make_placer("load-balancing"), (4, 2, 1), jobs, {A: 2, B: 3, C: 1})
 
     assert placed == {A: ["n1/0", "n1/1"], B: ["n2/0", "n2/1", "n3/0"], C: ["n1/2"]}
 
@@ -86,7 +86,7 @@ def test_load_is_balanced_by_the_share_of_slots_that_workers_use() -> None:
 def test_a_job_that_grows_adds_slots_on_its_own_node_among_equals() -> None:
     jobs = [job_view(A, slots=(1, 8), running_on=on("n2/0")), job_view(B, running_on=on("n1/0"))]
 
-    placed = where(placer_of("load-balancing"), (2, 2), jobs, {A: 2, B: 1})
+    placed = where(make_placer("load-balancing"), (2, 2), jobs, {A: 2, B: 1})
 
     assert placed == {A: ["n2/0", "n2/1"], B: ["n1/0"]}
 
@@ -242,7 +242,7 @@ def test_every_job_gets_its_size_in_slots_of_its_own(
         jobs.append(job_view(job, slots=(1, 16), running_on=dict.fromkeys(here, 1)))
         sizes[job] = data.draw(st.integers(0, left))
         left -= sizes[job]
-    placer = placer_of(name, moves)  # type: ignore[arg-type]  # drawn from its values
+    placer = make_placer(name, moves)  # type: ignore[arg-type]  # drawn from its values
 
     for _ in range(2):
         placed = where(placer, tuple(nodes), jobs, sizes)

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from controlplane.policy.placement.placers import PlacerName, placer_of
+from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.rounds import fit_targets
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import NodeId, Seconds, slot_id
@@ -46,6 +46,6 @@ def test_who_shrinks_has_a_sample_for_each_slot_that_it_keeps() -> None:
 def test_what_a_placer_gives_is_free_no_more(name: PlacerName) -> None:
     partition = partition_of(cluster_view(*SLOTS, job_view(A)), Seconds(0.0))
 
-    ((taken,),) = placer_of(name, "elastic").place(partition, {A: 1}).values()
+    ((taken,),) = make_placer(name, "elastic").place(partition, {A: 1}).values()
 
     assert partition.free == {NodeId("n1"): [s.slot for s in SLOTS if s.slot != taken]}

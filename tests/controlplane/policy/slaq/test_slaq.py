@@ -82,7 +82,7 @@ def test_a_reason_speaks_of_the_loss_and_of_whom_else_a_slot_would_serve() -> No
     reason = it.plans[0].reasons[B]
 
     assert reason.text.startswith(
-        "goes on, on 7 slots: the next 10 s are expected to lower its loss by 4"
+        "resumes on 7 slots: the next 10 s are expected to lower its loss by 4"
     )
     assert reason.text.endswith("by one more slot a-1 would gain 15%")
     assert reason.numbers["predicted_loss"] == pytest.approx(10.0 / 14.5, rel=0.05)
@@ -95,7 +95,7 @@ def test_a_reason_speaks_of_the_loss_and_of_whom_else_a_slot_would_serve() -> No
     [
         (lambda _: None, "it has reported no loss"),
         (lambda _: NAN, "it has reported no loss"),
-        (lambda k: 1.0 if k < 3 else None, "2 of its losses are known, 3 tell a curve"),
+        (lambda k: 1.0 if k < 3 else None, "2 of its losses are known, a curve needs 3"),
         (lambda _: 1.0, "its loss has not fallen"),
         (lambda k: 1.0 * k, "its loss has not fallen"),
         (lambda k: 10.0**k, "its loss has not fallen"),
@@ -110,7 +110,7 @@ def test_a_job_whose_losses_tell_no_curve_has_its_fair_share_and_is_told_why(
 
     assert sizes(it.at(100.0)) == {A: 4, B: 4}
     assert it.plans[0].reasons[A].text == (
-        f"goes on, on 4 slots: its share of 8 slots among 2, since {said}"
+        f"resumes on 4 slots: its share of 8 slots among 2, since {said}"
     )
 
 

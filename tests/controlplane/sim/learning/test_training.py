@@ -111,7 +111,7 @@ def test_a_policy_with_a_broken_model_is_refused_by_the_name_of_the_option(
     broken.write_bytes((finished / "m.npz").read_bytes()[:-20])
 
     with pytest.raises(
-        SettingsError, match=r"broken\.npz: no whole model file; leave it"
+        SettingsError, match=r"broken\.npz: not a complete model file; leave it"
     ) as refused:
         make("drl", {"model": str(broken)})
     assert refused.value.field == "policy.options.model"
