@@ -38,7 +38,11 @@ from controlplane.service.log_relay import LogRelay
 from controlplane.service.log_store import LogStore
 from controlplane.service.metrics import Metrics, MetricsServer
 from controlplane.service.node_sessions import NodeSessions
-from controlplane.service.planner.plan_coordinator import PlanExchange, PolicyObserver, planner_for
+from controlplane.service.planner.plan_coordinator import (
+    PlanCoordinator,
+    PolicyObserver,
+    make_planner,
+)
 from controlplane.service.rights import READERS, JobOwners, projects_of, sees_all, topics_of
 from controlplane.service.settings import (
     ControllerSettings,
@@ -139,8 +143,8 @@ class Controller:
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal)
         self._owners = JobOwners(self._commit_loop)
-        self._plans = PlanExchange(self._commit_loop)
-        self._planner = self._plans.planner = planner_for(
+        self._plans = PlanCoordinator(self._commit_loop)
+        self._planner = self._plans.planner = make_planner(
             settings.policy,
             history=self._history,
             view_now=self._plans.view_now,
@@ -364,7 +368,7 @@ class Controller:
         """Let one effect of a durable input out."""
         match command:
             case AskForPlan():
-                self._plans.request()
+                self._plans.request_plan()
             case SendDelta() | SendSweepDelta():
                 self._node_sessions.send(command)
             case Announce(event=event):

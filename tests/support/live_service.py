@@ -18,7 +18,7 @@ from controlplane.service.api.server import LoopTime, RequestServer
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyFile, KeyTable
-from controlplane.service.planner.plan_coordinator import PlanExchange, PolicyObserver
+from controlplane.service.planner.plan_coordinator import PlanCoordinator, PolicyObserver
 from controlplane.service.rights import JobOwners
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
@@ -46,7 +46,7 @@ class LiveService:
         self._said: Counter[NodeId] = Counter()
         self.loop = CommitLoop(folder / "journal.sqlite", self._perform, self._record)
         telemetry = TelemetryTable()
-        plans = PlanExchange(self.loop)
+        plans = PlanCoordinator(self.loop)
         planner = SimpleNamespace(observe=lambda event, _: self.heard.append(event))
         self._observer = PolicyObserver(self.loop, cast("Any", planner), telemetry)
         owners = JobOwners(self.loop)

@@ -25,7 +25,7 @@ from controlplane.service.api.replies import PolicyNotes
 from controlplane.service.api.views import Rows, View, numbered, page_of
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
-from controlplane.service.planner.plan_coordinator import PlanExchange
+from controlplane.service.planner.plan_coordinator import PlanCoordinator
 from controlplane.service.rights import JobOwners
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
@@ -152,7 +152,7 @@ class ReadRequests:
         self,
         *,
         commit_loop: CommitLoop,
-        plans: PlanExchange,
+        plans: PlanCoordinator,
         feed: EventFeed,
         telemetry: TelemetryTable,
         notes: PolicyNotes,

@@ -32,7 +32,7 @@ from controlplane.service.api.views import answer_about_keys
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyTable
-from controlplane.service.planner.plan_coordinator import PlanExchange
+from controlplane.service.planner.plan_coordinator import PlanCoordinator
 from controlplane.service.rights import JobOwners, permit, refuse_revoked
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
@@ -120,7 +120,7 @@ class RequestServer:
         self,
         *,
         commit_loop: CommitLoop,
-        plans: PlanExchange,
+        plans: PlanCoordinator,
         socket: Socket,
         feed: EventFeed,
         snapshots: SnapshotStore,
