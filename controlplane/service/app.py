@@ -1,4 +1,4 @@
-"""The controller's process: builds its parts, owns their tasks, shuts down in order."""
+"""Process of the controller: builds its parts, owns their tasks, shuts down in order."""
 
 from __future__ import annotations
 
@@ -75,17 +75,16 @@ from schemas.wire.client import Cluster, SearchInfo
 from schemas.wire.files import ToNode
 
 log = structlog.get_logger("controller")
-MAX_QUESTION: Final = 64 << 10  # bytes of what is said to the port of output
-MAX_REQUEST: Final = 1 << 20  # bytes of a request; a frame is decrypted in one go, and others wait
-QUEUED_PAGES: Final = 2  # of a follower that does not read, 1 MiB each; one at a time is asked for
-BIND_WAIT_S: Final = 10.0  # a predecessor that was killed may still be closing
+MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
+MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting a frame blocks all others
+QUEUED_PAGES: Final = 2  # for a follower that does not read, 1 MiB each
+BIND_WAIT_S: Final = 10.0  # a killed predecessor may still be closing
 
 
 async def run(path: Path) -> None:
-    """Be the controller until a signal asks to stop; SIGHUP has it read its settings again.
+    """Run the controller until SIGTERM or SIGINT; SIGHUP reloads the settings.
 
-    Args:
-        path: of the settings file, absolute; relative paths in it are relative to its folder.
+    `path` is absolute; relative paths in the settings are relative to its folder.
 
     Raises:
         SettingsError: if keys or addresses cannot be used.
@@ -110,10 +109,9 @@ def _too_early() -> None:
 
 
 class Controller:
-    """Everything of one controller; the journal is replayed when it is made.
+    """All parts of one controller; constructing it replays the journal.
 
-    Args:
-        home: the folder that relative paths in it are relative to.
+    Relative paths in the settings refer to `home`.
 
     Raises:
         SettingsError: if keys or the policy cannot be used.
@@ -164,13 +162,13 @@ class Controller:
         self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
         self._file_keeper = FileKeeper(self._state, self._logs, self._snapshots, store)
 
-    # --- its life
+    # --- lifecycle
 
     async def open(self) -> None:
-        """Bind the sockets, and enter the history as the next incarnation.
+        """Bind the sockets and start a new term.
 
         Raises:
-            SettingsError: if an address cannot be had.
+            SettingsError: if an address cannot be bound.
         """
         listen = self._settings.listen
         self._feed = EventFeed(
@@ -200,7 +198,7 @@ class Controller:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
-        """What takes over those settings that may change while the controller runs."""
+        """Return the reloader that applies the settings which may change at run time."""
         safe: dict[str, Callable[[ControllerSettings], None]] = {
             **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
             **{f"store.{name}": self._bound_store for name in Store.__struct_fields__},
@@ -233,7 +231,7 @@ class Controller:
         self._keys.reload(load_authorised(self._home / settings.keys.authorised))
 
     def _cut_off(self, owners: list[Identity]) -> None:
-        """Say nothing more to those whose keys are not valid any more, or changed."""
+        """Disconnect the owners of keys that were revoked, expired or changed."""
         log.info("keys are not authorised any more", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
         self._request_server.end_revoked()
@@ -244,11 +242,8 @@ class Controller:
     async def serve(self, stop: asyncio.Event) -> None:
         """Run all tasks until `stop` is set.
 
-        Args:
-            stop: set by whoever ends the controller, as a signal does.
-
         Raises:
-            JournalError: if the journal failed for good.
+            JournalError: if the journal failed permanently.
         """
         listen = self._settings.listen
         failure: JournalError | None = None
@@ -268,7 +263,7 @@ class Controller:
             raise failure
 
     async def _until(self, stop: asyncio.Event) -> JournalError | None:
-        """Wait for `stop`, or for a journal that cannot be written any more."""
+        """Wait for `stop`, or return the error after which the journal cannot be written."""
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self._commit_loop.failure())
         done, waiting = await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -277,11 +272,11 @@ class Controller:
         return failed.result() if failed in done else None
 
     def close(self) -> None:
-        """Make what was taken durable, and give up the sockets."""
+        """Make all handled inputs durable, and close the sockets."""
         self._commit_loop.close()
         self._link.close()
 
-    # --- its parts
+    # --- parts
 
     async def _open_log_relay(self) -> LogRelay:
         listen = self._settings.listen
@@ -315,7 +310,7 @@ class Controller:
         )
 
     def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
-        """What runs for ever, in the order in which it begins."""
+        """Return the tasks that run until cancelled, in the order in which they start."""
         return (
             self._authority.run(),
             self._keys.watch(),
@@ -362,10 +357,10 @@ class Controller:
                 log.error("nobody hears the feed", why=str(error))  # noqa: TRY400
                 await asyncio.sleep(1.0)
 
-    # --- what they ask of each other
+    # --- callbacks between the parts
 
     def _perform(self, command: Command) -> None:
-        """Let one effect of a durable input out."""
+        """Execute one command of a durable input."""
         match command:
             case AskForPlan():
                 self._plans.request_plan()
@@ -377,7 +372,7 @@ class Controller:
                     self._log_relay.job_changed(event.job)
 
     def _history(self) -> list[tuple[Seconds, PolicyEvent]]:
-        """What a search that begins anew learns from."""
+        """Return the events that a restarted search observes first."""
         left = self._commit_loop.reader.ended.latest(policy_events.KEPT_JOBS)
         jobs = sorted([*left, *self._state().jobs.values()], key=lambda job: number_of(job.job))
         return policy_events.history(jobs, self._commit_loop.records)
@@ -392,11 +387,11 @@ class Controller:
         self._audit.refused("key", why, peer=address)
 
     def _state(self) -> State:
-        """Of all that is durable."""
+        """Return the durable state."""
         return self._commit_loop.committed.state
 
     def _needed_archives(self) -> set[str]:
-        """Those of jobs that have not ended, also of such that are not durable yet."""
+        """Return the archives of jobs that have not ended, including jobs not yet durable."""
         state = self._commit_loop.reactor.state
         return {state.jobs[name].snapshot for name in state.active}
 

@@ -1,6 +1,7 @@
-"""Files of the past go by age and size: output of ended jobs, archives that nobody needs.
+"""Retention of files and of the journal.
 
-Keeps the journal short: snapshots of the state in time, and nothing longer than was asked.
+`FileKeeper` deletes output of ended jobs and unneeded archives by age and size. `JournalKeeper`
+takes snapshots of the state in time and deletes old rows of the journal.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from schemas.ids import JobId, Seconds
 
 log = structlog.get_logger("file_keeper")
 FIRST_S: Final = 60.0  # after the start
-PART: Final = ".part"  # of an upload that is not complete
+PART: Final = ".part"  # suffix of unfinished uploads
 LOOK_S: Final = 300.0
 MUCH: Final = 1 << 62
-YOUNG_S: Final = 3600.0  # what changed since may be asked for any moment
+YOUNG_S: Final = 3600.0  # files changed since may be needed at any moment
 
 
 def seen_in(folder: Path) -> list[FileSeen]:
-    """What a folder has; what disappears meanwhile is left out.
+    """Return the files of a folder; files that disappear meanwhile are skipped.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if the folder cannot be read.
     """
     found = []
     with os.scandir(folder) as entries:
@@ -53,11 +54,7 @@ def seen_in(folder: Path) -> list[FileSeen]:
 
 
 class FileKeeper:
-    """Looks at the folders from time to time, in a thread; deletes in the loop, a file at a time.
-
-    Args:
-        state: the core's committed state now.
-    """
+    """Scans folders periodically in a thread; deletes in the event loop, one file at a time."""
 
     def __init__(
         self,
@@ -72,11 +69,11 @@ class FileKeeper:
         self._settings = settings
 
     def use(self, settings: Store) -> None:
-        """Keep as much as this from the next look on."""
+        """Apply these bounds from the next scan on."""
         self._settings = settings
 
     async def run(self) -> None:
-        """Do so for ever."""
+        """Scan and delete periodically until cancelled."""
         await asyncio.sleep(FIRST_S)
         while True:
             try:
@@ -86,13 +83,10 @@ class FileKeeper:
             await asyncio.sleep(LOOK_S)
 
     async def tidy(self, now: Seconds) -> None:
-        """Delete what is too old or too much.
-
-        Args:
-            now: seconds since the epoch.
+        """Delete files that exceed their age or size bounds.
 
         Raises:
-            OSError: if a folder cannot be read, or a file not be deleted.
+            OSError: if a folder cannot be read, or a file cannot be deleted.
         """
         settings = self._settings
         output = await asyncio.to_thread(seen_in, self._logs.folder)
@@ -115,7 +109,7 @@ class FileKeeper:
             await asyncio.sleep(0)
 
     def _of_ended_job(self, seen: FileSeen) -> FileSeen | None:
-        """A file of output, with the time of its job's end; None: the job goes on."""
+        """Return a file of output with the end time of its job; None if the job has not ended."""
         job = self._state().jobs.get(JobId(seen.name.rpartition(".")[0]))
         if job is None:
             return seen
@@ -124,33 +118,25 @@ class FileKeeper:
 
 journal_log = structlog.get_logger("journal_keeper")
 TICK_S: Final = 1.0
-TAIL_S: Final = 2.0  # of handling that a restart may have to do again
-RETRY_S: Final = 60.0  # after a snapshot that could not be taken
-FORGET_S: Final = 30.0  # between two looks at what is too old
-RECORDS_S: Final = 600.0  # between two looks at what is too much of single jobs
+TAIL_S: Final = 2.0  # of handling that a restart would repeat
+RETRY_S: Final = 60.0  # after a failed snapshot
+FORGET_S: Final = 30.0  # between two deletions by age
+RECORDS_S: Final = 600.0  # between two deletions of single jobs' excess records
 
 
 class JournalKeeper:
-    """Has a child take a snapshot when there is much behind the last one, and old rows deleted.
-
-    Args:
-        settings: when a snapshot is taken, and what is kept.
-    """
+    """Has a child take snapshots when many inputs follow the last one; deletes old rows."""
 
     def __init__(self, commit_loop: CommitLoop, path: Path, settings: JournalSettings) -> None:
         self._commit_loop = commit_loop
         self._path = path
         self.use(settings)
         self._loop = asyncio.get_running_loop()
-        self._not_before = 0.0  # on the loop's clock: the next snapshot
+        self._not_before = 0.0  # event loop time of the next snapshot, at the earliest
         self._forget_at = self._records_at = 0.0
 
     def use(self, settings: JournalSettings) -> None:
-        """Go by these from now on.
-
-        Args:
-            settings: when a snapshot is taken, and what is kept.
-        """
+        """Apply these settings from now on."""
         self._snapshot_inputs = settings.snapshot_inputs
         self._keep = Retention(
             inputs_s=settings.keep_inputs_s,
@@ -161,7 +147,7 @@ class JournalKeeper:
         )
 
     async def run(self) -> None:
-        """Do so for ever; a child that runs is ended when this is cancelled."""
+        """Maintain the journal until cancelled, which kills a running child."""
         while True:
             await asyncio.sleep(TICK_S)
             now = self._loop.time()
@@ -176,7 +162,7 @@ class JournalKeeper:
                 self._commit_loop.between_commits(partial(self._forget_records, jobs))
 
     async def take_snapshot(self) -> None:
-        """Have a child replay what came since the last snapshot, and write the next one."""
+        """Run a child that replays the inputs since the last snapshot and writes the next one."""
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "controlplane.journal.take_snapshot", str(self._path)),
             stdin=asyncio.subprocess.DEVNULL,
@@ -202,12 +188,12 @@ class JournalKeeper:
         return tail.inputs >= self._snapshot_inputs or tail.seconds >= TAIL_S
 
     def _forget_records(self, jobs: deque[JobId], database: sqlite3.Connection) -> None:
-        """In the writer's thread, a piece at a time as well."""
+        """Delete excess records of some jobs in the writer's thread; schedule the next piece."""
         forget_records(database, jobs, self._keep)
         if jobs:
             self._commit_loop.between_commits(partial(self._forget_records, jobs))
 
     def _forget(self, database: sqlite3.Connection) -> None:
-        """In the writer's thread; a further piece is asked for behind what waits by then."""
+        """Delete some old rows in the writer's thread; schedule the next piece after others."""
         if forget(database, self._keep, self._commit_loop.now()):
             self._commit_loop.between_commits(self._forget)

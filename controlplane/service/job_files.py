@@ -1,4 +1,4 @@
-"""Files of jobs, from where they lie to their owners: asks an agent, hands its answer on."""
+"""Files of jobs: forwards requests of clients to the agent of the node, and its reply back."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from schemas.wire.files import (
     ToNode,
 )
 
-ANSWER_S: Final = 10.0  # how long an agent may look at its disk
-MAX_UNDER_WAY: Final = 64  # of one user; a client asks for one thing at a time
+ANSWER_S: Final = 10.0  # includes the time an agent reads its disk
+MAX_UNDER_WAY: Final = 64  # of one user; a client sends one request at a time
 
 
 class JobFiles:
-    """Questions that are on their way to agents.
+    """Requests that wait for the reply of an agent.
 
-    Args:
-        state: the core's state now: which nodes there are.
-        ask: sends a question to a node; False if there is no way to it.
+    `ask` sends a request to a node; it returns False if the node is not connected.
     """
 
     def __init__(
@@ -46,16 +44,15 @@ class JobFiles:
         self._waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = {}
 
     async def reply(self, request: FromFollower, who: Identity) -> FileList | FilePiece:
-        """What a client asked for, from the node.
+        """Return the list or piece that a client requested, from the node.
 
-        Args:
-            request: a list or a piece, which is permitted.
-            who: the owner of the key that asks.
+        The request must have been permitted.
 
         Raises:
             UnknownNodeError: if no such node ever joined.
-            UnavailableError: if the node does not answer.
-            OnesError: what the node says.
+            UnavailableError: if the node does not reply, or the user has too many requests under
+                way.
+            OnesError: as reported by the node.
         """
         if request.node not in self._state().nodes:
             what = f"no node {request.node!r}"
@@ -84,7 +81,7 @@ class JobFiles:
             del self._waiting[name]
 
     def receive(self, node: NodeId, message: FromNode) -> None:
-        """Take an agent's answer; one that nobody waits for, or of another node, is dropped."""
+        """Deliver an agent's reply; drop it if no request to this node waits for it."""
         asked, _, answer = self._waiting.get(message.request, (NodeId(""), "", None))
         if answer is not None and asked == node and not answer.done():
             answer.set_result(message)

@@ -1,6 +1,6 @@
-"""Who may connect: what authorised.toml says, what admins said online, and what time it is.
+"""Keys that may connect: authorised.toml, changes that admins made online, and expiry times.
 
-Keys that were added or revoked while the controller ran, as a file of its state folder.
+Online changes are kept in a file of the state folder.
 """
 
 from __future__ import annotations
@@ -25,26 +25,22 @@ REMEDY: Final = "put a backup of it in its place: without it, keys that were rev
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What was said of keys online, each public key once."""
+    """Online additions and revocations; each public key occurs once."""
 
     keys: tuple[KeyInfo, ...] = ()
 
 
 class KeyFile:
-    """There whole or not at all, and on the disk before anybody hears of it.
-
-    Args:
-        path: of the file, which need not be there.
-    """
+    """File of online changes, replaced atomically and made durable before a change takes effect."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[bytes, KeyInfo]:
-        """What it has, by public key.
+        """Return the online changes by public key; empty if there is no file.
 
         Raises:
-            SettingsError: if it cannot be read, or others than its owner can.
+            SettingsError: if the file cannot be read, or users other than its owner may read it.
         """
         if not self.path.exists():
             return {}
@@ -56,10 +52,10 @@ class KeyFile:
         return {one.public.encode(): one for one in found.keys}
 
     def write(self, changes: dict[bytes, KeyInfo]) -> None:
-        """Put these in the place of what it has.
+        """Replace the content of the file.
 
         Raises:
-            OSError: if it cannot be written; what it had is still there.
+            OSError: if the file cannot be written; the old content is intact.
         """
         data = msgspec.json.format(msgspec.json.encode(Changes(tuple(changes.values()))))
         fresh = self.path.with_suffix(".new")
@@ -76,16 +72,13 @@ class KeyFile:
             os.close(folder)
 
 
-LOOK_S: Final = 1.0  # how much later than its time a key's connections may end
-MAX_KEYS: Final = 10_000  # that were added or revoked online
+LOOK_S: Final = 1.0  # delay after which connections of an expired key end
+MAX_KEYS: Final = 10_000  # added or revoked online
 Gone = Callable[[list[Identity]], None]
 
 
 class KeyTable:
-    """Owns `known`, which all sockets ask; a revocation beats whatever else is said of a key.
-
-    Args:
-        clock: seconds since the epoch.
+    """Owner of `known`, the table that all sockets consult; a revocation overrides everything else.
 
     Raises:
         SettingsError: if the file cannot be used.
@@ -103,25 +96,21 @@ class KeyTable:
         self._online = file.read()
         self.known = KnownKeys(self._joined(), clock)
         self._valid = dict(self.known)
-        self.gone: Gone = lambda _: None  # told whose keys are not valid any more
+        self.gone: Gone = lambda _: None  # called with the owners of invalid keys
 
     def reload(self, listed: Mapping[bytes, Identity]) -> None:
-        """Take over what authorised.toml says now.
-
-        Args:
-            listed: public key (Z85) to its owner.
-        """
+        """Replace the keys of authorised.toml."""
         self._listed = dict(listed)
         self._settle()
 
     async def watch(self) -> None:
-        """End what is open with keys whose time is over, for ever."""
+        """Disconnect owners of expired keys, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self._settle()
 
     def _settle(self) -> None:
-        """Let `known` say what holds now, and tell of those who are not in it any more."""
+        """Update `known`, and report the owners of keys that are no longer valid."""
         self.known.listed = self._joined()
         valid = dict(self.known)
         gone = [who for key, who in self._valid.items() if valid.get(key) != who]
@@ -139,7 +128,7 @@ class KeyTable:
         return {key: who for key, who in keys.items() if key not in revoked}
 
     def rows(self) -> Iterator[KeyInfo]:
-        """All that is known of keys, those of authorised.toml first."""
+        """Yield all keys, those of authorised.toml first."""
         for key in dict.fromkeys([*self._listed, *self._online]):
             yield self._row(key)
 
@@ -160,15 +149,13 @@ class KeyTable:
         return replace(said, state="expired") if over and said.state == "valid" else said
 
     def add(self, request: AddKey, by: str) -> KeyInfo:
-        """Let somebody connect from now on.
-
-        Returns:
-            The key as it is kept.
+        """Authorise a key from now on, and return it as stored.
 
         Raises:
-            BadFieldError: if a field is wrong, or the key is another's or revoked.
-            TooLargeError: if there are too many.
-            UnavailableError: if it cannot be written down; nothing was changed.
+            BadFieldError: if a field is invalid, or the key belongs to another owner or was
+                revoked.
+            TooLargeError: if there are too many keys.
+            UnavailableError: if the key cannot be stored; nothing was changed.
         """
         key, who = request.public.encode(), self._checked(request)
         if (known := self.known.listed.get(key)) is not None:
@@ -199,14 +186,13 @@ class KeyTable:
         return who
 
     def revoke(self, wanted: str, by: str) -> tuple[KeyInfo, ...]:
-        """Take keys away; it holds at once, and for ever when it is written down.
+        """Revoke keys; effective at once, and permanently once stored.
 
-        Args:
-            wanted: a public key, or the name of their owner.
+        `wanted` is a public key, or the name of an owner, all of whose keys are revoked.
 
         Raises:
-            BadFieldError: if there is no such key, or nobody could undo it.
-            UnavailableError: if it cannot be written down: then it holds until a restart.
+            BadFieldError: if there is no such key, or no admin would be left.
+            UnavailableError: if the revocation cannot be stored: it is effective until a restart.
         """
         rows = {row.public.encode(): row for row in self.rows()}
         found = {key: row for key, row in rows.items() if wanted in {row.public, row.name}}

@@ -1,6 +1,7 @@
-"""The log relay: output and snapshots on sockets of their own, away from orders and events.
+"""Log relay: output and working directories, on sockets apart from orders and events.
 
-How fast output of one job is taken: who is beyond his rate waits, in his own files.
+`LogRates` limits the rate at which each job's output is accepted; excess output waits in the files
+of its workers.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from schemas.wire.feed import (
 )
 from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower
 
-BURST_S: Final = 16.0  # of output that a job may ship at once
-MOST_CREDIT: Final = 2 << 20  # bytes that an agent may be ahead of what is stored, for each stream
-LEAST_CREDIT: Final = 256 << 10  # the same, of a job that is beyond its rate
-REMEMBERED: Final = 1000  # streams; those that are not beyond their rate may be forgotten
+BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
+MOST_CREDIT: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
+LEAST_CREDIT: Final = 256 << 10  # the same, for a job beyond its rate
+REMEMBERED: Final = 1000  # streams; beyond it, those with a full burst are forgotten
 Whom = TypeVar("Whom", bound=Hashable)
 Of = tuple[str, str]  # job and stream
 
@@ -58,22 +59,18 @@ Of = tuple[str, str]  # job and stream
 @dataclass(slots=True)
 class _Stream(Generic[Whom]):
     tokens: float  # bytes
-    at: float  # when they were counted
-    took_at: float = float("-inf")  # when something came last
-    held: dict[Whom, None] = field(default_factory=dict)  # who waits for an answer, in this order
+    at: float  # when the tokens were counted
+    took_at: float = float("-inf")  # last output
+    held: dict[Whom, None] = field(default_factory=dict)  # waiting senders, in order
 
 
 class LogRates(Generic[Whom]):
-    """Gives credit for output, of each job's stream no more than its rate and a burst.
+    """Grants credit for output, limited for each stream of a job to a rate and a burst.
 
-    What arrives is stored at once, whatever its rate: it is the answer that waits, and with it the
-    credit for more. So nothing is lost, and nobody else waits.
+    Output that arrives is stored at once, whatever its rate. Only the acknowledgement is delayed,
+    and with it the credit for more. So nothing is lost, and no other job waits.
 
-    Args:
-        answer: says to somebody what is stored, and how many bytes he may send beyond that.
-        per_s: bytes of one job's stream each second.
-        clock: seconds that only grow.
-        later: calls back after so many seconds.
+    `answer` tells a sender what is stored, and how many bytes it may send beyond that.
     """
 
     def __init__(
@@ -90,20 +87,15 @@ class LogRates(Generic[Whom]):
         self._streams: dict[Of, _Stream[Whom]] = {}
 
     def took(self, of: Of, size: int) -> None:
-        """Output was stored.
-
-        Args:
-            size: bytes.
-        """
+        """Count `size` bytes of output that were stored."""
         stream = self._counted(of)
         stream.tokens -= size
         stream.took_at = stream.at
 
     def answer(self, of: Of, whom: Whom) -> None:
-        """Answer now, or when the job is within its rate again.
+        """Grant credit now, or once the stream is within its rate.
 
-        Args:
-            whom: one who waits already is answered once, in his old place.
+        A sender that waits already keeps its place and gets one reply.
         """
         stream = self._counted(of)
         if not stream.held and stream.tokens >= 0:
@@ -114,7 +106,7 @@ class LogRates(Generic[Whom]):
         stream.held[whom] = None
 
     def quiet_s(self, of: Of) -> float:
-        """How long nothing has come."""
+        """Return the seconds since the stream's last output; infinite if there was none."""
         stream = self._streams.get(of)
         return float("inf") if stream is None else self._clock() - stream.took_at
 
@@ -123,7 +115,7 @@ class LogRates(Generic[Whom]):
         self._later(wait_s, lambda: self._turn(of, stream))
 
     def _turn(self, of: Of, stream: _Stream[Whom]) -> None:
-        """Answer as many of those who wait as there is credit for, the longest first."""
+        """Grant credit to as many waiting senders as the rate allows, the longest waiting first."""
         self._counted(of)
         room = stream.tokens
         while stream.held and room >= 0:
@@ -149,7 +141,7 @@ class LogRates(Generic[Whom]):
         return stream
 
     def _forget(self) -> None:
-        """Those that have all of their burst again are as new ones."""
+        """Forget streams that have their full burst again: they are equal to new ones."""
         now, full = self._clock(), BURST_S * self._per_s()
         for of, stream in list(self._streams.items()):
             if not stream.held and stream.tokens + (now - stream.at) * self._per_s() >= full:
@@ -158,12 +150,12 @@ class LogRates(Generic[Whom]):
 
 MAX_PAGE: Final = 1 << 20
 PAGES_PER_S: Final = 2000.0  # of one user
-PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, that cost as much as one page more
-MISSING_S: Final = 60.0  # after a job's end, output that a living node does not ship is not there
+PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, which cost one more token
+MISSING_S: Final = 60.0  # after a job's end; output not shipped by then does not exist
 
 
 class _Shipped(NamedTuple):
-    """A worker's stream, and where those who ship it are."""
+    """Output stream of a worker, and the route to the agent that ships it."""
 
     route: bytes
     job: JobId
@@ -173,15 +165,9 @@ class _Shipped(NamedTuple):
 
 
 class LogRelay:
-    """Stores what agents ship and serves it to followers, a page for each request.
+    """Stores what agents ship, and serves it to followers, one page for each request.
 
-    A follower holds credit for exactly one page at a time, so one that stalls costs nothing.
-
-    Args:
-        shippers: ROUTER for agents: output in, archives of working directories out.
-        followers: ROUTER for clients: pages out.
-        state: the core's state now: which nodes there are.
-        now: seconds since the epoch.
+    A follower holds credit for exactly one page at a time, so a stalled follower costs nothing.
     """
 
     def __init__(
@@ -217,23 +203,23 @@ class LogRelay:
         self._waiting = WaitingRequests()
 
     def end_revoked(self) -> None:
-        """Followers whose keys are not authorised any more hear that now."""
+        """Reply at once to waiting followers whose keys were revoked."""
         self._waiting.end_revoked()
 
     async def serve_shippers(self) -> None:
-        """Take what agents ship, for ever."""
+        """Handle what agents ship until cancelled."""
         async for incoming in self._shippers:
             try:
                 self._shipped(incoming)
             except OnesError as error:
                 self._refused(incoming, error)
-            except (ValueError, ArithmeticError) as error:  # nothing that a frame holds may end us
+            except (ValueError, ArithmeticError) as error:  # no frame may stop the controller
                 self._audit.refused("log", repr(error), peer=str(incoming.identity))
-            except OSError as error:  # a full disk: not stored, so the agent sends it again
+            except OSError as error:  # full disk: nothing was stored, the agent repeats it
                 self._audit.refused("log", str(error), peer=str(incoming.identity))
 
     async def serve_followers(self) -> None:
-        """Serve pages, for ever."""
+        """Serve pages until cancelled."""
         async for incoming in self._followers:
             try:
                 refuse_revoked(incoming)
@@ -283,7 +269,7 @@ class LogRelay:
             case LogEnded(size=size):
                 self._store.end(*of, who, size)
                 self._wake(message.job)
-                self._give_credit(shipped, LEAST_CREDIT)  # there is nothing more to send
+                self._give_credit(shipped, LEAST_CREDIT)  # the stream is complete
                 return
         self._rates.answer(of, shipped)
 
@@ -311,7 +297,7 @@ class LogRelay:
                     reply = encode(await self._awaited(request))
             else:
                 reply = encode(await self._files.reply(request, who))
-            refuse_revoked(incoming)  # it may have waited
+            refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
             self._fail(incoming, error)
         except OSError as error:
@@ -322,7 +308,7 @@ class LogRelay:
             self._shares.ended(str(who), len(reply))
 
     async def _awaited(self, request: ReadLog) -> LogPage:
-        """The page, when there is something on it or the time is over."""
+        """Return the page once it has content or the request's time has passed."""
         loop = asyncio.get_running_loop()
         deadline = deadline_of(request.wait_s)
         while True:
@@ -366,9 +352,9 @@ class LogRelay:
         processes: Mapping[WorkerId, Process],
         ordered: Container[WorkerId],
     ) -> tuple[tuple[str, ...], bool]:
-        """Workers whose output is not complete yet, and whether nothing more can be expected.
+        """Return the workers with incomplete output, and whether no more output can be expected.
 
-        Those of all ranks are waited for; named are those of the rank that was asked for.
+        All ranks are waited for; only those of the requested rank are listed.
         """
         missing, final = [], job.ended
         late = job.ended and self._now() - job.accounting.since > MISSING_S
@@ -400,11 +386,7 @@ class LogRelay:
             waiter.set_result(None)
 
     def job_changed(self, job: JobId) -> None:
-        """Wake followers of a job whose state changed.
-
-        Args:
-            job: nothing happens if nobody waits for it.
-        """
+        """Wake the followers of a job whose state changed."""
         self._wake(job)
 
     def _refused(self, incoming: Incoming, error: OnesError) -> None:

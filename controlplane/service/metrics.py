@@ -1,6 +1,6 @@
-"""What Prometheus reads: the cluster in numbers.
+"""Metrics of the cluster for Prometheus, and the HTTP server for GET /metrics.
 
-HTTP for Prometheus: GET /metrics, and nobody who is slow or idle keeps others from it.
+The server runs in the event loop; slow or idle clients cannot block others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROMISES: Final = ("open", "kept", "broken")
 
 
 class Metrics:
-    """The cluster in numbers; written about once a second."""
+    """Metrics of the cluster, updated about once a second."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -79,14 +79,7 @@ class Metrics:
         self._told: dict[str, int] = {}
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """All numbers as text.
-
-        Args:
-            accept: header of a request: which formats its sender reads.
-
-        Returns:
-            The text and its content type.
-        """
+        """Return all metrics as text and the content type, in a format that `accept` allows."""
         encode, kind = choose_encoder(accept)
         return encode(self.registry), kind
 
@@ -96,23 +89,14 @@ class Metrics:
         search: Callable[[], SearchInfo],
         stalled: Callable[[], bool],
     ) -> None:
-        """Write the numbers about once a second, for ever.
-
-        Args:
-            search: how the scheduler stands now.
-            stalled: whether nothing becomes durable.
-        """
+        """Update the metrics about once a second until cancelled."""
         while True:
             self.write(core(), search())
             self._stalled.set(stalled())
             await asyncio.sleep(EVERY_S)
 
     def write(self, core: Reactor, search: SearchInfo) -> None:
-        """Take the numbers of now.
-
-        Args:
-            search: how the scheduler stands; a count below that of the last time began anew.
-        """
+        """Update the metrics; a counter below its last value has restarted from 0."""
         state, totals = core.state, core.totals
         living = state.living_counts
         for name in STATES:
@@ -161,12 +145,12 @@ def _or_nan(value: float | None) -> float:
 
 
 MAX_CONNECTIONS: Final = 64
-MAX_HEADER: Final = 16 << 10  # bytes of a request: its line and headers
-REQUEST_S: Final = 5.0  # from its connection until a request has come
-REPLY_S: Final = 10.0  # until a reply has gone
-PAGE_S: Final = 0.5  # for so long a page is handed out again
+MAX_HEADER: Final = 16 << 10  # bytes of the request line and headers
+REQUEST_S: Final = 5.0  # from the connection to the complete request
+REPLY_S: Final = 10.0  # for sending a reply
+PAGE_S: Final = 0.5  # for which a rendered page is reused
 CHUNK: Final = 4096
-Render = Callable[[str], tuple[bytes, str]]  # of an Accept header, the page and its type
+Render = Callable[[str], tuple[bytes, str]]  # Accept header -> page, content type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,27 +160,23 @@ class _Visitor:
 
 
 class MetricsServer:
-    """Answers one request of each connection, and closes it.
+    """HTTP server that answers one request per connection and closes it.
 
-    When there are as many as may be, the one that came first of those hosts gives way that have
-    the most.
+    At the connection limit the oldest connection of the host with the most connections is closed.
     """
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._pages: dict[str, tuple[float, bytes, str]] = {}
-        self._visitors: dict[_Visitor, None] = {}  # in order of their arrival
+        self._visitors: dict[_Visitor, None] = {}  # in order of arrival
         self._answering: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def served(self, host: str, port: int) -> AsyncIterator[None]:
-        """Answer meanwhile.
-
-        Args:
-            port: 0 is none.
+        """Serve while the context is active; port 0 serves nothing.
 
         Raises:
-            SettingsError: if the port cannot be had.
+            SettingsError: if the port cannot be bound.
         """
         if not port:
             yield
@@ -232,7 +212,7 @@ class MetricsServer:
 
     async def _answer(self, reader: asyncio.StreamReader, visitor: _Visitor) -> None:
         writer = visitor.writer
-        writer.transport.set_write_buffer_limits(high=0)  # drained is sent
+        writer.transport.set_write_buffer_limits(high=0)  # so that drain() returns once all is sent
         talk = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
         try:
             async with asyncio.timeout(REQUEST_S):
@@ -278,7 +258,7 @@ class MetricsServer:
 
 
 async def _request(talk: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | int | None:
-    """What is asked; or the status that is all there is to say; None: nothing is."""
+    """Return the request, or the status to reply with if it is malformed; None if there is none."""
     try:
         while True:
             event = talk.next_event()

@@ -1,6 +1,6 @@
-"""Who may do what: one table of roles and jobs, and one of requests.
+"""Rights: one table for roles and jobs, one for requests.
 
-Whose a job is, whether it is here or has left: looked up for every right.
+`JobOwners` looks up the owner of a job, which each check needs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from schemas.wire import client as asked
 from schemas.wire.feed import ReadLog
 from schemas.wire.files import ListFiles, ReadFile
 
-READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may ask at all
-WRITERS: Final = frozenset({"admin", "operator", "user"})  # have jobs of their own
-OPERATORS: Final = frozenset({"admin", "operator"})  # drain nodes
-ADMINS: Final = frozenset({"admin"})  # keep keys
-NODE: Final = "node"  # an agent: says what happens on the node that its key names
+READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may send requests
+WRITERS: Final = frozenset({"admin", "operator", "user"})  # may have own jobs
+OPERATORS: Final = frozenset({"admin", "operator"})  # may drain nodes
+ADMINS: Final = frozenset({"admin"})  # may manage keys
+NODE: Final = "node"  # an agent, which reports for the node that its key names
 REVOKED: Final = ("this key is not authorised any more", "ask an admin for another one")
 WATCHER: Final = "viewer of all"  # a viewer without a project
 
 
 class Action(Enum):
-    """What somebody may do with a job."""
+    """Permissions on a job."""
 
     STATE = "know of it: its row, state, decisions, events"
     ARGS = "read the arguments of its script"
@@ -40,7 +40,7 @@ class Action(Enum):
 
 
 class Whose(Enum):
-    """A job, as somebody sees it."""
+    """Relation of a user to a job."""
 
     OWN = "own"
     PROJECT = "of a project that his key names, or is his own"
@@ -69,7 +69,7 @@ RIGHTS: Final[Mapping[tuple[str, Whose], frozenset[Action]]] = {
 }
 
 REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
-    # answered with what the asker may know
+    # replies are filtered for the reader
     asked.GetCluster: READERS,
     asked.GetSearch: READERS,
     asked.CheckJob: READERS,
@@ -90,7 +90,7 @@ REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
     ReadLog: Action.OUTPUT,
     ListFiles: Action.FILES,
     ReadFile: Action.FILES,
-    # of some roles
+    # for some roles
     asked.PutSnapshot: WRITERS,
     asked.SubmitJob: WRITERS,
     asked.DrainNode: OPERATORS,
@@ -102,31 +102,29 @@ REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
 
 
 def may(who: Identity, action: Action, job: JobOwner) -> bool:
-    """Whether somebody may do that with a job."""
+    """True if `who` may perform the action on a job of this owner."""
     return action in RIGHTS.get((_kind(who), _whose(who, job)), _NOTHING)
 
 
 def sees_all(who: Identity) -> bool:
-    """Whether somebody may know of every job."""
+    """True if `who` may know of every job."""
     return Action.STATE in RIGHTS.get((_kind(who), Whose.OTHER), _NOTHING)
 
 
 def projects_of(who: Identity) -> tuple[str, ...]:
-    """Whose jobs somebody may know of, beside his own; what he submits is the first one's."""
+    """Return the projects whose jobs `who` may know of; the first one is that of submissions."""
     return who.projects or ((who.name,) if who.role in WRITERS else ())
 
 
 def permit(who: Identity, request: Message, job: JobOwner | None) -> None:
-    """Refuse what somebody may not ask for.
+    """Refuse a request that the owner of a key may not make.
 
-    Args:
-        who: the owner of the key that asks.
-        job: whose the job is that it names; None: there is no such job, or it names none.
+    `job` is the owner of the job that the request names; None: no such job, or none named.
 
     Raises:
-        DeniedError: if it is for others.
-        UnknownJobError: if there is no such job, or he may not know of it.
-        BadFieldError: if it is no request.
+        DeniedError: if the role or the job's owner forbids the request.
+        UnknownJobError: if there is no such job, or `who` may not know of it.
+        BadFieldError: if the message is not a request.
     """
     if who.role not in READERS:
         raise DeniedError(f"the key of {who} may not use this port", "use a user's key")
@@ -154,18 +152,11 @@ def _permit_on_job(who: Identity, action: Action, name: JobId, job: JobOwner | N
 
 
 def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
-    """What somebody hears of the feed who asks for a topic.
-
-    Args:
-        topic: the first bytes of the messages that he wants.
-
-    Returns:
-        Topics that are granted in its place; none if there is nothing for him below it.
-    """
+    """Return the topics to grant to a key that subscribes to `topic`; empty if there are none."""
     if who.role not in READERS:
         return ()
     if sees_all(who) and topic.startswith(b"project/"):
-        return (topic,)  # the same events once more: only for those who name it
+        return (topic,)  # duplicates of job/ events: only on explicit subscription
     found = dict.fromkeys(
         topic if topic.startswith(mine) else mine
         for mine in map(str.encode, topics_of(who))
@@ -175,20 +166,16 @@ def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
 
 
 def topics_of(who: Identity) -> tuple[str, ...]:
-    """All of the feed that somebody may hear, as prefixes.
-
-    Args:
-        who: the owner of a key that may read.
-    """
+    """Return the prefixes of all feed topics that the owner of a key may read."""
     jobs = ["job/"] if sees_all(who) else [f"project/{name}/" for name in projects_of(who)]
     return (*jobs, "node/", "cluster")
 
 
 def refuse_revoked(incoming: Incoming) -> None:
-    """Whoever connected while his key was authorised may do nothing when it is not any more.
+    """Refuse a message on an open connection whose key was revoked.
 
     Raises:
-        DeniedError: if it is not.
+        DeniedError: if the key was revoked.
     """
     if incoming.revoked:
         raise DeniedError(*REVOKED)
@@ -199,23 +186,23 @@ def _kind(who: Identity) -> str:
 
 
 def _whose(who: Identity, job: JobOwner) -> Whose:
-    if who.name == job.user and who.role in WRITERS:  # a viewer has no jobs: his name says nothing
+    if who.name == job.user and who.role in WRITERS:  # a viewer's name means nothing
         return Whose.OWN
     return Whose.PROJECT if job.project in projects_of(who) else Whose.OTHER
 
 
-REMEMBERED: Final = 10_000  # of those that left: it never changes
+REMEMBERED: Final = 10_000  # owners of jobs that left the state; they never change
 
 
 class JobOwners:
-    """Answers from the newest state, else from the journal."""
+    """Owners of jobs, from the newest state or else from the journal."""
 
     def __init__(self, commit_loop: CommitLoop) -> None:
         self._commit_loop = commit_loop
         self._left: dict[JobId, JobOwner] = {}
 
     def of(self, name: JobId) -> JobOwner | None:
-        """Whose a job is; None if there is none, or it is not kept any more.
+        """Return the owner of a job; None if there is no such job, or it is no longer kept.
 
         Raises:
             JournalError: if the journal cannot be read.

@@ -1,12 +1,7 @@
-"""What users change: each request checked against the newest state, then made an input.
+"""Requests that change something: each is checked against the newest state and becomes an input.
 
-Checks what operators ask of nodes, before it becomes an input.
-
-How many jobs one user may have that have not ended.
-
-Whether an order of `ones resize` could ever be followed; what cannot is refused at once.
-
-What a user wants of a trial, checked before it becomes an input.
+The checks refuse orders that could never be followed: drains, resizes, and changes of trials.
+`JobQuota` bounds the live jobs of a user.
 """
 
 from __future__ import annotations
@@ -76,14 +71,11 @@ REASON_CHARACTERS: Final = 500
 def drain_input(
     state: State, request: DrainNode | UndrainNode, who: Identity
 ) -> DrainRequested | UndrainRequested | None:
-    """The input that a request becomes.
-
-    Returns:
-        None if there is nothing to do: the node is not drained.
+    """Return the input for a request, or None if there is nothing to do: the node is not drained.
 
     Raises:
         UnknownNodeError: if no such node ever joined.
-        BadFieldError: if the deadline is no time that can come.
+        BadFieldError: if the deadline is out of range, or the reason too long.
     """
     node = state.nodes.get(request.node)
     if node is None:
@@ -102,16 +94,11 @@ def drain_input(
     return DrainRequested(node=node.node, user=who.name, reason=request.reason, within_s=within_s)
 
 
-COUNTED_AGAIN_S: Final = 1.0  # at the earliest: thousands of jobs are not counted for each refusal
+COUNTED_AGAIN_S: Final = 1.0  # counting thousands of jobs for each refusal is slow
 
 
 class JobQuota:
-    """Counts a user's jobs when that many could be there, and only then.
-
-    Args:
-        state: that the next submission meets.
-        clock: seconds that only grow.
-    """
+    """Bound on the live jobs of each user; counts them only when the bound could be reached."""
 
     def __init__(
         self,
@@ -122,14 +109,14 @@ class JobQuota:
         self._state = state
         self._most = most
         self._clock = clock
-        self._at_most: dict[str, int] = {}  # what was counted, and what came since
+        self._at_most: dict[str, int] = {}  # jobs at the last count, plus submissions since
         self._counted_at: dict[str, float] = {}
 
     def take(self, user: str) -> None:
-        """One more job is about to be submitted.
+        """Count one more job of the user, which is about to be submitted.
 
         Raises:
-            DeniedError: if it has as many as may be.
+            DeniedError: if the user has reached the bound.
         """
         most = self._most()
         if self._at_most.get(user, most) >= most:
@@ -145,13 +132,12 @@ class JobQuota:
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
-    """Refuse an order that could never be followed.
+    """Refuse a resize that could never be carried out.
 
-    Args:
-        request: slots (0 pauses), global batch in samples, exact places; each may be left out.
+    Slots (0 pauses), global batch and exact slots of the request may each be omitted.
 
     Raises:
-        BadFieldError: naming the field and the bound.
+        BadFieldError: with the field and its bound.
     """
     least, most = job.spec.slots
     size = len(request.on) if request.on else request.slots
@@ -187,31 +173,27 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
 
 
 def known_change(job: Job, request: ChangeSweep, user: str) -> int | None:
-    """The trial of a request that was done already; None if it was not.
-
-    Args:
-        request: the same key was used before, or not.
+    """Return the trial of an earlier request with the same key; None if there was none.
 
     Raises:
-        BadFieldError: if the job is no sweep.
+        BadFieldError: if the job is not a sweep.
     """
     sweep, _ = sweep_of(job)
     return sweep.keys.get(f"{user}/{request.key}") if request.key else None
 
 
 def changed(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
-    """The answer to a request that was done."""
+    """Return the reply to a change that was carried out."""
     return SweepChanged(job=job.job, trial=number, state=trial_state(sweep, number))
 
 
 def checked_change(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
-    """A request as an input, if it can be done.
+    """Return the input for a change of a sweep.
 
-    Returns:
-        A new trial that has a parent has the parent's values, too, where it has none of its own.
+    A new trial inherits values that it does not set from its parent.
 
     Raises:
-        BadFieldError: naming the field and the remedy.
+        BadFieldError: with the field and the remedy.
     """
     sweep, spec = sweep_of(job)
     if job.ended:
@@ -275,7 +257,7 @@ def _check_number(sweep: JobSweep, field: str, number: int) -> None:
         raise BadFieldError(what, f"give one of 0 to {many - 1}", field)
 
 
-MAX_KEY: Final = 200  # characters of a request's; all of them are kept
+MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 Drains = DrainRequested | UndrainRequested
 Asked = JobSubmitted | CancelRequested | Override | Drains | SweepChangeRequested
@@ -283,12 +265,7 @@ T = TypeVar("T")
 
 
 class ChangeRequests:
-    """Requests that become inputs; each is answered when its input is durable.
-
-    Args:
-        reads: what is told of a job afterwards.
-        snapshots: archives of working directories.
-    """
+    """Requests that become inputs; each is answered when its input is durable."""
 
     def __init__(
         self,
@@ -304,32 +281,29 @@ class ChangeRequests:
 
     @property
     def _state(self) -> State:
-        """Of all that is durable: what may be told."""
+        """Durable state, from which replies are made."""
         return self._commit_loop.committed.state
 
     @property
     def _newest(self) -> State:
-        """Ahead of the journal: what decisions are made on."""
+        """State ahead of the journal, on which decisions are made."""
         return self._commit_loop.reactor.state
 
     def check(self, request: CheckJob) -> JobChecked:
-        """Whether a job would be accepted.
+        """Return the notes for a job file that would be accepted.
 
         Raises:
-            BadFieldError: if it would not.
+            BadFieldError: if the job would not be accepted.
         """
         _check(request.spec)
         notes = self._reads.notes.of_spec(request.spec)
         return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
 
     async def answer(self, request: Message, who: Identity) -> Message:
-        """Do what is asked, and say what came of it.
-
-        Args:
-            who: the owner of the key that asks.
+        """Carry out a request and return its result.
 
         Raises:
-            OnesError: if it cannot be done; nothing was changed.
+            OnesError: if the request cannot be carried out; nothing was changed.
         """
         match request:
             case PutSnapshot():
@@ -381,7 +355,7 @@ class ChangeRequests:
         raise UnavailableError("the submission was not taken", "look at the controller's log")
 
     def _may_use(self, snapshot: str, who: Identity) -> bool:
-        """Whether an archive is here, and not only somebody else's who may keep it to himself."""
+        """True if the archive is stored and `who` sent it or may read files of a job with it."""
         if self._snapshots.is_of(who.name, snapshot):
             return True
         jobs = self._newest.jobs.values()
@@ -390,7 +364,7 @@ class ChangeRequests:
         )
 
     def _known(self, key: str) -> JobId | None:
-        """The job of an earlier submission with that key, whether it is here or has left."""
+        """Return the job of an earlier submission with this key, even if it has left the state."""
         newest = self._newest
         known = newest.keys.get(key) or newest.left_keys.get(key)
         return known or self._commit_loop.reader.ended.of_key(key)
@@ -413,7 +387,7 @@ class ChangeRequests:
         return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
 
     async def _override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Message:
-        """Override the policy for a job, or give the job back to it."""
+        """Override the policy for a job, or return the job to the policy's control."""
         event = await self._checked(lambda: self._override_input(request, who))
         await self._durable(event)
         return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
@@ -464,7 +438,7 @@ class ChangeRequests:
         return changed(job, sweep, number)
 
     async def _checked(self, check: Callable[[], T]) -> T:
-        """What `check` finds in the newest state; a refusal leaves when its reason is durable."""
+        """Run a check on the newest state; delay its refusal until the reason is durable."""
         try:
             return check()
         except OnesError:

@@ -1,7 +1,4 @@
-"""What users ask: answered from what is durable, with what workers said last filled in.
-
-Which jobs a list is asked for: those in the state, and those that have left it.
-"""
+"""Requests that only read: replies from the committed state and the latest telemetry."""
 
 from __future__ import annotations
 
@@ -51,8 +48,8 @@ from schemas.wire.client import (
     WaitJob,
 )
 
-MAX_PATTERN: Final = 200  # characters; one of millions would be looked at for minutes
-Found = tuple[int, int, Callable[[], JobSummary]]  # number, and which come first of the same
+MAX_PATTERN: Final = 200  # characters; matching a pattern of millions takes minutes
+Found = tuple[int, int, Callable[[], JobSummary]]  # number, order of equal numbers, row
 DAMAGED: Final = "its row in the journal is damaged: `ones admin check`"
 
 
@@ -63,14 +60,10 @@ def job_rows(
     summary: Callable[[Job], JobSummary],
     sees: Callable[[JobOwner], bool] = lambda _: True,
 ) -> Rows:
-    """The lines of `ones ps`, oldest first; their positions are the numbers of jobs.
-
-    Args:
-        state: the core's, which is only read.
-        sees: whether who asks may know of somebody's jobs.
+    """Return the rows of `ones ps`, oldest first; the positions are the numbers of the jobs.
 
     Raises:
-        BadFieldError: if one of its states is none, or its pattern is too long to look at.
+        BadFieldError: if a requested state is unknown, or the pattern is too long.
     """
     if len(request.name) > MAX_PATTERN:
         what = f"name: a pattern of {len(request.name)} characters, at most {MAX_PATTERN}"
@@ -113,7 +106,7 @@ def _left(
 
 
 def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSummary:
-    """Of a damaged row no more than what lists are chosen by."""
+    """Return the summary of an ended job; for a damaged row only the columns that filters use."""
     try:
         job = ended.read()
     except JournalError:
@@ -135,17 +128,14 @@ def _is_asked_for(request: ListJobs, job: JobId, name: str, user: str, state: st
 
 
 MAX_EVENTS: Final = 1000
-MAX_HIDDEN_PAGES: Final = 20  # of events that may not be seen, until an answer without any
+MAX_HIDDEN_PAGES: Final = 20  # of invisible events, before an empty reply
 
 
 class ReadRequests:
     """Requests that change nothing.
 
-    Nothing is told that a crash could take back: every answer is made of the committed state, which
-    goes on while nothing can become durable.
-
-    Args:
-        notes: what the policy of this cluster lacks of jobs.
+    Every reply is made from the committed state, so that a crash cannot revoke it. Reading also
+    continues while nothing can become durable.
     """
 
     def __init__(
@@ -174,10 +164,10 @@ class ReadRequests:
         return self._commit_loop.committed.totals
 
     async def answer(self, request: Message, who: Identity) -> Message | None:
-        """What is known; None if the request is none of these.
+        """Return the reply, or None if the request is not a read.
 
         Raises:
-            OnesError: if it cannot be answered.
+            OnesError: if the request cannot be answered.
         """
         view = self.view(who)
         match request:
@@ -202,7 +192,7 @@ class ReadRequests:
         return None
 
     def view(self, who: Identity) -> View:
-        """What somebody may know."""
+        """Return the view of the state that `who` may read."""
         return View(who, self._owners.of)
 
     def _sweep(self, request: GetSweep) -> SweepDetail:
@@ -219,7 +209,7 @@ class ReadRequests:
         return self._commit_loop.reader.sweeps
 
     async def _when_ended(self, name: JobId, wait_s: float) -> Job:
-        """The job when it has ended, or the wait is over."""
+        """Return the job once it has ended or the wait is over."""
         job, deadline = self._commit_loop.job(name), deadline_of(wait_s)
         while not job.ended and (left := deadline - _clock()) > 0:
             await self._feed.wait(left)
@@ -227,7 +217,7 @@ class ReadRequests:
         return job
 
     async def _events(self, request: ReadEvents, view: View) -> EventsPage:
-        """The next of them that may be seen; looks through many that may not before it answers."""
+        """Return the next visible events, skipping a bounded number of invisible ones."""
         first, deadline = max(1, request.from_seq), deadline_of(request.wait_s)
         limit = max(1, min(request.limit, MAX_EVENTS))
         for _ in range(MAX_HIDDEN_PAGES):
@@ -262,13 +252,10 @@ class ReadRequests:
         )
 
     def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
-        """Everything about a job, a page.
-
-        Args:
-            view: of who asks, who may know of it.
+        """Return one page of everything about a job that the reader may know of.
 
         Raises:
-            BadFieldError: if the cursor is none of this job's.
+            BadFieldError: if the cursor does not belong to this job.
         """
         reason = self._plans.reason(job.job)
         records, now = self._commit_loop.records, self._commit_loop.now()
@@ -298,18 +285,18 @@ class ReadRequests:
 
 
 def _not_told(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """Notes about what of a job's past is gone."""
+    """Return notes on records of a job that are missing."""
     return (*_dropped(records, job), *_damage(records, job))
 
 
 def _dropped(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """A note about what is not kept of a job's past, if there is anything."""
+    """Return a note on records that are no longer kept, if any."""
     dropped = ", ".join(f"{rows} of {name}" for name, rows in sorted(records.dropped(job).items()))
     return (f"older records are not kept: {dropped} (keep_records)",) if dropped else ()
 
 
 def _damage(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """A note about what could not be read of a job's past, if there is anything."""
+    """Return a note on records that could not be read, if any."""
     damaged = records.damage_of(job)
     if not damaged:
         return ()

@@ -1,6 +1,6 @@
-"""Answers clients: what asks becomes a reply, what changes something an input of the core.
+"""Request server (port 7702): permits and answers the requests of clients.
 
-How long a coroutine held the loop, without the time for which it waited.
+`LoopTime` measures how long a coroutine occupied the event loop.
 """
 
 from __future__ import annotations
@@ -64,23 +64,15 @@ T = TypeVar("T")
 
 
 class LoopTime:
-    """Counts seconds of the loop.
-
-    Args:
-        clock: seconds that only grow.
-    """
+    """Stopwatch for the time that coroutines occupy the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.busy_s = 0.0  # so far
+        self.busy_s = 0.0
 
     @coroutine
     def of(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """What `work` gives, awaited in its place.
-
-        Args:
-            work: not begun yet.
-        """
+        """Await a coroutine and count the seconds for which it ran, without those it waited."""
         resume: Callable[[], Any] = partial(work.send, None)
         while True:
             began = self._clock()
@@ -93,28 +85,21 @@ class LoopTime:
                 self.busy_s += self._clock() - began
             try:
                 resume = partial(work.send, (yield awaited))
-            except BaseException as error:  # noqa: BLE001 - a cancellation is its to handle
+            except BaseException as error:  # noqa: BLE001 - the coroutine handles its cancellation
                 resume = partial(work.throw, error)
 
 
 log = structlog.get_logger("client_api")
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
-NOTED: Final = (DrainNode, UndrainNode, AddKey, RevokeKey)  # lines of the audit, whoever asks
-ON_JOBS: Final = (CancelJob, ResizeJob, PauseJob, ResumeJob, ChangeSweep)  # the same, if of others
+NOTED: Final = (DrainNode, UndrainNode, AddKey, RevokeKey)  # audited
+ON_JOBS: Final = (CancelJob, ResizeJob, PauseJob, ResumeJob, ChangeSweep)  # on others' jobs
 MAX_REPLY: Final = 2 << 20
 Override = ResizeRequested | PauseRequested | ResumeRequested
 Asked = JobSubmitted | CancelRequested | Override | SweepChangeRequested
 
 
 class RequestServer:
-    """Answers every request once; a request that cannot be done says why and changes nothing.
-
-    Args:
-        commit_loop: takes what a request changes; every answer is made of its committed state.
-        snapshots: archives of working directories.
-        cluster_info: what `GetCluster` tells the owner of a key.
-        keys: who may connect.
-    """
+    """Answers every request exactly once; a failed request changes nothing and gets the reason."""
 
     def __init__(
         self,
@@ -156,11 +141,11 @@ class RequestServer:
         self._waiting = WaitingRequests()
 
     def end_revoked(self) -> None:
-        """Who waits with a key that is not authorised any more hears that now."""
+        """Answer the waiting requests whose keys were revoked."""
         self._waiting.end_revoked()
 
     async def serve(self) -> None:
-        """Take requests, for ever."""
+        """Handle requests until cancelled."""
         async for incoming in self._socket:
             user = str(incoming.identity)
             try:
@@ -183,13 +168,13 @@ class RequestServer:
             if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
                 raise BadFieldError(*TWO_FRAMES)  # noqa: TRY301 - answered like any other error
             request = REQUEST.decode(incoming.frames[2])
-            incoming = replace(incoming, frames=incoming.frames[:2])  # it may wait for long
+            incoming = replace(incoming, frames=incoming.frames[:2])  # frees the payload
             who = incoming.identity or Identity("", "")
             wait_s = getattr(request, "wait_s", 0.0)
             with self._shares.waits(user, wait_s), self._waiting.held(incoming, wait_s):
                 reply = _fitting(await self._dispatch(request, who, took))
-            if not isinstance(request, RevokeKey):  # who ends his own key hears of it
-                refuse_revoked(incoming)  # it may have waited
+            if not isinstance(request, RevokeKey):  # reply even if it revoked its own key
+                refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
             self._fail(incoming, error)
         except Exception:
@@ -231,7 +216,7 @@ class RequestServer:
 
 
 def _fitting(reply: Message) -> bytes:
-    """Its bytes; a peer would be cut off that is sent more than a message may have."""
+    """Encode a reply; refuse one that exceeds a message, for which the peer would disconnect."""
     data = encode(reply)
     if len(data) > MAX_BYTES:
         what = f"{type(reply).__name__} has {len(data)} bytes, a message at most {MAX_BYTES}"

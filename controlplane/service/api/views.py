@@ -1,8 +1,6 @@
-"""What is told, cut down to what its reader may know: other people's secrets, jobs and names.
+"""Replies reduced to what their reader may know, and divided into pages.
 
-Lists in pages that fit into a message, and the cursors by which clients ask for the next one.
-
-Keys that admins list, add and revoke, while the controller runs.
+Also handles the requests of admins to list, add and revoke keys.
 """
 
 from __future__ import annotations
@@ -39,20 +37,15 @@ from schemas.wire.client import (
 )
 from schemas.wire.feed import Detail, FeedEvent
 
-HIDDEN: Final = "***"  # in the place of a value that its reader may not have
+HIDDEN: Final = "***"  # replaces a value that the reader must not see
 SOMEBODY: Final = "a job of others"
 WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 JOB: Final = re.compile(r"[A-Za-z0-9_-]+-[0-9]+")
-_SALT: Final = secrets.token_bytes(16)  # families are told apart, and cannot be guessed
+_SALT: Final = secrets.token_bytes(16)  # keeps families distinguishable but not guessable
 
 
 class View:
-    """What one reader may know.
-
-    Args:
-        who: the owner of the key that asks.
-        owner_of: whose a job is; None: there is no such job.
-    """
+    """Filter for replies to one reader."""
 
     def __init__(self, who: Identity, owner_of: Callable[[JobId], JobOwner | None]) -> None:
         self._who = who
@@ -60,27 +53,19 @@ class View:
         self._all = sees_all(who)
 
     def sees(self, job: JobOwner | None) -> bool:
-        """Whether he may know of a job.
-
-        Args:
-            job: whose it is; None: it is not kept any more.
-        """
+        """True if the reader may know of a job with this owner; None: the job is not kept."""
         return self._all or (job is not None and may(self._who, Action.STATE, job))
 
     def text(self, text: str) -> str:
-        """A reason without names of jobs that he may not know of.
-
-        Args:
-            text: that may name any.
-        """
+        """Return a text with the names of jobs replaced that the reader must not know."""
         return text if self._all else hide_names(text, self._hides)
 
     def summary(self, row: JobSummary) -> JobSummary:
-        """A line of `ones ps`."""
+        """Filter a row of `ones ps`."""
         return row if self._all else replace(row, reason=self.text(row.reason))
 
     def detail(self, detail: JobDetail, owner: JobOwner) -> JobDetail:
-        """A page of `ones show`."""
+        """Filter a page of `ones show`."""
         history = tuple(
             replace(one, why=self.text(one.why), detail=self._detail(one.detail))
             for one in detail.history
@@ -94,7 +79,7 @@ class View:
         )
 
     def explanation(self, told: Explanation) -> Explanation:
-        """A page of `ones explain`."""
+        """Filter a page of `ones explain`."""
         return (
             told
             if self._all
@@ -102,22 +87,18 @@ class View:
         )
 
     def sweep(self, told: SweepDetail) -> SweepDetail:
-        """A page of `ones sweep show`.
-
-        Args:
-            told: of a sweep that he may know of.
-        """
+        """Filter a page of `ones sweep show` about a visible sweep."""
         return replace(told, summary=self.summary(told.summary))
 
     def node(self, node: NodeInfo) -> NodeInfo:
-        """A line of `ones node list`: slots of other people's jobs are taken, and that is all."""
+        """Filter a row of `ones node list`; slots of invisible jobs only count as taken."""
         if self._all:
             return node
         jobs = tuple(job for job in node.jobs if self.sees(self._owner_of(job)))
         return replace(node, jobs=jobs, reason=self.text(node.reason))
 
     def event(self, event: FeedEvent) -> FeedEvent | None:
-        """An event of the feed; None: it is about a job that he may not know of."""
+        """Filter an event of the feed; None if it is about an invisible job."""
         if self._all:
             return event
         if event.job is not None and not self.sees(self._owner_of(event.job)):
@@ -134,7 +115,7 @@ class View:
         }
 
     def _epoch(self, epoch: EpochInfo) -> EpochInfo:
-        """Families are names and arguments of scripts: of others no more than who is who."""
+        """Replace families of other users, which are script names and arguments, by pseudonyms."""
         if epoch.beside is None or self._who.role == "admin":
             return epoch
         mine = f"{self._who.name}/" if self._who.role in WRITERS else "\0"
@@ -150,7 +131,7 @@ class View:
 
 
 def shown_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
-    """A job file without what its reader may not have: names of variables stay."""
+    """Return a job file without the values that its reader must not see; variable names stay."""
     env, args = spec.env, spec.args
     if not may(who, Action.ENV, owner):
         env = dict.fromkeys(env, HIDDEN)
@@ -160,12 +141,7 @@ def shown_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
 
 
 def hide_names(text: str, hides: Callable[[JobId], bool]) -> str:
-    """A text with names of some jobs replaced.
-
-    Args:
-        text: that may name any.
-        hides: whether there is such a job and its name is not to be told.
-    """
+    """Return a text with the names of some jobs replaced."""
 
     def shown(word: re.Match[str]) -> str:
         name = word[0]
@@ -186,25 +162,24 @@ FROM_START: Final = "begin again without one: a cursor is what the page before g
 
 
 class Rows(NamedTuple):
-    """One list of a reply."""
+    """A list of a reply."""
 
-    behind: Callable[[int], Iterator[tuple[int, Any]]]  # its rows behind a position, with theirs
-    last: int  # position of its last row; positions only grow, and mean the same for ever
+    behind: Callable[[int], Iterator[tuple[int, Any]]]  # rows after a position, each with its own
+    last: int  # position of the last row; positions grow and never change
 
 
 def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any, ...]], str]:
-    """The next page of some lists, one behind the other.
+    """Return the next page of several consecutive lists, and the cursor of the page after it.
 
-    Args:
-        lists: by name, in the order in which they are told.
-        cursor: that the page before gave; empty: the first page.
+    An empty cursor stands for the first page.
 
     Returns:
-        Rows of each list, at most `PAGE_BYTES` of them or a single larger one; and the cursor of
-        the next page, empty if this is the last.
+        Rows of each list, at most `PAGE_BYTES` in total or a single larger row; and the cursor of
+            the
+        next page, empty if this is the last.
 
     Raises:
-        BadFieldError: if the cursor is none of these lists.
+        BadFieldError: if the cursor does not belong to these lists.
     """
     first, position = _parsed(lists, cursor)
     found: dict[str, list[Any]] = {name: [] for name in lists}
@@ -221,7 +196,7 @@ def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any
 
 
 def numbered(rows: list[Any]) -> Rows:
-    """A list that is there and only grows, its positions counted from 1."""
+    """Return the rows of an append-only list; positions count from 1."""
     return Rows(lambda after: enumerate(rows[after:], after + 1), len(rows))
 
 
@@ -246,10 +221,10 @@ KeyRequest = AddKey | ListKeys | RevokeKey
 
 
 def answer_about_keys(table: KeyTable, request: KeyRequest, who: Identity) -> Keys:
-    """Do what is asked, and say what came of it.
+    """Carry out a request of an admin about keys.
 
     Raises:
-        OnesError: if it cannot be done.
+        OnesError: if the request cannot be carried out.
     """
     match request:
         case AddKey():

@@ -94,11 +94,7 @@ def make_planner(
 ) -> Planner:
     """Return a planner for a policy: in this process if it is fast, in a child if it searches.
 
-    Args:
-        choice: name and options of the policy, from the settings file.
-        history: returns the events that a restarted search observes first, oldest first.
-        view_now: returns the current view and the time.
-        propose: accepts each plan with the statistics of the search; None if a fallback made it.
+    A restarted search first observes the events that `history` returns, oldest first.
 
     Raises:
         SettingsError: if there is no such policy or option.
@@ -153,11 +149,7 @@ COOLDOWN_RATIO: Final = 4.0  # pause after a slow plan, as a multiple of its tim
 
 
 class PlanCoordinator:
-    """Requests plans, one for all events of a moment, and accepts the planner's proposals.
-
-    Args:
-        clock: seconds; measures for how long planning occupies the event loop.
-    """
+    """Requests plans, one for all events of a moment, and accepts the planner's proposals."""
 
     def __init__(
         self, commit_loop: CommitLoop, clock: Callable[[], float] = time.perf_counter
@@ -208,13 +200,7 @@ class PlanCoordinator:
         return self._commit_loop.reactor.view(), self._commit_loop.now()
 
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
-        """Accept a plan if it changes anything; only the changes enter the journal.
-
-        Args:
-            plan: based on a view of this moment or of an earlier one.
-            stats: statistics of the search that made the plan; None if no search did.
-            complete: True if running jobs that the plan omits are to stop; otherwise they continue.
-        """
+        """Accept a plan if it changes anything; only the changes enter the journal."""
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
         if complete:
             self._reasons, self._starts = plan.reasons, plan.starts

@@ -123,14 +123,9 @@ MAX_BACKLOG_BYTES: Final = 64 << 20  # unread by the process; beyond this it han
 class SearchPlanner:
     """Feeds the search process, proposes its plans, and restarts the process when it exits.
 
-    While the process is unavailable the plan in force holds, and free slots are filled greedily.
-
-    Args:
-        admits: True if the policy may reject jobs; then the fallback starts no job that the policy
-            has not admitted.
-        history: returns the events that a restarted process observes first, oldest first.
-        view_now: returns the current view and the time.
-        propose: accepts plans, changes of batch sizes, and fallback plans for free slots.
+    While the process is unavailable the plan in force holds, and free slots are filled greedily. A
+    restarted process first observes the events that `history` returns, oldest first. If the policy
+    `admits` jobs, the fallback starts no job that the policy has not admitted.
     """
 
     def __init__(

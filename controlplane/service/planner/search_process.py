@@ -52,10 +52,7 @@ ONE_STEP: Final = Budget(steps=1)  # then look for messages
 class SearchProcess:
     """Message loop of the search process; improves the plan while no message waits.
 
-    Args:
-        seed: each request draws from a generator seeded with this and the version of the view.
-        source: file descriptor of the messages from the controller.
-        sink: file descriptor for the messages to the controller.
+    Each request draws from a generator seeded with `seed` and the version of the view.
     """
 
     def __init__(self, policy: Policy, seed: int, source: int, sink: int) -> None:
