@@ -105,7 +105,7 @@ async def run(path: Path) -> None:
 
 
 def _too_early() -> None:
-    log.info("settings are being read at this moment")
+    log.info("reload signal ignored: still starting")
 
 
 class Controller:
@@ -232,7 +232,7 @@ class Controller:
 
     def _cut_off(self, owners: list[Identity]) -> None:
         """Disconnect the owners of keys that were revoked, expired or changed."""
-        log.info("keys are not authorised any more", owners=[str(who) for who in owners])
+        log.info("keys are no longer authorised", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
         self._request_server.end_revoked()
         self._log_relay.end_revoked()
@@ -354,7 +354,7 @@ class Controller:
             try:
                 return await self._bind("XPUB", self._settings.listen.feed, largest=MAX_TOPIC)
             except SettingsError as error:
-                log.error("nobody hears the feed", why=str(error))  # noqa: TRY400
+                log.error("feed port cannot be bound, retrying", why=str(error))  # noqa: TRY400
                 await asyncio.sleep(1.0)
 
     # --- callbacks between the parts

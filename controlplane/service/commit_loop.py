@@ -207,7 +207,7 @@ class CommitLoop:
         if self.stalled:
             raise UnavailableError(
                 f"the controller cannot write its journal ({self.stalled})",
-                "free space there and submit again; running jobs go on",
+                "free space there and submit again; running jobs continue",
             )
 
     def between_commits(self, work: Tidy) -> None:
@@ -239,7 +239,7 @@ class CommitLoop:
 
     def _fail(self, error: JournalError) -> None:
         if not self._failed.done():
-            log.error("the journal cannot be written", why=str(error))
+            log.error("journal failed permanently", why=str(error))
             self._failed.set_result(error)
 
     def _release(self, durable: int) -> None:
@@ -280,10 +280,10 @@ class CommitLoop:
         why = self._writer.stalled
         if why and self._stall is None:
             self._stall = CommitsResumed(why=why, since=self.now())
-            log.warning("the journal has no room: submissions are refused", why=why)
+            log.warning("journal cannot be written, refusing submissions", why=why)
             notify(f"STATUS=the journal cannot be written: {why}")
         elif not why and self._stall is not None:
-            log.info("the journal is written again", was=self._stall.why)
+            log.info("journal is writable again", was=self._stall.why)
             notify("STATUS=")
             self.handle(self._stall)
             self._stall = None
@@ -296,15 +296,15 @@ class CommitLoop:
             try:
                 save_state(self._path, self.reactor, self._last, self._last_at)
             except JournalError as error:
-                log.warning("no snapshot of the state", why=str(error))
+                log.warning("snapshot of the state failed", why=str(error))
 
 
 def _snapshot_passed_over(why: str) -> None:
-    log.error("a snapshot of the state cannot be used", why=why)
+    log.error("snapshot of the state is unusable, skipping it", why=why)
 
 
 def _damaged_row(what: str) -> None:
-    log.error("a row of the past of jobs is damaged: it is left out", row=what)
+    log.error("row of a job's records is damaged, omitting it", row=what)
 
 
 def _feed(commands: list[Command]) -> tuple[FeedEvent, ...]:
@@ -326,4 +326,4 @@ def _do(effect: Callable[[], None]) -> None:
     try:
         effect()
     except Exception:
-        log.exception("an effect failed")
+        log.exception("command failed")

@@ -74,7 +74,7 @@ class EventFeed:
                 for one in granted:
                     socket.admit(one)
             else:
-                what = f"{incoming.identity} may not hear {topic[:80]!r}"
+                what = f"{incoming.identity} may not subscribe to {topic[:80]!r}"
                 self._audit.refused("subscription", what, peer=str(incoming.identity))
 
     def _takes(self, socket: Socket, incoming: Incoming) -> bool:
@@ -84,7 +84,7 @@ class EventFeed:
             return False
         if said <= MAX_SAID:
             return True
-        what = f"{said} bytes of subscriptions of one key, at most {MAX_SAID}"
+        what = f"{said} bytes of subscriptions of one key exceed {MAX_SAID}"
         self._audit.refused("flood", what, peer=str(incoming.identity))
         socket.cut(incoming)
         return False

@@ -79,7 +79,7 @@ class FileKeeper:
             try:
                 await self.tidy(Seconds(time.time()))
             except OSError as error:
-                log.warning("files that are too old could not be deleted", why=str(error))
+                log.warning("deleting old files failed", why=str(error))
             await asyncio.sleep(LOOK_S)
 
     async def tidy(self, now: Seconds) -> None:
@@ -181,7 +181,7 @@ class JournalKeeper:
         else:
             self._not_before = self._loop.time() + RETRY_S
             why = error.decode(errors="replace").strip()[-2000:]
-            journal_log.error("no snapshot of the state", code=child.returncode, why=why)
+            journal_log.error("snapshot of the state failed", code=child.returncode, why=why)
 
     def _tail_is_long(self) -> bool:
         tail = self._commit_loop.tail

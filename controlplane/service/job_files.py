@@ -56,11 +56,11 @@ class JobFiles:
         """
         if request.node not in self._state().nodes:
             what = f"no node {request.node!r}"
-            hint = suggestion(request.node, self._state().nodes, "`ones node list` has every one")
+            hint = suggestion(request.node, self._state().nodes, "`ones node list` lists all nodes")
             raise UnknownNodeError(what, hint, "node")
         mine = sum(user == who.name for _, user, _ in self._waiting.values())
         if mine >= MAX_UNDER_WAY:
-            raise UnavailableError("too many files at once", "fetch fewer at a time")
+            raise UnavailableError("too many files are being fetched", "fetch fewer at a time")
         answer = await self._answer(request, who)
         if isinstance(answer, FilesRefused):
             raise raised(answer.code, answer.message, answer.hint, "")
@@ -72,11 +72,13 @@ class JobFiles:
         self._waiting[name] = (request.node, who.name, answer)
         try:
             if not self._ask(request.node, _question(request, name)):
-                raise UnavailableError(f"node {request.node} is away", "try again when it is back")
+                raise UnavailableError(
+                    f"node {request.node} is not connected", "try again when it is connected"
+                )
             return await asyncio.wait_for(answer, ANSWER_S)
         except TimeoutError:
-            hint = "is its agent of this release, and its disk well?"
-            raise UnavailableError(f"node {request.node} does not answer", hint) from None
+            hint = "check its agent's version and its disk"
+            raise UnavailableError(f"node {request.node} does not reply", hint) from None
         finally:
             del self._waiting[name]
 

@@ -21,7 +21,7 @@ from schemas.transport import Identity, KnownKeys, check_public, identity_of, re
 from schemas.wire.client import AddKey, KeyInfo
 
 FILE: Final = "keys.json"
-REMEDY: Final = "put a backup of it in its place: without it, keys that were revoked would be valid"
+REMEDY: Final = "restore a backup; without the file, revoked keys would become valid"
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -160,15 +160,15 @@ class KeyTable:
         key, who = request.public.encode(), self._checked(request)
         if (known := self.known.listed.get(key)) is not None:
             if known != who:
-                what = f"public: this key is {known}'s already, or has other rights"
-                raise BadFieldError(what, "make another pair, or revoke it first", "public")
+                what = f"public: this key already belongs to {known}, or has other rights"
+                raise BadFieldError(what, "create another pair, or revoke this key first", "public")
             return self._row(key)
         if key in self._online:
             what = "public: this key was revoked"
-            raise BadFieldError(what, "make another pair of keys", "public")
+            raise BadFieldError(what, "create another pair of keys", "public")
         now = self._clock()
         if request.expires is not None and request.expires <= now:
-            raise BadFieldError("expires: that time is over", "give a later one", "expires")
+            raise BadFieldError("expires: the time has passed", "give a later time", "expires")
         row = KeyInfo(
             public=request.public, name=who.name, role=who.role, projects=who.projects,
             expires=request.expires, by=by, at=Seconds(now),
@@ -197,12 +197,12 @@ class KeyTable:
         rows = {row.public.encode(): row for row in self.rows()}
         found = {key: row for key, row in rows.items() if wanted in {row.public, row.name}}
         if not found:
-            what = f"key: there is none of {wanted[:64]!r}"
-            raise BadFieldError(what, "`ones key list` has every one", "key")
+            what = f"key: no key or owner {wanted[:64]!r}"
+            raise BadFieldError(what, "`ones key list` lists all keys", "key")
         fresh = {key: row for key, row in found.items() if row.state != "revoked"}
         admins = {key for key, who in self.known.items() if who.role == "admin"}
         if admins and not admins - fresh.keys():
-            what = "key: these are the last admin's"
+            what = "key: no admin would be left"
             raise BadFieldError(what, "add another admin's key first", "key")
         now = Seconds(self._clock())
         changed = {key: replace(row, state="revoked", by=by, at=now) for key, row in fresh.items()}
@@ -216,8 +216,8 @@ class KeyTable:
     def _keep(self, changed: dict[bytes, KeyInfo]) -> None:
         online = {**self._online, **changed}
         if len(online) > MAX_KEYS:
-            what = f"public: {MAX_KEYS} keys were added or revoked, and there is no room for more"
-            raise TooLargeError(what, "keep keys in authorised.toml", "public")
+            what = f"public: {MAX_KEYS} keys were added or revoked online, the maximum"
+            raise TooLargeError(what, "add keys to authorised.toml instead", "public")
         self._write(online, "nothing was changed")
         self._online = {**self._online, **changed}
 
@@ -226,4 +226,4 @@ class KeyTable:
             self._file.write(online)
         except OSError as error:
             what = f"{self._file.path.name} cannot be written ({error.strerror}): {otherwise}"
-            raise UnavailableError(what, "free space there, and say it again") from None
+            raise UnavailableError(what, "free space there and repeat the command") from None

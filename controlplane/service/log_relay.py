@@ -289,7 +289,7 @@ class LogRelay:
 
     async def _answer(self, incoming: Incoming, request: ReadLog | FromFollower) -> None:
         who, reply = incoming.identity or Identity("", ""), b""
-        incoming = replace(incoming, frames=(*incoming.frames[:-1], b""))  # it may wait for long
+        incoming = replace(incoming, frames=(*incoming.frames[:-1], b""))  # frees the payload
         try:
             if isinstance(request, ReadLog):
                 wait_s = request.wait_s
@@ -301,7 +301,7 @@ class LogRelay:
         except OnesError as error:
             self._fail(incoming, error)
         except OSError as error:
-            self._fail(incoming, UnavailableError(f"its output cannot be read: {error.strerror}"))
+            self._fail(incoming, UnavailableError(f"the output cannot be read: {error.strerror}"))
         else:
             self._followers.send(*incoming.frames[:-1], reply)
         finally:
@@ -358,9 +358,7 @@ class LogRelay:
         """
         missing, final = [], job.ended
         late = job.ended and self._now() - job.accounting.since > MISSING_S
-        late = (
-            late and self._rates.quiet_s((job.job, request.stream)) > MISSING_S
-        )  # it may wait for long
+        late = late and self._rates.quiet_s((job.job, request.stream)) > MISSING_S
         for name, (node, heard) in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
             if self._store.stored(job.job, request.stream, (int(version), int(rank)))[1]:

@@ -257,8 +257,8 @@ class LogStore:
         with found.path.open("rb") as file:
             if not _begins(found, file, cursor):
                 raise BadFieldError(
-                    f"{cursor} is no position of a page",
-                    "ask from 0, or where a page ended",
+                    f"{cursor} is not the position of a page",
+                    "start at 0 or where a page ended",
                     "cursor",
                 )
             return _page(found, file, cursor, max_bytes, rank=rank, since=since)

@@ -49,18 +49,20 @@ class Metrics:
         self._slots = gauge("ones_slots", "Slots of nodes that are up.")
         self._busy = gauge("ones_slots_busy", "Slots with a process.")
         self._nodes = gauge("ones_nodes", "Nodes by state.", "state")
-        self._up = gauge("ones_search_up", "1 while the policy answers.")
+        self._up = gauge("ones_search_up", "1 while the policy produces the plans.")
         self._best = gauge("ones_search_best_fitness", "Fitness of the best candidate.")
         self._mean = gauge("ones_search_mean_fitness", "Mean fitness of the population.")
         self._present = gauge("ones_search_incumbent_fitness", "Fitness of the plan in force.")
         self._diversity = gauge(
             "ones_search_diversity", "Mean share of jobs in which two candidates differ, 0 to 1."
         )
-        self._decision = gauge("ones_decision_seconds", "How long the last answer took.")
+        self._decision = gauge("ones_decision_seconds", "Time to make the last plan.")
         self._predicted = gauge(
             "ones_gain_predicted_ratio", "Predicted speed-up of re-scales, geometric mean."
         )
-        self._realised = gauge("ones_gain_realised_ratio", "The same, as measured afterwards.")
+        self._realised = gauge(
+            "ones_gain_realised_ratio", "Realised speed-up of re-scales, geometric mean."
+        )
         self._gain_error = gauge(
             "ones_gain_error_ratio", "Factor by which realised speed-ups were off, geometric mean."
         )
@@ -70,9 +72,9 @@ class Metrics:
         self._length_coverage = gauge(
             "ones_length_coverage_ratio", "Share of jobs' work within the interval.", "interval"
         )
-        self._stalled = gauge("ones_journal_stalled", "Whether the journal has no room.")
+        self._stalled = gauge("ones_journal_stalled", "1 while the journal cannot be written.")
         self._generations = count("ones_search_generations", "Generations evolved.")
-        self._restarts = count("ones_search_restarts", "Times that the search began anew.")
+        self._restarts = count("ones_search_restarts", "Restarts of the search process.")
         self._plans = count("ones_plans", "Plans that changed something.")
         self._rescales = count("ones_rescales", "Changes of membership of jobs.")
         self._batches = count("ones_batch_changes", "Changes of batch alone.")
@@ -185,7 +187,9 @@ class MetricsServer:
             server = await asyncio.start_server(self._arrived, host, port, limit=CHUNK)
         except OSError as error:
             what = f"listen.metrics: {host}:{port}: {error.strerror}"
-            raise SettingsError(what, "choose another port, or 0 for none", "metrics") from None
+            raise SettingsError(
+                what, "choose another port, or 0 to disable metrics", "metrics"
+            ) from None
         try:
             yield
         finally:
@@ -233,7 +237,7 @@ class MetricsServer:
         if not isinstance(request, h11.Request):
             status = request
         elif request.target.partition(b"?")[0] != b"/metrics":
-            status, page = HTTPStatus.NOT_FOUND, b"/metrics is here\n"
+            status, page = HTTPStatus.NOT_FOUND, b"use /metrics\n"
         elif request.method not in {b"GET", b"HEAD"}:
             status = HTTPStatus.METHOD_NOT_ALLOWED
         else:

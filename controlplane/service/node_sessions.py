@@ -133,7 +133,7 @@ log = structlog.get_logger("node_sessions")
 TICK_S: Final = 0.5
 IN_TOUCH: Final = frozenset({NodePhase.UP, NodePhase.SUSPECT})
 SILENT: Final = frozenset({NodePhase.SUSPECT, NodePhase.LOST})
-STALL_S: Final = 1.0  # after a longer pause of the controller, its length does not count as silence
+STALL_S: Final = 1.0  # longer pauses of the controller do not count as silence of nodes
 
 
 class NodeSessions:
@@ -163,9 +163,7 @@ class NodeSessions:
         self._on_steps = on_steps
         self._audit = audit
         self._routes: dict[NodeId, bytes] = {}
-        self._greetings: dict[
-            NodeId, Incoming
-        ] = {}  # latest hello of each node, without its content
+        self._greetings: dict[NodeId, Incoming] = {}  # latest hellos, without frames
         self._sessions: dict[NodeId, ControllerSession] = {}
         self._hellos = HelloQueue()
         self._durable: dict[NodeId, tuple[BootId, int]] = {}  # to be acknowledged together
@@ -261,9 +259,9 @@ class NodeSessions:
 
         known = self._node(hello.node)
         if known is not None and hello.boot in known.former:
-            why = f"{hello.node} lives on as {known.boot}: {hello.boot} is a former life"
+            why = f"boot {hello.boot} of {hello.node} was replaced by {known.boot}"
             self._audit.refused("hello", why, peer=hello.node)
-            hint = "end this agent, or give it a name and a key of its own"
+            hint = "stop this agent, or give it its own name and key"
             self._orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
             return
         session = self._session(hello.node)
@@ -287,7 +285,7 @@ class NodeSessions:
         same = known is not None and known.boot == hello.boot
         committed = known.committed if known is not None and same else 0
         if hello.events_dropped > committed:
-            log.warning("events are lost: the journal is older than its node", node=hello.node)
+            log.warning("events lost: the journal is older than the node", node=hello.node)
             committed = hello.events_dropped
 
         def welcome() -> None:
@@ -355,7 +353,9 @@ class NodeSessions:
         if len(data) <= MAX_BYTES or not isinstance(message, GroupDelta | SweepDelta):
             self._orders.send(route, data)
             return
-        log.error("an order is too large", job=message.job, node=node, bytes=len(data))
+        log.error(
+            "order exceeds the size of a message", job=message.job, node=node, bytes=len(data)
+        )
         self._sessions[node].withdraw(message)
         told = OrderTooLarge(job=message.job, node=node, size=len(data), most=MAX_BYTES)
         asyncio.get_running_loop().call_soon(self._commit_loop.handle, told)
@@ -434,7 +434,7 @@ class NodeSessions:
         identity = incoming.identity
         if identity is not None and identity.role == NODE and identity.name == node:
             return True
-        why = f"the key of {identity} speaks for node {node!r}"
+        why = f"key of {identity} used for node {node!r}"
         self._audit.refused("message", why, peer=str(identity))
         return False
 

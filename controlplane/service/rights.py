@@ -24,7 +24,7 @@ WRITERS: Final = frozenset({"admin", "operator", "user"})  # may have own jobs
 OPERATORS: Final = frozenset({"admin", "operator"})  # may drain nodes
 ADMINS: Final = frozenset({"admin"})  # may manage keys
 NODE: Final = "node"  # an agent, which reports for the node that its key names
-REVOKED: Final = ("this key is not authorised any more", "ask an admin for another one")
+REVOKED: Final = ("this key is no longer authorised", "ask an admin for a new key")
 WATCHER: Final = "viewer of all"  # a viewer without a project
 
 
@@ -127,14 +127,14 @@ def permit(who: Identity, request: Message, job: JobOwner | None) -> None:
         BadFieldError: if the message is not a request.
     """
     if who.role not in READERS:
-        raise DeniedError(f"the key of {who} may not use this port", "use a user's key")
+        raise DeniedError(f"a key of {who} may not use this port", "use a user's key")
     needs = REQUESTS.get(type(request))
     if needs is None:
-        raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
+        raise BadFieldError(f"{type(request).__name__} is not a request", "", "type")
     if isinstance(needs, Action):
         _permit_on_job(who, needs, JobId(getattr(request, "job", "")), job)
     elif who.role not in needs:
-        of_few = {OPERATORS: "may not drain nodes", ADMINS: "may not keep keys"}
+        of_few = {OPERATORS: "may not drain nodes", ADMINS: "may not manage keys"}
         what = of_few.get(needs, "may only read")
         hint = f"ask for a key of {' or '.join(sorted(needs))}"
         raise DeniedError(f"{who.role} {who.name} {what}", hint)

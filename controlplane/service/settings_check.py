@@ -53,8 +53,8 @@ def _check_ports(findings: Findings, listen: Listen) -> None:
         if name == "host" or not port:
             continue
         if port in taken:
-            what = f"port {port} is that of listen.{taken[port]}, too"
-            findings.add(f"listen.{name}", what, "give each its own")
+            what = f"port {port} is also used by listen.{taken[port]}"
+            findings.add(f"listen.{name}", what, "use different ports")
         else:
             taken[port] = name
             findings.port(f"listen.{name}", listen.host, port)

@@ -167,9 +167,7 @@ class SnapshotStore:
         self.user_bytes = user_bytes
         self._counting = threading.Lock()  # held while archives of a user are counted and added
         self._parts = defaultdict[str, dict[Path, int]](dict)  # bytes of each, by user
-        self._inspected: dict[
-            str, ArchiveBounds
-        ] = {}  # valid archives, and the bounds they were checked with
+        self._inspected: dict[str, ArchiveBounds] = {}  # valid archives, and by which bounds
         self._finishing: dict[Path, asyncio.Future[None]] = {}  # unfinished uploads being hashed
         for left_over in folder.glob("*.part"):
             left_over.unlink()
@@ -230,10 +228,10 @@ class SnapshotStore:
             UnavailableError: if the disk cannot be written.
         """
         if not DIGEST.fullmatch(digest):
-            raise BadFieldError("digest is no sha256", "give 64 hexadecimal digits", "digest")
+            raise BadFieldError("digest is not a SHA-256", "give 64 hexadecimal digits", "digest")
         if total > self.max_bytes:
-            what = f"the working directory packs to {total} bytes, the bound is {self.max_bytes}"
-            raise TooLargeError(what, "leave data out of it (.onesignore)", "total")
+            what = f"the packed working directory has {total} bytes, the limit is {self.max_bytes}"
+            raise TooLargeError(what, "exclude data from it (.onesignore)", "total")
         if self.is_of(who, digest):
             return total
         part = self.folder / f"{digest}.{folder_of(who)}.part"
@@ -281,8 +279,8 @@ class SnapshotStore:
                 del self._parts[who][path]
                 left -= size
         if left + wanted > self.upload_bytes:
-            what = f"your unfinished uploads take {left + have} bytes, with this one more than "
-            hint = "let the others end, or wait a minute"
+            what = f"your unfinished uploads have {left + have} bytes, with this one more than "
+            hint = "finish the others, or wait a minute"
             raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
     def _count(self, who: str, size: int, needed: Collection[str]) -> None:
@@ -291,10 +289,10 @@ class SnapshotStore:
         before = time.time() - IDLE_S  # newer archives may be submitted at any moment
         going, left = make_room(mine, self.user_bytes - size, stay=needed, before=before)
         if left + size > self.user_bytes:
-            what = f"your working directories of live jobs and of the last minute take {left} bytes"
-            hint = "let jobs end, leave data out of it (.onesignore), or have limits.archive_bytes "
+            what = f"your working directories of live jobs and of the last minute have {left} bytes"
+            hint = "wait until jobs end, exclude data (.onesignore), or have limits.archive_bytes "
             raise TooLargeError(
-                f"{what}, with this one more than {self.user_bytes}",
+                f"{what}; with this one they would exceed {self.user_bytes}",
                 f"{hint}raised",
                 "limits.archive_bytes",
             )
@@ -309,7 +307,7 @@ class SnapshotStore:
                 size = os.fstat(file.fileno()).st_size
             if found != digest:
                 part.unlink()
-                what = "the archive does not have its digest"
+                what = "the archive does not match its digest"
                 raise BadFieldError(what, "send it again", "digest")
             with self._counting:
                 try:

@@ -80,17 +80,17 @@ def drain_input(
     node = state.nodes.get(request.node)
     if node is None:
         what = f"no node {request.node[:64]!r} ever joined"
-        hint = suggestion(request.node, state.nodes, "`ones node list` has every one")
+        hint = suggestion(request.node, state.nodes, "`ones node list` lists all nodes")
         raise UnknownNodeError(what, hint, "node")
     if isinstance(request, UndrainNode):
         return None if node.drain is None else UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s
     if within_s is not None and not (math.isfinite(within_s) and 0 <= within_s <= LONGEST_S):
         what = f"within_s: {within_s} is not between 0 and {LONGEST_S:g} seconds"
-        raise BadFieldError(what, "leave it out to wait for as long as it takes", "within_s")
+        raise BadFieldError(what, "omit it to wait without limit", "within_s")
     if len(request.reason) > REASON_CHARACTERS:
-        what = f"reason: {len(request.reason)} characters, at most {REASON_CHARACTERS}"
-        raise BadFieldError(what, "say it shorter", "reason")
+        what = f"reason: {len(request.reason)} characters exceed {REASON_CHARACTERS}"
+        raise BadFieldError(what, "shorten it", "reason")
     return DrainRequested(node=node.node, user=who.name, reason=request.reason, within_s=within_s)
 
 
@@ -126,8 +126,10 @@ class JobQuota:
                 self._at_most[user] = sum(job.user == user and not job.ended for job in jobs)
                 self._counted_at[user] = now
         if self._at_most[user] >= most:
-            what = f"{user} has {most} jobs that have not ended, as many as one user may"
-            raise DeniedError(what, "wait for some of them, or cancel them (limits.live_jobs)")
+            what = f"{user} has {most} live jobs, the limit for one user"
+            raise DeniedError(
+                what, "wait until some end, cancel some, or have limits.live_jobs raised"
+            )
         self._at_most[user] += 1
 
 
@@ -142,10 +144,12 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
     least, most = job.spec.slots
     size = len(request.on) if request.on else request.slots
     if request.on and request.slots not in {None, len(request.on)}:
-        what = f"slots: {request.slots} is not the number of slots in `on`, {len(request.on)}"
-        raise BadFieldError(what, "leave one of them out", "slots")
+        what = f"slots: {request.slots} differs from the number of slots in `on`, {len(request.on)}"
+        raise BadFieldError(what, "omit one of them", "slots")
     if size is None and request.batch is None:
-        raise BadFieldError("slots: nothing is asked for", "give slots, batch or both", "slots")
+        raise BadFieldError(
+            "slots: the request changes nothing", "give slots, batch or both", "slots"
+        )
     if size is not None and size != 0 and not least <= size <= most:
         what = f"slots: {size} is outside the job's slots [{least}, {most}]"
         raise BadFieldError(what, f"choose {least} to {most}, or 0 to pause it", "slots")
@@ -155,9 +159,9 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
             what = f"on: there is no slot {slot[:80]!r}"
             raise BadFieldError(what, "give NODE/INDEX as in `ones show`", "on")
     if len(set(request.on)) != len(request.on):
-        raise BadFieldError("on: a slot is given twice", "give each once", "on")
+        raise BadFieldError("on: a slot is listed twice", "list each slot once", "on")
     if size is not None and size > len(known):
-        what = f"slots: the cluster has {len(known)}, not {size}"
+        what = f"slots: {size} exceeds the {len(known)} slots of the cluster"
         raise BadFieldError(what, "choose fewer, or add nodes", "slots")
     batch = request.batch
     if batch is not None and size != 0:
@@ -217,7 +221,7 @@ def checked_change(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequ
 def _values_of_new(sweep: JobSweep, spec: SweepSpec, request: ChangeSweep) -> dict[str, Value]:
     trials = sweep.engine.state.trials
     if len(trials) >= MAX_CONFIGURATIONS:
-        what = f"change: the sweep has {len(trials)} trials, the most that there may be"
+        what = f"change: the sweep has {len(trials)} trials, the maximum"
         raise BadFieldError(what, "submit another sweep", "change")
     values = dict(request.values)
     if request.parent is not None:
@@ -232,28 +236,30 @@ def _check_left(sweep: JobSweep, parent: int) -> None:
     state = sweep.engine.state
     if state.models[parent].whole_epochs >= state.spec.epochs:
         what = f"parent: trial {parent} has trained all {state.spec.epochs} epochs"
-        remedy = "nothing is left to train from it: add one without a parent"
+        remedy = "add a trial without a parent, or choose another parent"
         raise BadFieldError(what, remedy, "parent")
 
 
 def _check_trial(sweep: JobSweep, request: ChangeSweep) -> None:
     if request.trial is None:
-        what = f"trial: {request.change} is of one trial"
-        raise BadFieldError(what, "name its number", "trial")
+        what = f"trial: missing, {request.change} needs one"
+        raise BadFieldError(what, "give its number", "trial")
     _check_number(sweep, "trial", request.trial)
     trial = sweep.engine.state.trials[request.trial]
     if trial.ended and request.change != "delete":
-        what = f"trial: {trial.number} is {trial.ended} already"
-        raise BadFieldError(what, "add one with it as `parent` to go on from its state", "trial")
+        what = f"trial: {trial.number} is already {trial.ended}"
+        raise BadFieldError(
+            what, "add a trial with it as `parent` to continue from its state", "trial"
+        )
     if request.change == "resume" and trial.number not in sweep.engine.state.paused:
         what = f"trial: {trial.number} is not paused"
-        raise BadFieldError(what, "it goes on by itself", "trial")
+        raise BadFieldError(what, "only paused trials can be resumed", "trial")
 
 
 def _check_number(sweep: JobSweep, field: str, number: int) -> None:
     many = len(sweep.engine.state.trials)
     if not 0 <= number < many:
-        what = f"{field}: there is no trial {number}"
+        what = f"{field}: no trial {number}"
         raise BadFieldError(what, f"give one of 0 to {many - 1}", field)
 
 
@@ -322,13 +328,13 @@ class ChangeRequests:
             case ChangeSweep():
                 return await self._change_sweep(request, who)
             case _:
-                raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
+                raise BadFieldError(f"{type(request).__name__} is not a request", "", "type")
 
     async def _submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
         _check(request.spec)
         _check_key(request.key)
         if not self._may_use(request.snapshot, who):
-            what = f"snapshot {request.snapshot[:64]!r} is not stored here"
+            what = f"snapshot {request.snapshot[:64]!r} is not stored"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
         await self._snapshots.inspect(request.snapshot)
         submitted = JobSubmitted(
@@ -346,13 +352,13 @@ class ChangeRequests:
                 await self._commit_loop.caught_up()
                 return self._accepted(known)
             what = f"{known} waits until the journal can be written ({self._commit_loop.stalled})"
-            raise UnavailableError(what, "free space there; it need not be submitted again")
+            raise UnavailableError(what, "free space there; the job need not be submitted again")
         if known is None:
             self._quota.take(who.name)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)
-        raise UnavailableError("the submission was not taken", "look at the controller's log")
+        raise UnavailableError("the submission was not accepted", "see the controller's log")
 
     def _may_use(self, snapshot: str, who: Identity) -> bool:
         """True if the archive is stored and `who` sent it or may read files of a job with it."""
@@ -404,8 +410,8 @@ class ChangeRequests:
                 return PauseRequested(job=job.job, user=who.name)
             case ResumeJob(auto=auto):
                 if job.override is None:
-                    what = f"job: {job.job} is under no manual override"
-                    raise BadFieldError(what, "the policy rules it already", "job")
+                    what = f"job: {job.job} has no manual override"
+                    raise BadFieldError(what, "the policy already controls it", "job")
                 return ResumeRequested(job=job.job, user=who.name, auto=auto)
 
     async def _drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
@@ -463,15 +469,15 @@ def _end_of(job: Job) -> str:
 def _project(asked: str, who: Identity) -> str:
     mine = projects_of(who)
     if asked and asked not in mine:
-        what = f"project: {asked[:64]!r} is none of {', '.join(mine)}"
-        raise BadFieldError(what, "leave it out, or ask an admin for a key of it", "project")
+        what = f"project: {asked[:64]!r} is not one of {', '.join(mine)}"
+        raise BadFieldError(what, "omit it, or ask an admin for a key with this project", "project")
     return asked or mine[0]
 
 
 def _check_key(key: str) -> None:
     if len(key) > MAX_KEY:
-        what = f"key: it has {len(key)} characters, at most {MAX_KEY}"
-        raise BadFieldError(what, "give a short one that is yours alone", "key")
+        what = f"key: {len(key)} characters exceed {MAX_KEY}"
+        raise BadFieldError(what, "use a shorter key", "key")
 
 
 def _check(spec: JobSpec) -> None:

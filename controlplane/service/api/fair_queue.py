@@ -91,8 +91,8 @@ class RequestShares(Generic[T]):
         found = self._user(user)
         if len(found.waiting) >= QUEUED or found.bytes_waiting + size > QUEUED_BYTES:
             found.refused += 1
-            what = f"{len(found.waiting)} of your requests wait already"
-            raise UnavailableError(what, "send the next ones when these are answered")
+            what = f"{len(found.waiting)} of your requests are already queued"
+            raise UnavailableError(what, "wait for their replies before sending more")
         if not found.waiting:
             found.refused = 0
         found.waiting.append((request, size))
@@ -127,8 +127,8 @@ class RequestShares(Generic[T]):
             return
         found = self._user(user)
         if found.polls >= POLLS:
-            what = f"{found.polls} of your requests wait for something to happen, as many as may"
-            raise UnavailableError(what, "end some of those that wait or follow")
+            what = f"{found.polls} of your requests are waiting, the limit for one user"
+            raise UnavailableError(what, "stop some `wait` or `follow` requests")
         found.polls, found.under_way = found.polls + 1, found.under_way - 1
         self._soon(0.0)
         try:
@@ -237,5 +237,5 @@ def deadline_of(wait_s: float) -> float:
         BadFieldError: if `wait_s` is NaN, which would never pass.
     """
     if math.isnan(wait_s):
-        raise BadFieldError("wait_s: nan is no time", "give seconds, 0 or more", "wait_s")
+        raise BadFieldError("wait_s: nan is not a duration", "give seconds, 0 or more", "wait_s")
     return asyncio.get_running_loop().time() + min(wait_s, MAX_WAIT_S)

@@ -50,7 +50,7 @@ from schemas.wire.client import (
 
 MAX_PATTERN: Final = 200  # characters; matching a pattern of millions takes minutes
 Found = tuple[int, int, Callable[[], JobSummary]]  # number, order of equal numbers, row
-DAMAGED: Final = "its row in the journal is damaged: `ones admin check`"
+DAMAGED: Final = "its row in the journal is damaged: run `ones admin check`"
 
 
 def job_rows(
@@ -66,12 +66,12 @@ def job_rows(
         BadFieldError: if a requested state is unknown, or the pattern is too long.
     """
     if len(request.name) > MAX_PATTERN:
-        what = f"name: a pattern of {len(request.name)} characters, at most {MAX_PATTERN}"
-        raise BadFieldError(what, "names of jobs have fewer", "name")
+        what = f"name: pattern of {len(request.name)} characters exceeds {MAX_PATTERN}"
+        raise BadFieldError(what, "shorten it", "name")
     for wanted in request.states:
         if wanted not in STATES:
             raise BadFieldError(
-                f"no job is ever {wanted!r}", f"one of {', '.join(STATES)}", "state"
+                f"unknown state {wanted!r}", f"use one of {', '.join(STATES)}", "state"
             )
     every = request.ended or not ENDED.isdisjoint(request.states)
     any_will_do = not (request.states or request.user or request.name)
@@ -301,7 +301,7 @@ def _damage(records: JobRecords, job: JobId) -> tuple[str, ...]:
     if not damaged:
         return ()
     more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-    return (f"left out, as damaged in the journal: {damaged[0]}{more} (`ones admin check`)",)
+    return (f"omitted because damaged in the journal: {damaged[0]}{more} (`ones admin check`)",)
 
 
 def _clock() -> float:

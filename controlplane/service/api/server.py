@@ -179,8 +179,8 @@ class RequestServer:
             self._fail(incoming, error)
         except Exception:
             log.exception("request failed", peer=str(incoming.identity))
-            what = "the controller could not do this, by a fault of its own"
-            self._fail(incoming, UnavailableError(what, "its log says more"))
+            what = "the request failed because of an error in the controller"
+            self._fail(incoming, UnavailableError(what, "see the controller's log"))
         else:
             self._socket.send(*incoming.frames, reply)
         finally:
@@ -219,6 +219,6 @@ def _fitting(reply: Message) -> bytes:
     """Encode a reply; refuse one that exceeds a message, for which the peer would disconnect."""
     data = encode(reply)
     if len(data) > MAX_BYTES:
-        what = f"{type(reply).__name__} has {len(data)} bytes, a message at most {MAX_BYTES}"
-        raise TooLargeError(what, "ask for less: `ones wait` and `ones ps` have a job's state")
+        what = f"{type(reply).__name__} of {len(data)} bytes exceeds {MAX_BYTES} bytes"
+        raise TooLargeError(what, "request less; `ones wait` and `ones ps` show the state of a job")
     return data

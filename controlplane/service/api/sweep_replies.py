@@ -33,7 +33,7 @@ def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
     """
     spec = job.spec.stated_sweep
     if job.sweep is None or spec is None:
-        raise BadFieldError(f"job: {job.job} is no sweep", "`ones show` is for jobs", "job")
+        raise BadFieldError(f"job: {job.job} is not a sweep", "use `ones show` for jobs", "job")
     return job.sweep, spec
 
 

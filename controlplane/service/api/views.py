@@ -158,7 +158,7 @@ def _pseudonym(family: str) -> str:
 
 PAGE_BYTES: Final = 1 << 20  # of rows, encoded
 CURSOR: Final = re.compile(r"([a-z]{1,16})\.([0-9]{1,18})")
-FROM_START: Final = "begin again without one: a cursor is what the page before gave"
+FROM_START: Final = "restart without a cursor, then use the one of each page"
 
 
 class Rows(NamedTuple):
@@ -209,7 +209,7 @@ def _parsed(lists: Mapping[str, Rows], cursor: str) -> tuple[str, int]:
         return next(iter(lists)), 0
     known = CURSOR.fullmatch(cursor)
     if known is None or known[1] not in lists:
-        what = f"cursor: {cursor[:40]!r} is none of this list"
+        what = f"cursor: {cursor[:40]!r} does not belong to this list"
         raise BadFieldError(what, FROM_START, "cursor")
     if int(known[2]) > lists[known[1]].last:
         what = f"cursor: {cursor!r} is beyond the end of this list"

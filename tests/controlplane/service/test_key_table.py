@@ -140,7 +140,7 @@ def test_what_is_no_key_is_refused_and_nothing_changes(
 
 
 def test_nobody_of_that_name_is_said(table: Table) -> None:
-    with pytest.raises(BadFieldError, match="there is none of 'nobody'"):
+    with pytest.raises(BadFieldError, match="no key or owner 'nobody'"):
         table.revoke("nobody", "root")
 
 

@@ -147,8 +147,8 @@ async def test_a_follower_whose_key_is_taken_out_while_it_waits_gets_no_page(
         encode(
             Failed(
                 code="denied",
-                message="this key is not authorised any more",
-                hint="ask an admin for another one",
+                message="this key is no longer authorised",
+                hint="ask an admin for a new key",
             )
         )
     ]
@@ -165,7 +165,7 @@ async def test_a_wait_that_is_no_number_is_refused_by_name(tmp_path: Path) -> No
 
     refusal = Failed(
         code="bad_field",
-        message="wait_s: nan is no time",
+        message="wait_s: nan is not a duration",
         hint="give seconds, 0 or more",
         field="wait_s",
     )

@@ -295,8 +295,8 @@ async def test_a_hello_of_a_former_life_is_refused_with_the_reason() -> None:
             "the former one",
             Refused(
                 code="stale_boot",
-                message="n1 lives on as boot-2: boot-1 is a former life",
-                hint="end this agent, or give it a name and a key of its own",
+                message="boot boot-1 of n1 was replaced by boot-2",
+                hint="stop this agent, or give it its own name and key",
             ),
         )
     ]
@@ -353,8 +353,8 @@ async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello()
 
 DENIED = Refused(
     code="denied",
-    message="this key is not authorised any more",
-    hint="ask an admin for another one",
+    message="this key is no longer authorised",
+    hint="ask an admin for a new key",
 )
 
 

@@ -152,7 +152,7 @@ def test_an_ordinary_job_is_no_sweep() -> None:
     cluster = SweepCluster(n1=1)
     name = cluster.submit()
 
-    with pytest.raises(OnesError, match="is no sweep"):
+    with pytest.raises(OnesError, match="is not a sweep"):
         known_change(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
 
 
