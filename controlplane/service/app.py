@@ -93,7 +93,7 @@ async def run(path: Path) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ignore_reload)
     controller = Controller(controller_settings.load(path), path.parent)
     try:
         await controller.open()
@@ -104,7 +104,7 @@ async def run(path: Path) -> None:
     log.info("controller stopped", term=controller.term)
 
 
-def _too_early() -> None:
+def _ignore_reload() -> None:
     log.info("reload signal ignored: still starting")
 
 
@@ -135,7 +135,7 @@ class Controller:
         self._link = Link(load_keys(home / settings.keys.server))
         listed = load_authorised(home / settings.keys.authorised)
         self._keys = KeyTable(KeyFile(self._folder / keys.FILE), listed)
-        self._keys.gone = self._cut_off
+        self._keys.on_revoked = self._cut_off
         self._authority = self._link.authority(self._keys.known, self._denied)
         journal = self._folder / "journal.sqlite"
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
@@ -175,7 +175,7 @@ class Controller:
             await self._bind("XPUB", listen.feed, largest=MAX_TOPIC),
             self._audit,
             self._state().feed_seq,
-            self._bind_feed_again,
+            self._rebind_feed,
             self._owners.of,
         )
         self.term = self._commit_loop.begin(__version__)
@@ -201,25 +201,25 @@ class Controller:
         """Return the reloader that applies the settings which may change at run time."""
         safe: dict[str, Callable[[ControllerSettings], None]] = {
             **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
-            **{f"store.{name}": self._bound_store for name in Store.__struct_fields__},
-            **{f"store.workdir.{name}": self._bound_store for name in USUAL.__struct_fields__},
-            **{f"limits.{name}": self._limit for name in Limits.__struct_fields__},
+            **{f"store.{name}": self._apply_store for name in Store.__struct_fields__},
+            **{f"store.workdir.{name}": self._apply_store for name in USUAL.__struct_fields__},
+            **{f"limits.{name}": self._apply_limits for name in Limits.__struct_fields__},
             **{
                 f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)
                 for name in JournalSettings.__struct_fields__
             },
         }
         load = partial(controller_settings.load, path)
-        return SettingsReload(self._settings, load, safe, [self._authorise])
+        return SettingsReload(self._settings, load, safe, [self._reload_keys])
 
     def _judge_silence(self, settings: ControllerSettings) -> None:
         self._node_sessions.use(_timings(settings))
 
-    def _limit(self, settings: ControllerSettings) -> None:
+    def _apply_limits(self, settings: ControllerSettings) -> None:
         self._request_server.limits = settings.limits
         self._snapshots.user_bytes = settings.limits.archive_bytes
 
-    def _bound_store(self, settings: ControllerSettings) -> None:
+    def _apply_store(self, settings: ControllerSettings) -> None:
         self._logs.max_bytes = settings.store.log_bytes_per_job
         self._log_relay.bytes_per_s = settings.store.log_bytes_per_s
         self._snapshots.max_bytes = settings.store.snapshot_bytes
@@ -227,7 +227,7 @@ class Controller:
         self._snapshots.upload_bytes = settings.store.upload_bytes
         self._file_keeper.use(settings.store)
 
-    def _authorise(self, settings: ControllerSettings) -> None:
+    def _reload_keys(self, settings: ControllerSettings) -> None:
         self._keys.reload(load_authorised(self._home / settings.keys.authorised))
 
     def _cut_off(self, owners: list[Identity]) -> None:
@@ -349,7 +349,7 @@ class Controller:
                     raise
                 await asyncio.sleep(0.1)
 
-    async def _bind_feed_again(self) -> Socket:
+    async def _rebind_feed(self) -> Socket:
         while True:
             try:
                 return await self._bind("XPUB", self._settings.listen.feed, largest=MAX_TOPIC)

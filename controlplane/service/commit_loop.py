@@ -89,17 +89,17 @@ class CommitLoop:
         self._pending: deque[_Pending] = deque()
         self._catching_up: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[JournalError] = self._loop.create_future()
-        self._writer = Writer(journal, self._committed, self._gave_up)
+        self._writer = Writer(journal, self._committed, self._writer_failed)
         self.reader = Reader(journal, damaged=_damaged_row)
         self._stall: CommitsResumed | None = None  # announced once the journal is writable
         complete_records(journal, self.reader)
-        found = recover(self.reader, _snapshot_passed_over)
+        found = recover(self.reader, _skip_snapshot)
         self.reactor, self.committed = found.reactor, copy_of(found.reactor)
         self._last = found.last  # number of the last handled input
         self._last_at = found.at
         self._torn = False  # True while an input is being handled
         self.tail = Tail(found.last - found.snapshot, found.took_s)
-        self._began = max(self._last_at, time.time()) - self._loop.time()
+        self._clock_offset = max(self._last_at, time.time()) - self._loop.time()
 
     @property
     def records(self) -> JobRecords:
@@ -124,7 +124,7 @@ class CommitLoop:
 
     def now(self) -> Seconds:
         """Return seconds since the epoch; setting the system clock at run time has no effect."""
-        return Seconds(self._began + self._loop.time())
+        return Seconds(self._clock_offset + self._loop.time())
 
     def begin(self, release: str) -> Term:
         """Start a new term and return it.
@@ -234,7 +234,7 @@ class CommitLoop:
     def _committed(self, count: int) -> None:
         self._loop.call_soon_threadsafe(self._release, self._writer.base + count)
 
-    def _gave_up(self, error: JournalError) -> None:
+    def _writer_failed(self, error: JournalError) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: JournalError) -> None:
@@ -248,13 +248,13 @@ class CommitLoop:
             pending = self._pending.popleft()
             self.committed.handle(pending.event, pending.at)
             for record in self.committed.records:
-                _do(partial(self._recorded, record))
+                _run_effect(partial(self._recorded, record))
             if pending.before_effects:
-                _do(pending.before_effects)
+                _run_effect(pending.before_effects)
             for command in pending.commands:
-                _do(partial(self._perform, command))
+                _run_effect(partial(self._perform, command))
             if pending.after_effects:
-                _do(partial(pending.after_effects, pending.commands))
+                _run_effect(partial(pending.after_effects, pending.commands))
         while self._catching_up and self._catching_up[0][0] <= durable:
             _, done = self._catching_up.popleft()
             if not done.done():
@@ -271,11 +271,11 @@ class CommitLoop:
         """Turn expired deadlines into inputs, and report a stalled journal, until cancelled."""
         while True:
             await asyncio.sleep(DEADLINE_TICK_S)
-            self._watch_room()
+            self._watch_writer()
             for event in self.reactor.due(self.now()):
                 self.handle(event)
 
-    def _watch_room(self) -> None:
+    def _watch_writer(self) -> None:
         """Announce that the journal cannot be written, and that it is writable again."""
         why = self._writer.stalled
         if why and self._stall is None:
@@ -299,7 +299,7 @@ class CommitLoop:
                 log.warning("snapshot of the state failed", why=str(error))
 
 
-def _snapshot_passed_over(why: str) -> None:
+def _skip_snapshot(why: str) -> None:
     log.error("snapshot of the state is unusable, skipping it", why=why)
 
 
@@ -322,7 +322,7 @@ def _skipped(event: Input, error: Exception) -> InputSkipped:
     )
 
 
-def _do(effect: Callable[[], None]) -> None:
+def _run_effect(effect: Callable[[], None]) -> None:
     try:
         effect()
     except Exception:

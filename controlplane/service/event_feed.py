@@ -63,7 +63,7 @@ class EventFeed:
     async def _admit(self, socket: Socket) -> None:
         async for incoming in socket:
             kind, topic = incoming.frames[0][:1], incoming.frames[0][1:]
-            if incoming.key and not self._takes(socket, incoming):
+            if incoming.key and not self._is_within_bound(socket, incoming):
                 continue
             who = incoming.identity or Identity("", "")
             granted = granted_topics(who, topic) if len(topic) <= MAX_TOPIC else ()
@@ -77,7 +77,7 @@ class EventFeed:
                 what = f"{incoming.identity} may not subscribe to {topic[:80]!r}"
                 self._audit.refused("subscription", what, peer=str(incoming.identity))
 
-    def _takes(self, socket: Socket, incoming: Incoming) -> bool:
+    def _is_within_bound(self, socket: Socket, incoming: Incoming) -> bool:
         """True if a key's subscriptions are within their bound; else cut its connection."""
         said = socket.said(incoming)
         if said is None:  # its connection was just cut
@@ -106,8 +106,8 @@ class EventFeed:
         self.last_seq = event.seq
         if self._socket is not None:
             data = encode(event)
-            for topic, told in self._topics(event):
-                self._socket.send(topic.encode(), data if told is event else encode(told))
+            for topic, redacted in self._topics(event):
+                self._socket.send(topic.encode(), data if redacted is event else encode(redacted))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -115,14 +115,14 @@ class EventFeed:
         """Yield each topic with the event, without names of jobs its audience must not know."""
         if event.job is None:
             topic = f"node/{event.node}" if event.node is not None else "cluster"
-            yield topic, self._cut(event, "")
+            yield topic, self._redact(event, "")
             return
         yield f"job/{event.job}", event
         owner = self._owner_of(event.job)
         if owner is not None:
-            yield f"project/{owner.project}/job/{event.job}", self._cut(event, owner.project)
+            yield f"project/{owner.project}/job/{event.job}", self._redact(event, owner.project)
 
-    def _cut(self, event: FeedEvent, project: str) -> FeedEvent:
+    def _redact(self, event: FeedEvent, project: str) -> FeedEvent:
         def hides(job: JobId) -> bool:
             owner = self._owner_of(job)
             return owner is not None and owner.project != project

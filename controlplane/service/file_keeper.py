@@ -24,19 +24,19 @@ from controlplane.journal.retention import Retention, forget, forget_records
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import JournalSettings, Store
-from controlplane.service.uploads import SnapshotStore, beyond_share
+from controlplane.service.uploads import SnapshotStore, excess_archives
 from schemas.host.files import FileSeen, outdated
 from schemas.ids import JobId, Seconds
 
 log = structlog.get_logger("file_keeper")
-FIRST_S: Final = 60.0  # after the start
-PART: Final = ".part"  # suffix of unfinished uploads
-LOOK_S: Final = 300.0
-MUCH: Final = 1 << 62
-YOUNG_S: Final = 3600.0  # files changed since may be needed at any moment
+FIRST_RUN_S: Final = 60.0  # after the start
+UPLOAD_SUFFIX: Final = ".part"  # suffix of unfinished uploads
+INTERVAL_S: Final = 300.0
+UNLIMITED: Final = 1 << 62
+GRACE_S: Final = 3600.0  # files changed since may be needed at any moment
 
 
-def seen_in(folder: Path) -> list[FileSeen]:
+def files_in(folder: Path) -> list[FileSeen]:
     """Return the files of a folder; files that disappear meanwhile are skipped.
 
     Raises:
@@ -74,13 +74,13 @@ class FileKeeper:
 
     async def run(self) -> None:
         """Scan and delete periodically until cancelled."""
-        await asyncio.sleep(FIRST_S)
+        await asyncio.sleep(FIRST_RUN_S)
         while True:
             try:
                 await self.tidy(Seconds(time.time()))
             except OSError as error:
                 log.warning("deleting old files failed", why=str(error))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(INTERVAL_S)
 
     async def tidy(self, now: Seconds) -> None:
         """Delete files that exceed their age or size bounds.
@@ -89,21 +89,21 @@ class FileKeeper:
             OSError: if a folder cannot be read, or a file cannot be deleted.
         """
         settings = self._settings
-        output = await asyncio.to_thread(seen_in, self._logs.folder)
-        mine = [file for seen in output if (file := self._of_ended_job(seen)) is not None]
-        for file in outdated(mine, settings.keep_logs_s, settings.keep_logs_bytes, now):
+        output = await asyncio.to_thread(files_in, self._logs.folder)
+        candidates = [file for seen in output if (file := self._of_ended_job(seen)) is not None]
+        for file in outdated(candidates, settings.keep_logs_s, settings.keep_logs_bytes, now):
             self._logs.forget(file.name)
             await asyncio.sleep(0)
-        archives = await asyncio.to_thread(seen_in, self._archives.folder)
+        archives = await asyncio.to_thread(files_in, self._archives.folder)
         for file in archives:
-            if file.name.endswith(PART) and now - file.at > settings.keep_uploads_s:
+            if file.name.endswith(UPLOAD_SUFFIX) and now - file.at > settings.keep_uploads_s:
                 self._archives.forget(file.name)
         used = {self._state().jobs[name].snapshot for name in self._state().active}
-        mine = [one for one in archives if one.name not in used and now - one.at > YOUNG_S]
-        old = {file.name for file in outdated(mine, settings.keep_archives_s, MUCH, now)}
+        candidates = [one for one in archives if one.name not in used and now - one.at > GRACE_S]
+        old = {file.name for file in outdated(candidates, settings.keep_archives_s, UNLIMITED, now)}
         senders = await asyncio.to_thread(self._archives.senders.all)
-        left = [file for file in mine if file.name not in old]
-        much = beyond_share(left, settings.keep_archives_bytes, senders)
+        left = [file for file in candidates if file.name not in old]
+        much = excess_archives(left, settings.keep_archives_bytes, senders)
         for name in (*old, *(file.name for file in much)):
             self._archives.forget(name)
             await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from schemas.wire.files import (
     ToNode,
 )
 
-ANSWER_S: Final = 10.0  # includes the time an agent reads its disk
+REPLY_TIMEOUT_S: Final = 10.0  # includes the time an agent reads its disk
 MAX_UNDER_WAY: Final = 64  # of one user; a client sends one request at a time
 
 
@@ -61,21 +61,21 @@ class JobFiles:
         mine = sum(user == who.name for _, user, _ in self._waiting.values())
         if mine >= MAX_UNDER_WAY:
             raise UnavailableError("too many files are being fetched", "fetch fewer at a time")
-        answer = await self._answer(request, who)
+        answer = await self._request_from_node(request, who)
         if isinstance(answer, FilesRefused):
             raise raised(answer.code, answer.message, answer.hint, "")
         return answer
 
-    async def _answer(self, request: FromFollower, who: Identity) -> FromNode:
+    async def _request_from_node(self, request: FromFollower, who: Identity) -> FromNode:
         name = uuid.uuid4().hex
         answer: asyncio.Future[FromNode] = asyncio.get_running_loop().create_future()
         self._waiting[name] = (request.node, who.name, answer)
         try:
-            if not self._ask(request.node, _question(request, name)):
+            if not self._ask(request.node, _node_request(request, name)):
                 raise UnavailableError(
                     f"node {request.node} is not connected", "try again when it is connected"
                 )
-            return await asyncio.wait_for(answer, ANSWER_S)
+            return await asyncio.wait_for(answer, REPLY_TIMEOUT_S)
         except TimeoutError:
             hint = "check its agent's version and its disk"
             raise UnavailableError(f"node {request.node} does not reply", hint) from None
@@ -89,7 +89,7 @@ class JobFiles:
             answer.set_result(message)
 
 
-def _question(request: FromFollower, name: str) -> ToNode:
+def _node_request(request: FromFollower, name: str) -> ToNode:
     if isinstance(request, ListFiles):
         return AskFiles(request=name, job=request.job)
     return AskPiece(

@@ -24,7 +24,7 @@ FILE: Final = "keys.json"
 REMEDY: Final = "restore a backup; without the file, revoked keys would become valid"
 
 
-class Changes(msgspec.Struct, frozen=True):
+class OnlineChanges(msgspec.Struct, frozen=True):
     """Online additions and revocations; each public key occurs once."""
 
     keys: tuple[KeyInfo, ...] = ()
@@ -46,7 +46,7 @@ class KeyFile:
             return {}
         refuse_wide(self.path)
         try:
-            found = msgspec.json.decode(self.path.read_bytes(), type=Changes)
+            found = msgspec.json.decode(self.path.read_bytes(), type=OnlineChanges)
         except (OSError, ValueError) as error:
             raise SettingsError(f"{self.path}: {error}", REMEDY) from None
         return {one.public.encode(): one for one in found.keys}
@@ -57,7 +57,7 @@ class KeyFile:
         Raises:
             OSError: if the file cannot be written; the old content is intact.
         """
-        data = msgspec.json.format(msgspec.json.encode(Changes(tuple(changes.values()))))
+        data = msgspec.json.format(msgspec.json.encode(OnlineChanges(tuple(changes.values()))))
         fresh = self.path.with_suffix(".new")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -74,7 +74,7 @@ class KeyFile:
 
 LOOK_S: Final = 1.0  # delay after which connections of an expired key end
 MAX_KEYS: Final = 10_000  # added or revoked online
-Gone = Callable[[list[Identity]], None]
+OnRevoked = Callable[[list[Identity]], None]
 
 
 class KeyTable:
@@ -94,31 +94,31 @@ class KeyTable:
         self._clock = clock
         self._listed = dict(listed)
         self._online = file.read()
-        self.known = KnownKeys(self._joined(), clock)
+        self.known = KnownKeys(self._merged(), clock)
         self._valid = dict(self.known)
-        self.gone: Gone = lambda _: None  # called with the owners of invalid keys
+        self.on_revoked: OnRevoked = lambda _: None  # called with the owners of invalid keys
 
     def reload(self, listed: Mapping[bytes, Identity]) -> None:
         """Replace the keys of authorised.toml."""
         self._listed = dict(listed)
-        self._settle()
+        self._refresh()
 
     async def watch(self) -> None:
         """Disconnect owners of expired keys, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self._settle()
+            self._refresh()
 
-    def _settle(self) -> None:
+    def _refresh(self) -> None:
         """Update `known`, and report the owners of keys that are no longer valid."""
-        self.known.listed = self._joined()
+        self.known.listed = self._merged()
         valid = dict(self.known)
         gone = [who for key, who in self._valid.items() if valid.get(key) != who]
         self._valid = valid
         if gone:
-            self.gone(gone)
+            self.on_revoked(gone)
 
-    def _joined(self) -> dict[bytes, Identity]:
+    def _merged(self) -> dict[bytes, Identity]:
         keys = {
             key: Identity(one.role, one.name, one.projects, one.expires)
             for key, one in self._online.items()
@@ -173,8 +173,8 @@ class KeyTable:
             public=request.public, name=who.name, role=who.role, projects=who.projects,
             expires=request.expires, by=by, at=Seconds(now),
         )  # fmt: skip
-        self._keep({key: row})
-        self._settle()
+        self._store({key: row})
+        self._refresh()
         return row
 
     def _checked(self, request: AddKey) -> Identity:
@@ -208,12 +208,12 @@ class KeyTable:
         changed = {key: replace(row, state="revoked", by=by, at=now) for key, row in fresh.items()}
         before = self._online
         self._online = {**before, **changed}
-        self._settle()
+        self._refresh()
         if changed:
             self._write(self._online, "it holds until the controller restarts")
         return tuple({**found, **changed}.values())
 
-    def _keep(self, changed: dict[bytes, KeyInfo]) -> None:
+    def _store(self, changed: dict[bytes, KeyInfo]) -> None:
         online = {**self._online, **changed}
         if len(online) > MAX_KEYS:
             what = f"public: {MAX_KEYS} keys were added or revoked online, the maximum"

@@ -19,11 +19,11 @@ from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
 from controlplane.journal.records import JobRecords
 from controlplane.service.api.fair_queue import (
-    RequestShares,
+    FairQueue,
     Timer,
     WaitingRequests,
     deadline_of,
-    failed,
+    failure_reply,
 )
 from controlplane.service.job_files import JobFiles
 from controlplane.service.log_store import LogStore
@@ -51,20 +51,20 @@ from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
 MOST_CREDIT: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
 LEAST_CREDIT: Final = 256 << 10  # the same, for a job beyond its rate
-REMEMBERED: Final = 1000  # streams; beyond it, those with a full burst are forgotten
-Whom = TypeVar("Whom", bound=Hashable)
-Of = tuple[str, str]  # job and stream
+MAX_STREAMS: Final = 1000  # streams; beyond it, those with a full burst are forgotten
+Sender = TypeVar("Sender", bound=Hashable)
+StreamKey = tuple[str, str]  # job and stream
 
 
 @dataclass(slots=True)
-class _Stream(Generic[Whom]):
+class _Stream(Generic[Sender]):
     tokens: float  # bytes
     at: float  # when the tokens were counted
     took_at: float = float("-inf")  # last output
-    held: dict[Whom, None] = field(default_factory=dict)  # waiting senders, in order
+    waiting: dict[Sender, None] = field(default_factory=dict)  # waiting senders, in order
 
 
-class LogRates(Generic[Whom]):
+class LogRates(Generic[Sender]):
     """Grants credit for output, limited for each stream of a job to a rate and a burst.
 
     Output that arrives is stored at once, whatever its rate. Only the acknowledgement is delayed,
@@ -75,7 +75,7 @@ class LogRates(Generic[Whom]):
 
     def __init__(
         self,
-        answer: Callable[[Whom, int], None],
+        answer: Callable[[Sender, int], None],
         per_s: Callable[[], float],
         clock: Callable[[], float] | None = None,
         later: Callable[[float, Callable[[], None]], Timer] | None = None,
@@ -84,58 +84,58 @@ class LogRates(Generic[Whom]):
         self._per_s = per_s
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._later = later or (lambda s, call: asyncio.get_running_loop().call_later(s, call))
-        self._streams: dict[Of, _Stream[Whom]] = {}
+        self._streams: dict[StreamKey, _Stream[Sender]] = {}
 
-    def took(self, of: Of, size: int) -> None:
+    def took(self, key: StreamKey, size: int) -> None:
         """Count `size` bytes of output that were stored."""
-        stream = self._counted(of)
+        stream = self._refilled(key)
         stream.tokens -= size
         stream.took_at = stream.at
 
-    def answer(self, of: Of, whom: Whom) -> None:
+    def answer(self, key: StreamKey, sender: Sender) -> None:
         """Grant credit now, or once the stream is within its rate.
 
         A sender that waits already keeps its place and gets one reply.
         """
-        stream = self._counted(of)
-        if not stream.held and stream.tokens >= 0:
-            self._answer(whom, self._credit(stream))
+        stream = self._refilled(key)
+        if not stream.waiting and stream.tokens >= 0:
+            self._answer(sender, self._credit(stream))
             return
-        if not stream.held:
-            self._wait(of, stream)
-        stream.held[whom] = None
+        if not stream.waiting:
+            self._schedule_grants(key, stream)
+        stream.waiting[sender] = None
 
-    def quiet_s(self, of: Of) -> float:
+    def quiet_s(self, key: StreamKey) -> float:
         """Return the seconds since the stream's last output; infinite if there was none."""
-        stream = self._streams.get(of)
+        stream = self._streams.get(key)
         return float("inf") if stream is None else self._clock() - stream.took_at
 
-    def _wait(self, of: Of, stream: _Stream[Whom]) -> None:
+    def _schedule_grants(self, key: StreamKey, stream: _Stream[Sender]) -> None:
         wait_s = max(LEAST_CREDIT, -stream.tokens) / self._per_s()
-        self._later(wait_s, lambda: self._turn(of, stream))
+        self._later(wait_s, lambda: self._grant_waiting(key, stream))
 
-    def _turn(self, of: Of, stream: _Stream[Whom]) -> None:
+    def _grant_waiting(self, key: StreamKey, stream: _Stream[Sender]) -> None:
         """Grant credit to as many waiting senders as the rate allows, the longest waiting first."""
-        self._counted(of)
+        self._refilled(key)
         room = stream.tokens
-        while stream.held and room >= 0:
-            whom = next(iter(stream.held))
-            del stream.held[whom]
-            self._answer(whom, self._credit(stream))
+        while stream.waiting and room >= 0:
+            sender = next(iter(stream.waiting))
+            del stream.waiting[sender]
+            self._answer(sender, self._credit(stream))
             room -= LEAST_CREDIT
-        if stream.held:
-            self._wait(of, stream)
+        if stream.waiting:
+            self._schedule_grants(key, stream)
 
-    def _credit(self, stream: _Stream[Whom]) -> int:
+    def _credit(self, stream: _Stream[Sender]) -> int:
         return int(min(MOST_CREDIT, max(LEAST_CREDIT, stream.tokens)))
 
-    def _counted(self, of: Of) -> _Stream[Whom]:
+    def _refilled(self, key: StreamKey) -> _Stream[Sender]:
         now, per_s = self._clock(), self._per_s()
-        stream = self._streams.get(of)
+        stream = self._streams.get(key)
         if stream is None:
-            if len(self._streams) >= REMEMBERED:
+            if len(self._streams) >= MAX_STREAMS:
                 self._forget()
-            stream = self._streams[of] = _Stream(BURST_S * per_s, now)
+            stream = self._streams[key] = _Stream(BURST_S * per_s, now)
         stream.tokens = min(BURST_S * per_s, stream.tokens + (now - stream.at) * per_s)
         stream.at = now
         return stream
@@ -143,18 +143,18 @@ class LogRates(Generic[Whom]):
     def _forget(self) -> None:
         """Forget streams that have their full burst again: they are equal to new ones."""
         now, full = self._clock(), BURST_S * self._per_s()
-        for of, stream in list(self._streams.items()):
-            if not stream.held and stream.tokens + (now - stream.at) * self._per_s() >= full:
-                del self._streams[of]
+        for key, stream in list(self._streams.items()):
+            if not stream.waiting and stream.tokens + (now - stream.at) * self._per_s() >= full:
+                del self._streams[key]
 
 
 MAX_PAGE: Final = 1 << 20
 PAGES_PER_S: Final = 2000.0  # of one user
 PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, which cost one more token
-MISSING_S: Final = 60.0  # after a job's end; output not shipped by then does not exist
+SHIPPING_TIMEOUT_S: Final = 60.0  # after a job's end; output not shipped by then does not exist
 
 
-class _Shipped(NamedTuple):
+class _WorkerStream(NamedTuple):
     """Output stream of a worker, and the route to the agent that ships it."""
 
     route: bytes
@@ -197,9 +197,9 @@ class LogRelay:
         self._audit = audit
         self.bytes_per_s = bytes_per_s
         self._waiters: dict[JobId, asyncio.Future[None]] = {}
-        self._rates: LogRates[_Shipped] = LogRates(self._give_credit, lambda: self.bytes_per_s)
-        self._shares = RequestShares(self._begin, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._rates: LogRates[_WorkerStream] = LogRates(self._give_credit, lambda: self.bytes_per_s)
+        self._queue = FairQueue(self._start, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = WaitingRequests()
 
     def end_revoked(self) -> None:
@@ -212,7 +212,7 @@ class LogRelay:
             try:
                 self._shipped(incoming)
             except OnesError as error:
-                self._refused(incoming, error)
+                self._audit_refusal(incoming, error)
             except (ValueError, ArithmeticError) as error:  # no frame may stop the controller
                 self._audit.refused("log", repr(error), peer=str(incoming.identity))
             except OSError as error:  # full disk: nothing was stored, the agent repeats it
@@ -226,21 +226,21 @@ class LogRelay:
                 request = READ_LOG.decode(incoming.frames[-1])
                 who = incoming.identity or Identity("", "")
                 permit(who, request, self._job(request.job).owner)
-                self._shares.put(str(who), (incoming, request), len(incoming.frames[-1]))
+                self._queue.put(str(who), (incoming, request), len(incoming.frames[-1]))
             except OnesError as error:
-                if not self._shares.floods(str(incoming.identity or "")):
-                    self._fail(incoming, error)
+                if not self._queue.floods(str(incoming.identity or "")):
+                    self._send_error(incoming, error)
                 elif self._followers.cut(incoming):
-                    self._refused(incoming, error)
+                    self._audit_refusal(incoming, error)
 
-    def _begin(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
+    def _start(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
         task = asyncio.create_task(self._answer(*asked))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _fail(self, incoming: Incoming, error: OnesError) -> None:
-        self._refused(incoming, error)
-        self._followers.send(*incoming.frames[:-1], encode(failed(error)))
+    def _send_error(self, incoming: Incoming, error: OnesError) -> None:
+        self._audit_refusal(incoming, error)
+        self._followers.send(*incoming.frames[:-1], encode(failure_reply(error)))
 
     def _shipped(self, incoming: Incoming) -> None:
         if not incoming.identity or incoming.identity.role != NODE:
@@ -257,23 +257,23 @@ class LogRelay:
             self._files.receive(NodeId(incoming.identity.name), message)
             return
         self._job(message.job)
-        of, who = (message.job, message.stream), (message.version, message.rank)
-        shipped = _Shipped(incoming.route, *of, *who)
+        key, who = (message.job, message.stream), (message.version, message.rank)
+        shipped = _WorkerStream(incoming.route, *key, *who)
         match message:
             case LogHello():
                 pass
             case LogChunk(offset=offset, data=data):
-                self._store.append(*of, who, offset, data)
-                self._rates.took(of, len(data))
+                self._store.append(*key, who, offset, data)
+                self._rates.took(key, len(data))
                 self._wake(message.job)
             case LogEnded(size=size):
-                self._store.end(*of, who, size)
+                self._store.end(*key, who, size)
                 self._wake(message.job)
                 self._give_credit(shipped, LEAST_CREDIT)  # the stream is complete
                 return
-        self._rates.answer(of, shipped)
+        self._rates.answer(key, shipped)
 
-    def _give_credit(self, to: _Shipped, credit: int) -> None:
+    def _give_credit(self, to: _WorkerStream, credit: int) -> None:
         size, ended = self._store.stored(to.job, to.stream, (to.version, to.rank))
         stored = LogStored(
             job=to.job,
@@ -293,21 +293,25 @@ class LogRelay:
         try:
             if isinstance(request, ReadLog):
                 wait_s = request.wait_s
-                with self._shares.waits(str(who), wait_s), self._waiting.held(incoming, wait_s):
-                    reply = encode(await self._awaited(request))
+                with (
+                    self._queue.waits(str(who), wait_s),
+                    self._waiting.interruptible(incoming, wait_s),
+                ):
+                    reply = encode(await self._wait_for_page(request))
             else:
                 reply = encode(await self._files.reply(request, who))
             refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
-            self._fail(incoming, error)
+            self._send_error(incoming, error)
         except OSError as error:
-            self._fail(incoming, UnavailableError(f"the output cannot be read: {error.strerror}"))
+            what = f"the output cannot be read: {error.strerror}"
+            self._send_error(incoming, UnavailableError(what))
         else:
             self._followers.send(*incoming.frames[:-1], reply)
         finally:
-            self._shares.ended(str(who), len(reply))
+            self._queue.ended(str(who), len(reply))
 
-    async def _awaited(self, request: ReadLog) -> LogPage:
+    async def _wait_for_page(self, request: ReadLog) -> LogPage:
         """Return the page once it has content or the request's time has passed."""
         loop = asyncio.get_running_loop()
         deadline = deadline_of(request.wait_s)
@@ -339,7 +343,7 @@ class LogRelay:
         )
         return LogPage(
             job=request.job,
-            pieces=tuple(_at_its_node(job.job, piece, processes) for piece in pieces),
+            pieces=tuple(_with_node(job.job, piece, processes) for piece in pieces),
             cursor=cursor,
             ended=final and not pieces,
             missing=missing if job.ended else (),
@@ -357,8 +361,8 @@ class LogRelay:
         All ranks are waited for; only those of the requested rank are listed.
         """
         missing, final = [], job.ended
-        late = job.ended and self._now() - job.accounting.since > MISSING_S
-        late = late and self._rates.quiet_s((job.job, request.stream)) > MISSING_S
+        late = job.ended and self._now() - job.accounting.since > SHIPPING_TIMEOUT_S
+        late = late and self._rates.quiet_s((job.job, request.stream)) > SHIPPING_TIMEOUT_S
         for name, (node, heard) in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
             if self._store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
@@ -387,10 +391,10 @@ class LogRelay:
         """Wake the followers of a job whose state changed."""
         self._wake(job)
 
-    def _refused(self, incoming: Incoming, error: OnesError) -> None:
+    def _audit_refusal(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("log message", str(error), peer=str(incoming.identity))
 
 
-def _at_its_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:
+def _with_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:
     process = processes.get(worker_id(job, piece.version, piece.rank))
     return piece if process is None else msgspec.structs.replace(piece, node=process.node)

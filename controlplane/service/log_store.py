@@ -29,11 +29,11 @@ from schemas.ids import JobId, Rank, Version
 from schemas.wire.feed import LogPiece
 
 LENGTH: Final = struct.Struct(">I")
-LONGEST_HEADER: Final = 64  # six numbers take at most 40 bytes
-BEGINNING: Final = re.compile(rb"\0\0\0[\x06-\x40][\x95\x96]")  # of a record
-WINDOW: Final = 1 << 20  # bytes searched at once
-ROW: Final = 3  # consecutive records that are no coincidence
-Who = tuple[int, int]  # (version, rank)
+MAX_HEADER_BYTES: Final = 64  # six numbers take at most 40 bytes
+RECORD_START: Final = re.compile(rb"\0\0\0[\x06-\x40][\x95\x96]")  # of a record
+WINDOW_BYTES: Final = 1 << 20  # bytes searched at once
+CONSECUTIVE: Final = 3  # consecutive records that are no coincidence
+WorkerKey = tuple[int, int]  # (version, rank)
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
@@ -50,7 +50,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
 _header: Final = msgspec.msgpack.Decoder(Header)
 
 
-def record(who: Who, offset: int, data: bytes, *, ended: bool, now: float) -> bytes:
+def record(who: WorkerKey, offset: int, data: bytes, *, ended: bool, now: float) -> bytes:
     """Return one encoded record.
 
     `offset` is the position of `data` in the worker's own file; the record that marks its end has
@@ -60,7 +60,7 @@ def record(who: Who, offset: int, data: bytes, *, ended: bool, now: float) -> by
     return LENGTH.pack(len(header)) + header + data
 
 
-def whole_records(file: BinaryIO, position: int, size: int) -> Iterator[tuple[Header, int]]:
+def intact_records(file: BinaryIO, position: int, size: int) -> Iterator[tuple[Header, int]]:
     """Yield headers up to the first incomplete record, each with the position after its record.
 
     The caller may move the file position between two records.
@@ -79,7 +79,7 @@ def is_torn(file: BinaryIO, position: int, size: int) -> bool:
     if size - position < LENGTH.size:
         return True
     length = _length_at(file, position)
-    if not 0 < length <= LONGEST_HEADER:
+    if not 0 < length <= MAX_HEADER_BYTES:
         return False
     return size - position < LENGTH.size + length or _header_at(file, position, size) is not None
 
@@ -89,18 +89,18 @@ def next_record(file: BinaryIO, after: int, size: int) -> int:
     position = after
     while position < size:
         file.seek(position)
-        window = file.read(min(WINDOW, size - position))
-        for found in BEGINNING.finditer(window):
-            if _is_row(file, position + found.start(), size):
+        window = file.read(min(WINDOW_BYTES, size - position))
+        for found in RECORD_START.finditer(window):
+            if _records_follow(file, position + found.start(), size):
                 return position + found.start()
         position += max(1, len(window) - LENGTH.size)
     return size
 
 
-def _is_row(file: BinaryIO, position: int, size: int) -> bool:
+def _records_follow(file: BinaryIO, position: int, size: int) -> bool:
     """True if several consecutive records start here, or records up to the end of the file."""
-    ends = [end for _, end in islice(whole_records(file, position, size), ROW)]
-    if not ends or len(ends) == ROW:
+    ends = [end for _, end in islice(intact_records(file, position, size), CONSECUTIVE)]
+    if not ends or len(ends) == CONSECUTIVE:
         return bool(ends)
     return ends[-1] == size or is_torn(file, ends[-1], size)
 
@@ -115,7 +115,7 @@ def _header_at(file: BinaryIO, position: int, size: int) -> Header | None:
     if position + LENGTH.size > size:
         return None
     length = _length_at(file, position)
-    if length > LONGEST_HEADER:
+    if length > MAX_HEADER_BYTES:
         return None
     try:
         header = _header.decode(file.read(length))
@@ -126,9 +126,9 @@ def _header_at(file: BinaryIO, position: int, size: int) -> Header | None:
 
 
 log = structlog.get_logger("log_store")
-MARK_BYTES: Final = 64 << 10  # between two known record positions
-KNOWN: Final = 10_000  # streams kept open
-NOBODY: Final = (0, 0)  # sender of notes
+MARK_INTERVAL_BYTES: Final = 64 << 10  # between two known record positions
+MAX_OPEN: Final = 10_000  # streams kept open
+NO_WORKER: Final = (0, 0)  # sender of notes
 
 
 @dataclass(slots=True)
@@ -136,23 +136,23 @@ class _Stream:
     path: Path
     size: int = 0  # of the file
     bytes_kept: int = 0  # of output
-    stored: dict[Who, int] = field(default_factory=dict)  # bytes, by worker
-    ended: set[Who] = field(default_factory=set)
+    stored: dict[WorkerKey, int] = field(default_factory=dict)  # bytes, by worker
+    ended: set[WorkerKey] = field(default_factory=set)
     marks: list[int] = field(default_factory=lambda: [0])  # positions of some records
     damaged: dict[int, int] = field(default_factory=dict)  # start -> end of damage
 
-    def grows(self, end: int) -> None:
+    def record_added(self, end: int) -> None:
         """Note that a record was added that ends here."""
         self.size = end
-        if end - self.marks[-1] >= MARK_BYTES:
+        if end - self.marks[-1] >= MARK_INTERVAL_BYTES:
             self.marks.append(end)
 
-    def passes_over(self, start: int, end: int) -> None:
+    def skip_damage(self, start: int, end: int) -> None:
         """Note that no record can be read here."""
         self.damaged[start] = self.size = end
         self.marks.append(end)
 
-    def whole_from(self, position: int) -> int:
+    def intact_until(self, position: int) -> int:
         """Return where the readable records from `position` on end: at damage or at the end."""
         return min((start for start in self.damaged if start >= position), default=self.size)
 
@@ -169,7 +169,7 @@ class LogStore:
         folder: Path,
         max_bytes: int,
         now: Callable[[], float] = time.time,
-        known: int = KNOWN,
+        known: int = MAX_OPEN,
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
@@ -178,7 +178,7 @@ class LogStore:
         self._known = known
         self._streams: dict[tuple[JobId, str], _Stream] = {}
 
-    def stored(self, job: JobId, stream: str, who: Who) -> tuple[int, bool]:
+    def stored(self, job: JobId, stream: str, who: WorkerKey) -> tuple[int, bool]:
         """Return how many bytes of a worker's output are stored, and whether that is all."""
         found = self._open(job, stream)
         return found.stored.get(who, 0), who in found.ended
@@ -187,7 +187,7 @@ class LogStore:
         """True if the stream has reached its bound."""
         return self._open(job, stream).bytes_kept >= self.max_bytes
 
-    def append(self, job: JobId, stream: str, who: Who, offset: int, data: bytes) -> int:
+    def append(self, job: JobId, stream: str, who: WorkerKey, offset: int, data: bytes) -> int:
         """Store the new part of `data`; return how many bytes of the worker's output are stored.
 
         A chunk that leaves a gap or is entirely old changes nothing.
@@ -213,7 +213,7 @@ class LogStore:
         found.stored[who] = have + len(fresh)
         return found.stored[who]
 
-    def end(self, job: JobId, stream: str, who: Who, size: int) -> bool:
+    def end(self, job: JobId, stream: str, who: WorkerKey, size: int) -> bool:
         """Record that a worker's output ends at `size` bytes; return False while some is missing.
 
         A full stream accepts every end.
@@ -255,13 +255,13 @@ class LogStore:
         if not found.path.exists() or cursor >= found.size:
             return [], max(0, min(cursor, found.size))
         with found.path.open("rb") as file:
-            if not _begins(found, file, cursor):
+            if not _is_record_start(found, file, cursor):
                 raise BadFieldError(
                     f"{cursor} is not the position of a page",
                     "start at 0 or where a page ended",
                     "cursor",
                 )
-            return _page(found, file, cursor, max_bytes, rank=rank, since=since)
+            return _read_page(found, file, cursor, max_bytes, rank=rank, since=since)
 
     def forget(self, name: str) -> None:
         """Delete the file of an ended job, if it exists; later output starts a new file.
@@ -284,7 +284,9 @@ class LogStore:
             del self._streams[next(iter(self._streams))]
         return found
 
-    def _write(self, found: _Stream, who: Who, offset: int, data: bytes, *, ended: bool) -> None:
+    def _write(
+        self, found: _Stream, who: WorkerKey, offset: int, data: bytes, *, ended: bool
+    ) -> None:
         data = record(who, offset, data, ended=ended, now=self._now())
         with found.path.open("ab", buffering=0) as file:
             try:
@@ -294,19 +296,19 @@ class LogStore:
             except OSError:
                 file.truncate(found.size)
                 raise
-        found.grows(found.size + len(data))
+        found.record_added(found.size + len(data))
 
     def _scan(self, found: _Stream) -> None:
         size = found.path.stat().st_size
         with found.path.open("r+b") as file:
             while found.size < size:
-                for head, end in whole_records(file, found.size, size):
-                    who = (head.version, head.rank)
-                    found.stored[who] = max(found.stored.get(who, 0), head.offset + head.size)
-                    found.bytes_kept += head.size
-                    if head.ended:
+                for header, end in intact_records(file, found.size, size):
+                    who = (header.version, header.rank)
+                    found.stored[who] = max(found.stored.get(who, 0), header.offset + header.size)
+                    found.bytes_kept += header.size
+                    if header.ended:
                         found.ended.add(who)
-                    found.grows(end)
+                    found.record_added(end)
                 if found.size == size:
                     break
                 following = next_record(file, found.size + 1, size)
@@ -315,10 +317,10 @@ class LogStore:
                     break
                 place = {"file": str(found.path), "begins": found.size, "ends": following}
                 log.error("stored output is damaged", **place)
-                found.passes_over(found.size, following)
+                found.skip_damage(found.size, following)
 
 
-def _page(
+def _read_page(
     found: _Stream,
     file: BinaryIO,
     cursor: int,
@@ -331,34 +333,34 @@ def _page(
     pieces: list[LogPiece] = []
     taken, position = 0, cursor
     while position < found.size:
-        for head, end in whole_records(file, position, found.whole_from(position)):
-            wanted = head.size and rank in (None, head.rank) and head.time >= since
-            if wanted and taken and taken + head.size > max_bytes:
+        for header, end in intact_records(file, position, found.intact_until(position)):
+            wanted = header.size and rank in (None, header.rank) and header.time >= since
+            if wanted and taken and taken + header.size > max_bytes:
                 return pieces, position
             if wanted:
-                pieces.append(_piece(head, file.read(head.size)))
-                taken += head.size
+                pieces.append(_piece(header, file.read(header.size)))
+                taken += header.size
             position = end
         if position not in found.damaged:
             break
         end = found.damaged[position]
         note = f"[ones: {end - position} bytes of stored output cannot be read]\n".encode()
-        pieces.append(_piece(Header(*NOBODY, position, len(note), ended=False), note))
+        pieces.append(_piece(Header(*NO_WORKER, position, len(note), ended=False), note))
         taken, position = taken + len(note), end
     return pieces, position
 
 
-def _begins(found: _Stream, file: BinaryIO, cursor: int) -> bool:
+def _is_record_start(found: _Stream, file: BinaryIO, cursor: int) -> bool:
     """True if a record starts at the cursor; data of jobs may look like a record."""
     if cursor < 0:
         return False
     mark = found.marks[bisect_right(found.marks, cursor) - 1]
     if mark == cursor:
         return True
-    ends = (end for _, end in whole_records(file, mark, found.whole_from(mark)))
+    ends = (end for _, end in intact_records(file, mark, found.intact_until(mark)))
     return next((end for end in ends if end >= cursor), -1) == cursor
 
 
-def _piece(head: Header, data: bytes) -> LogPiece:
-    version, rank = Version(head.version), Rank(head.rank)
-    return LogPiece(version=version, rank=rank, offset=head.offset, data=data, time=head.time)
+def _piece(header: Header, data: bytes) -> LogPiece:
+    version, rank = Version(header.version), Rank(header.rank)
+    return LogPiece(version=version, rank=rank, offset=header.offset, data=data, time=header.time)

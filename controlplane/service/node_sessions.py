@@ -97,7 +97,7 @@ class HelloQueue:
 
 
 MAX_FENCED_S: Final = 7200.0  # nodes that state more are not waited for
-GOING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
+EXITING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
 def fenced_s(node: Node) -> float:
@@ -124,14 +124,14 @@ def _is_missed(job: Job, node: NodeId) -> bool:
     waited_for = [
         node_of(member.slot)
         for member in change.group.members
-        if member.worker not in change.points and job.workers[member.worker].phase not in GOING
+        if member.worker not in change.points and job.workers[member.worker].phase not in EXITING
     ]
     return set(waited_for) == {node} and bool(change.points)
 
 
 log = structlog.get_logger("node_sessions")
 TICK_S: Final = 0.5
-IN_TOUCH: Final = frozenset({NodePhase.UP, NodePhase.SUSPECT})
+CONNECTED: Final = frozenset({NodePhase.UP, NodePhase.SUSPECT})
 SILENT: Final = frozenset({NodePhase.SUSPECT, NodePhase.LOST})
 STALL_S: Final = 1.0  # longer pauses of the controller do not count as silence of nodes
 
@@ -213,7 +213,7 @@ class NodeSessions:
             if isinstance(message, Telemetry):
                 self._on_steps(message.steps)
             else:
-                self._published(message)
+                self._receive_event(message)
 
     async def watch_silence(self) -> None:
         """Resend unacknowledged messages and detect silent nodes, until cancelled."""
@@ -240,7 +240,7 @@ class NodeSessions:
         if isinstance(message, Hello):
             if self._is_node(incoming, message.node):
                 self._greetings[message.node] = replace(incoming, frames=())
-                self._hello(incoming.route, message)
+                self._receive_hello(incoming.route, message)
             return
         node = NodeId(identity.name) if identity and identity.role == NODE else NodeId("")
         session = self._sessions.get(node)
@@ -251,7 +251,7 @@ class NodeSessions:
             return
         self._apply(node, session.receive(message, self._now()))
 
-    def _hello(self, route: bytes, hello: Hello) -> None:
+    def _receive_hello(self, route: bytes, hello: Hello) -> None:
         if not hello.spec.slots:
             refusal = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
             self._orders.send(route, encode(refusal))
@@ -268,14 +268,14 @@ class NodeSessions:
         if known is not None and known.phase in SILENT and not session.hears(hello):
             self._answer(route, session.ask_to_greet())
             return
-        if known is not None and known.phase in IN_TOUCH and session.says_nothing_new(hello):
+        if known is not None and known.phase in CONNECTED and session.says_nothing_new(hello):
             self._routes[hello.node] = route
             self._apply(hello.node, session.greeted_again(hello, self._now(), *self._ports))
             return
         self._hellos.put(route, hello)
-        self._admit()
+        self._greet_waiting()
 
-    def _admit(self) -> None:
+    def _greet_waiting(self) -> None:
         """Handle as many waiting hellos as the limit allows."""
         while (hello := self._hellos.take()) is not None:
             self._greet(hello)
@@ -292,7 +292,7 @@ class NodeSessions:
             route = self._hellos.done(hello.node)
             if hello.node in self._greetings:  # False if its key was revoked meanwhile
                 self._routes[hello.node] = route
-            asyncio.get_running_loop().call_soon(self._admit)
+            asyncio.get_running_loop().call_soon(self._greet_waiting)
             session = self._session(hello.node)
             outputs = session.greeted(hello, committed, self._now(), *self._ports)
             self._apply(hello.node, outputs)
@@ -313,7 +313,7 @@ class NodeSessions:
             self._hellos.done(hello.node)
             raise
 
-    def _published(self, numbered: Numbered) -> None:
+    def _receive_event(self, numbered: Numbered) -> None:
         session = self._sessions.get(numbered.node)
         if session is not None:
             outputs = session.published((numbered,), self._now())

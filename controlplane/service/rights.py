@@ -15,7 +15,6 @@ from schemas.errors import BadFieldError, DeniedError, UnknownJobError
 from schemas.ids import JobId
 from schemas.transport import Identity, Incoming
 from schemas.wire import Message, client
-from schemas.wire import client as asked
 from schemas.wire.feed import ReadLog
 from schemas.wire.files import ListFiles, ReadFile
 
@@ -25,7 +24,7 @@ OPERATORS: Final = frozenset({"admin", "operator"})  # may drain nodes
 ADMINS: Final = frozenset({"admin"})  # may manage keys
 NODE: Final = "node"  # an agent, which reports for the node that its key names
 REVOKED: Final = ("this key is no longer authorised", "ask an admin for a new key")
-WATCHER: Final = "viewer of all"  # a viewer without a project
+VIEWER_OF_ALL: Final = "viewer of all"  # a viewer without a project
 
 
 class Action(Enum):
@@ -39,7 +38,7 @@ class Action(Enum):
     CHANGE = "cancel, resize, pause or resume it, and change its trials"
 
 
-class Whose(Enum):
+class Relation(Enum):
     """Relation of a user to a job."""
 
     OWN = "own"
@@ -49,52 +48,52 @@ class Whose(Enum):
 
 _ALL: Final = frozenset(Action)
 _NOTHING: Final[frozenset[Action]] = frozenset()
-_KNOWS: Final = frozenset({Action.STATE})
+_STATE_ONLY: Final = frozenset({Action.STATE})
 _READS: Final = frozenset({Action.STATE, Action.ARGS, Action.OUTPUT})
 _ADMIN: Final = _ALL - {Action.ENV}
 
-RIGHTS: Final[Mapping[tuple[str, Whose], frozenset[Action]]] = {
-    ("admin", Whose.OWN): _ALL,
-    ("admin", Whose.PROJECT): _ADMIN,
-    ("admin", Whose.OTHER): _ADMIN,
-    ("operator", Whose.OWN): _ALL,
-    ("operator", Whose.PROJECT): _KNOWS,
-    ("operator", Whose.OTHER): _KNOWS,
-    ("user", Whose.OWN): _ALL,
-    ("user", Whose.PROJECT): _READS | {Action.FILES},
-    ("user", Whose.OTHER): _NOTHING,
-    ("viewer", Whose.PROJECT): _READS,
-    ("viewer", Whose.OTHER): _NOTHING,
-    (WATCHER, Whose.OTHER): _KNOWS,
+RIGHTS: Final[Mapping[tuple[str, Relation], frozenset[Action]]] = {
+    ("admin", Relation.OWN): _ALL,
+    ("admin", Relation.PROJECT): _ADMIN,
+    ("admin", Relation.OTHER): _ADMIN,
+    ("operator", Relation.OWN): _ALL,
+    ("operator", Relation.PROJECT): _STATE_ONLY,
+    ("operator", Relation.OTHER): _STATE_ONLY,
+    ("user", Relation.OWN): _ALL,
+    ("user", Relation.PROJECT): _READS | {Action.FILES},
+    ("user", Relation.OTHER): _NOTHING,
+    ("viewer", Relation.PROJECT): _READS,
+    ("viewer", Relation.OTHER): _NOTHING,
+    (VIEWER_OF_ALL, Relation.OTHER): _STATE_ONLY,
 }
 
 REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
     # replies are filtered for the reader
-    asked.GetCluster: READERS,
-    asked.GetSearch: READERS,
-    asked.CheckJob: READERS,
-    asked.ListJobs: READERS,
-    asked.ListNodes: READERS,
-    asked.ReadEvents: READERS,
+    client.GetCluster: READERS,
+    client.GetSearch: READERS,
+    client.CheckJob: READERS,
+    client.ListJobs: READERS,
+    client.ListNodes: READERS,
+    client.ReadEvents: READERS,
     # about one job
-    asked.GetJob: Action.STATE,
-    asked.WaitJob: Action.STATE,
-    asked.ExplainJob: Action.STATE,
-    asked.GetSweep: Action.STATE,
-    asked.GetLedger: Action.STATE,
-    asked.CancelJob: Action.CHANGE,
-    asked.ResizeJob: Action.CHANGE,
-    asked.PauseJob: Action.CHANGE,
-    asked.ResumeJob: Action.CHANGE,
-    asked.ChangeSweep: Action.CHANGE,
+    client.GetJob: Action.STATE,
+    client.WaitJob: Action.STATE,
+    client.ExplainJob: Action.STATE,
+    client.GetSweep: Action.STATE,
+    client.GetLedger: Action.STATE,
+    client.CancelJob: Action.CHANGE,
+    client.ResizeJob: Action.CHANGE,
+    client.PauseJob: Action.CHANGE,
+    client.ResumeJob: Action.CHANGE,
+    client.ChangeSweep: Action.CHANGE,
     ReadLog: Action.OUTPUT,
     ListFiles: Action.FILES,
     ReadFile: Action.FILES,
     # for some roles
-    asked.PutSnapshot: WRITERS,
-    asked.SubmitJob: WRITERS,
-    asked.DrainNode: OPERATORS,
-    asked.UndrainNode: OPERATORS,
+    client.PutSnapshot: WRITERS,
+    client.SubmitJob: WRITERS,
+    client.DrainNode: OPERATORS,
+    client.UndrainNode: OPERATORS,
     client.AddKey: ADMINS,
     client.ListKeys: ADMINS,
     client.RevokeKey: ADMINS,
@@ -103,12 +102,12 @@ REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
 
 def may(who: Identity, action: Action, job: JobOwner) -> bool:
     """True if `who` may perform the action on a job of this owner."""
-    return action in RIGHTS.get((_kind(who), _whose(who, job)), _NOTHING)
+    return action in RIGHTS.get((_effective_role(who), _relation_to(who, job)), _NOTHING)
 
 
 def sees_all(who: Identity) -> bool:
     """True if `who` may know of every job."""
-    return Action.STATE in RIGHTS.get((_kind(who), Whose.OTHER), _NOTHING)
+    return Action.STATE in RIGHTS.get((_effective_role(who), Relation.OTHER), _NOTHING)
 
 
 def projects_of(who: Identity) -> tuple[str, ...]:
@@ -128,15 +127,15 @@ def permit(who: Identity, request: Message, job: JobOwner | None) -> None:
     """
     if who.role not in READERS:
         raise DeniedError(f"a key of {who} may not use this port", "use a user's key")
-    needs = REQUESTS.get(type(request))
-    if needs is None:
+    required = REQUESTS.get(type(request))
+    if required is None:
         raise BadFieldError(f"{type(request).__name__} is not a request", "", "type")
-    if isinstance(needs, Action):
-        _permit_on_job(who, needs, JobId(getattr(request, "job", "")), job)
-    elif who.role not in needs:
+    if isinstance(required, Action):
+        _permit_on_job(who, required, JobId(getattr(request, "job", "")), job)
+    elif who.role not in required:
         of_few = {OPERATORS: "may not drain nodes", ADMINS: "may not manage keys"}
-        what = of_few.get(needs, "may only read")
-        hint = f"ask for a key of {' or '.join(sorted(needs))}"
+        what = of_few.get(required, "may only read")
+        hint = f"ask for a key of {' or '.join(sorted(required))}"
         raise DeniedError(f"{who.role} {who.name} {what}", hint)
 
 
@@ -181,17 +180,17 @@ def refuse_revoked(incoming: Incoming) -> None:
         raise DeniedError(*REVOKED)
 
 
-def _kind(who: Identity) -> str:
-    return WATCHER if who.role == "viewer" and not who.projects else who.role
+def _effective_role(who: Identity) -> str:
+    return VIEWER_OF_ALL if who.role == "viewer" and not who.projects else who.role
 
 
-def _whose(who: Identity, job: JobOwner) -> Whose:
+def _relation_to(who: Identity, job: JobOwner) -> Relation:
     if who.name == job.user and who.role in WRITERS:  # a viewer's name means nothing
-        return Whose.OWN
-    return Whose.PROJECT if job.project in projects_of(who) else Whose.OTHER
+        return Relation.OWN
+    return Relation.PROJECT if job.project in projects_of(who) else Relation.OTHER
 
 
-REMEMBERED: Final = 10_000  # owners of jobs that left the state; they never change
+MAX_DEPARTED: Final = 10_000  # owners of jobs that left the state; they never change
 
 
 class JobOwners:
@@ -199,7 +198,7 @@ class JobOwners:
 
     def __init__(self, commit_loop: CommitLoop) -> None:
         self._commit_loop = commit_loop
-        self._left: dict[JobId, JobOwner] = {}
+        self._departed: dict[JobId, JobOwner] = {}
 
     def of(self, name: JobId) -> JobOwner | None:
         """Return the owner of a job; None if there is no such job, or it is no longer kept.
@@ -211,9 +210,9 @@ class JobOwners:
         job = loop.reactor.state.jobs.get(name) or loop.committed.state.jobs.get(name)
         if job is not None:
             return job.owner
-        known = self._left.get(name)
+        known = self._departed.get(name)
         if known is None and (known := loop.reader.ended.owner(name)) is not None:
-            if len(self._left) >= REMEMBERED:
-                self._left.clear()
-            self._left[name] = known
+            if len(self._departed) >= MAX_DEPARTED:
+                self._departed.clear()
+            self._departed[name] = known
         return known

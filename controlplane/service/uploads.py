@@ -1,7 +1,7 @@
 """Archives of working directories, stored by their SHA-256.
 
-`ArchiveSenders` records which user uploaded which archive; `make_room` and `beyond_share` choose
-the archives to delete when there are too many.
+`ArchiveSenders` records which user uploaded which archive; `unneeded_archives` and
+`excess_archives` choose the archives to delete when there are too many.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def folder_of(who: str) -> str:
     return hashlib.sha256(who.encode()).hexdigest()[:16]
 
 
-def make_room(
-    archives: Iterable[FileSeen], most: int, *, stay: Collection[str], before: float
+def unneeded_archives(
+    archives: Iterable[FileSeen], most: int, *, needed: Collection[str], before: float
 ) -> tuple[list[FileSeen], int]:
     """Choose archives of one user to delete, the oldest first; return them and the bytes left.
 
@@ -98,15 +98,15 @@ def make_room(
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
-    going = []
+    dropped = []
     for file in ordered:
-        if left > most and file.name not in stay and file.at <= before:
-            going.append(file)
+        if left > most and file.name not in needed and file.at <= before:
+            dropped.append(file)
             left -= file.size
-    return going, left
+    return dropped, left
 
 
-def beyond_share(
+def excess_archives(
     archives: Iterable[FileSeen], most: int, senders: Mapping[str, Collection[str]]
 ) -> list[FileSeen]:
     """Choose archives of all users to delete: repeatedly the oldest of the largest user.
@@ -116,29 +116,29 @@ def beyond_share(
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
-    theirs = defaultdict[str, dict[str, FileSeen]](dict)  # oldest first
+    by_user = defaultdict[str, dict[str, FileSeen]](dict)  # oldest first
     sizes = Counter[str]()
     for file in ordered:
         for who in senders.get(file.name) or ("",):
-            theirs[who][file.name] = file
+            by_user[who][file.name] = file
             sizes[who] += file.size
-    going = []
+    dropped = []
     while left > most:
-        most_of_all = max(theirs, key=lambda who: (sizes[who], bool(theirs[who])))
-        file = next(iter(theirs[most_of_all].values()))
+        largest = max(by_user, key=lambda who: (sizes[who], bool(by_user[who])))
+        file = next(iter(by_user[largest].values()))
         for who in senders.get(file.name) or ("",):
-            del theirs[who][file.name]
+            del by_user[who][file.name]
             sizes[who] -= file.size
-        going.append(file)
+        dropped.append(file)
         left -= file.size
-    return going
+    return dropped
 
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 PIECE_BYTES: Final = 1 << 20
-SENDERS: Final = "snapshot-senders"  # next to the folder of archives
-IDLE_S: Final = 60.0  # an upload idle for longer may be deleted for another one of its user
-REMEMBERED: Final = 10_000  # inspected archives
+SENDERS_FOLDER: Final = "snapshot-senders"  # next to the folder of archives
+IDLE_AFTER_S: Final = 60.0  # an upload idle for longer may be deleted for another one of its user
+MAX_INSPECTED: Final = 10_000  # inspected archives
 
 
 class SnapshotStore:
@@ -160,12 +160,12 @@ class SnapshotStore:
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
-        self.senders = ArchiveSenders(folder.with_name(SENDERS), folder)
+        self.senders = ArchiveSenders(folder.with_name(SENDERS_FOLDER), folder)
         self.max_bytes = max_bytes
         self.bounds = bounds
         self.upload_bytes = upload_bytes
         self.user_bytes = user_bytes
-        self._counting = threading.Lock()  # held while archives of a user are counted and added
+        self._quota_lock = threading.Lock()  # held while archives of a user are counted and added
         self._parts = defaultdict[str, dict[Path, int]](dict)  # bytes of each, by user
         self._inspected: dict[str, ArchiveBounds] = {}  # valid archives, and by which bounds
         self._finishing: dict[Path, asyncio.Future[None]] = {}  # unfinished uploads being hashed
@@ -197,7 +197,7 @@ class SnapshotStore:
             return
         bounds = self.bounds
         await asyncio.to_thread(_inspect, self.folder / digest, bounds)
-        if len(self._inspected) >= REMEMBERED:
+        if len(self._inspected) >= MAX_INSPECTED:
             self._inspected.clear()
         self._inspected[digest] = bounds
 
@@ -236,7 +236,7 @@ class SnapshotStore:
             return total
         part = self.folder / f"{digest}.{folder_of(who)}.part"
         if offset == 0:
-            await asyncio.to_thread(self._count, who, total, self.needed())
+            await asyncio.to_thread(self._fit_archive, who, total, self.needed())
         if (finishing := self._finishing.get(part)) is not None:  # the last piece was sent twice
             await asyncio.shield(finishing)
             return total
@@ -245,7 +245,7 @@ class SnapshotStore:
             have = 0
         if offset != have or have + len(data) > total:
             return have
-        self._make_room(who, part, have, total if offset == 0 else have + len(data))
+        self._fit_upload(who, part, have, total if offset == 0 else have + len(data))
         try:
             with part.open("ab" if have else "wb") as file:
                 file.write(data)
@@ -267,14 +267,14 @@ class SnapshotStore:
         if not self._parts[who]:
             del self._parts[who]
 
-    def _make_room(self, who: str, part: Path, have: int, wanted: int) -> None:
+    def _fit_upload(self, who: str, part: Path, have: int, wanted: int) -> None:
         """Delete abandoned uploads of a user until the user's uploads are within their bound."""
         others = {path: size for path, size in self._parts[who].items() if path != part}
         left = sum(others.values())
         for path, size in others.items():  # oldest first
             if left + wanted <= self.upload_bytes:
                 break
-            if path not in self._finishing and time.time() - _changed_at(path) > IDLE_S:
+            if path not in self._finishing and time.time() - _changed_at(path) > IDLE_AFTER_S:
                 path.unlink(missing_ok=True)
                 del self._parts[who][path]
                 left -= size
@@ -283,11 +283,13 @@ class SnapshotStore:
             hint = "finish the others, or wait a minute"
             raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
-    def _count(self, who: str, size: int, needed: Collection[str]) -> None:
+    def _fit_archive(self, who: str, size: int, needed: Collection[str]) -> None:
         """Delete unneeded archives of a user until one of `size` bytes fits the user's bound."""
         mine = self.senders.archives_of(who)
-        before = time.time() - IDLE_S  # newer archives may be submitted at any moment
-        going, left = make_room(mine, self.user_bytes - size, stay=needed, before=before)
+        before = time.time() - IDLE_AFTER_S  # newer archives may be submitted at any moment
+        dropped, left = unneeded_archives(
+            mine, self.user_bytes - size, needed=needed, before=before
+        )
         if left + size > self.user_bytes:
             what = f"your working directories of live jobs and of the last minute have {left} bytes"
             hint = "wait until jobs end, exclude data (.onesignore), or have limits.archive_bytes "
@@ -296,7 +298,7 @@ class SnapshotStore:
                 f"{hint}raised",
                 "limits.archive_bytes",
             )
-        for file in going:
+        for file in dropped:
             self.senders.drop(who, file.name)
 
     def _finish(self, part: Path, digest: str, who: str, needed: Collection[str]) -> None:
@@ -309,9 +311,9 @@ class SnapshotStore:
                 part.unlink()
                 what = "the archive does not match its digest"
                 raise BadFieldError(what, "send it again", "digest")
-            with self._counting:
+            with self._quota_lock:
                 try:
-                    self._count(who, size, needed)
+                    self._fit_archive(who, size, needed)
                 except TooLargeError:
                     part.unlink()
                     raise

@@ -11,7 +11,7 @@ class TelemetryTable:
 
     def __init__(self) -> None:
         self._latest: dict[JobId, StepsReported] = {}
-        self._stepped: dict[JobId, Seconds] = {}  # when the latest step was first reported
+        self._last_step_at: dict[JobId, Seconds] = {}  # when the latest step was first reported
 
     def take(self, steps: StepsReported, now: Seconds) -> None:
         """Store a report in place of the last one; ignore a late report of an older group."""
@@ -19,11 +19,11 @@ class TelemetryTable:
         if known is None or steps.group >= known.group:
             self._latest[steps.job] = steps
             if known is None or (steps.group, steps.step) != (known.group, known.step):
-                self._stepped[steps.job] = now
+                self._last_step_at[steps.job] = now
 
-    def stands_s(self, job: JobId, now: Seconds) -> float:
+    def idle_s(self, job: JobId, now: Seconds) -> float:
         """Return for how many seconds `job` has made no step; 0 without a report."""
-        return now - self._stepped.get(job, now)
+        return now - self._last_step_at.get(job, now)
 
     def of(self, job: JobId) -> StepsReported | None:
         """Return the latest report of `job`; None if there was none since the start."""
@@ -32,4 +32,4 @@ class TelemetryTable:
     def forget(self, job: JobId) -> None:
         """Drop the report of an ended job, if any."""
         self._latest.pop(job, None)
-        self._stepped.pop(job, None)
+        self._last_step_at.pop(job, None)

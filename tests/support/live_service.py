@@ -14,7 +14,7 @@ from controlplane.core.commands import Announce, Command
 from controlplane.core.history import Record
 from controlplane.core.inputs import Input, NodeReported
 from controlplane.policy.api import PolicyEvent
-from controlplane.service.api.server import LoopTime, RequestServer
+from controlplane.service.api.server import LoopUsage, RequestServer
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyFile, KeyTable
@@ -107,7 +107,7 @@ class LiveService:
     async def ask(self, request: Message, who: Identity = ANN) -> Any:
         """The reply as it arrives; a refusal is raised."""
         asked = REQUEST.decode(encode(request))
-        return REPLY.decode(encode(await self.server._dispatch(asked, who, LoopTime())))
+        return REPLY.decode(encode(await self.server._dispatch(asked, who, LoopUsage())))
 
     @asynccontextmanager
     async def full_disk(self) -> AsyncIterator[None]:

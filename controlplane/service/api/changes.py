@@ -64,8 +64,8 @@ from schemas.wire.client import (
     UndrainNode,
 )
 
-LONGEST_S: Final = 1e8  # three years
-REASON_CHARACTERS: Final = 500
+MAX_DRAIN_S: Final = 1e8  # three years
+MAX_REASON: Final = 500
 
 
 def drain_input(
@@ -85,16 +85,16 @@ def drain_input(
     if isinstance(request, UndrainNode):
         return None if node.drain is None else UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s
-    if within_s is not None and not (math.isfinite(within_s) and 0 <= within_s <= LONGEST_S):
-        what = f"within_s: {within_s} is not between 0 and {LONGEST_S:g} seconds"
+    if within_s is not None and not (math.isfinite(within_s) and 0 <= within_s <= MAX_DRAIN_S):
+        what = f"within_s: {within_s} is not between 0 and {MAX_DRAIN_S:g} seconds"
         raise BadFieldError(what, "omit it to wait without limit", "within_s")
-    if len(request.reason) > REASON_CHARACTERS:
-        what = f"reason: {len(request.reason)} characters exceed {REASON_CHARACTERS}"
+    if len(request.reason) > MAX_REASON:
+        what = f"reason: {len(request.reason)} characters exceed {MAX_REASON}"
         raise BadFieldError(what, "shorten it", "reason")
     return DrainRequested(node=node.node, user=who.name, reason=request.reason, within_s=within_s)
 
 
-COUNTED_AGAIN_S: Final = 1.0  # counting thousands of jobs for each refusal is slow
+RECOUNT_S: Final = 1.0  # counting thousands of jobs for each refusal is slow
 
 
 class JobQuota:
@@ -109,7 +109,7 @@ class JobQuota:
         self._state = state
         self._most = most
         self._clock = clock
-        self._at_most: dict[str, int] = {}  # jobs at the last count, plus submissions since
+        self._upper_bounds: dict[str, int] = {}  # jobs at the last count, plus submissions since
         self._counted_at: dict[str, float] = {}
 
     def take(self, user: str) -> None:
@@ -119,18 +119,18 @@ class JobQuota:
             DeniedError: if the user has reached the bound.
         """
         most = self._most()
-        if self._at_most.get(user, most) >= most:
+        if self._upper_bounds.get(user, most) >= most:
             now = self._clock()
-            if now - self._counted_at.get(user, -COUNTED_AGAIN_S) >= COUNTED_AGAIN_S:
+            if now - self._counted_at.get(user, -RECOUNT_S) >= RECOUNT_S:
                 jobs = self._state().jobs.values()
-                self._at_most[user] = sum(job.user == user and not job.ended for job in jobs)
+                self._upper_bounds[user] = sum(job.user == user and not job.ended for job in jobs)
                 self._counted_at[user] = now
-        if self._at_most[user] >= most:
+        if self._upper_bounds[user] >= most:
             what = f"{user} has {most} live jobs, the limit for one user"
             raise DeniedError(
                 what, "wait until some end, cancel some, or have limits.live_jobs raised"
             )
-        self._at_most[user] += 1
+        self._upper_bounds[user] += 1
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
@@ -169,14 +169,14 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
         lowest = max(1, size if size is not None else now)
         if not lowest <= batch <= job.spec.batch_limit:
             what = f"batch: {batch} is outside {lowest} to {job.spec.batch_limit}"
-            most_of = "max_batch_size of the job file"
+            limit_source = "max_batch_size of the job file"
             if job.spec.batch_limit_is_left_open:
-                most_of = "what fits its slots, where the job file has no max_batch_size"
-            hint = f"at least one sample for each slot, at most {most_of}"
+                limit_source = "what fits its slots, where the job file has no max_batch_size"
+            hint = f"at least one sample for each slot, at most {limit_source}"
             raise BadFieldError(what, hint, "batch")
 
 
-def known_change(job: Job, request: ChangeSweep, user: str) -> int | None:
+def earlier_change(job: Job, request: ChangeSweep, user: str) -> int | None:
     """Return the trial of an earlier request with the same key; None if there was none.
 
     Raises:
@@ -186,12 +186,12 @@ def known_change(job: Job, request: ChangeSweep, user: str) -> int | None:
     return sweep.keys.get(f"{user}/{request.key}") if request.key else None
 
 
-def changed(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
+def change_reply(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
     """Return the reply to a change that was carried out."""
     return SweepChanged(job=job.job, trial=number, state=trial_state(sweep, number))
 
 
-def checked_change(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
+def change_input(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
     """Return the input for a change of a sweep.
 
     A new trial inherits values that it does not set from its parent.
@@ -226,13 +226,13 @@ def _values_of_new(sweep: JobSweep, spec: SweepSpec, request: ChangeSweep) -> di
     values = dict(request.values)
     if request.parent is not None:
         _check_number(sweep, "parent", request.parent)
-        _check_left(sweep, request.parent)
+        _check_epochs_left(sweep, request.parent)
         values = {**trials[request.parent].values, **values}
     check_values(spec.search.space, values)
     return dict(values)
 
 
-def _check_left(sweep: JobSweep, parent: int) -> None:
+def _check_epochs_left(sweep: JobSweep, parent: int) -> None:
     state = sweep.engine.state
     if state.models[parent].whole_epochs >= state.spec.epochs:
         what = f"parent: trial {parent} has trained all {state.spec.epochs} epochs"
@@ -257,16 +257,16 @@ def _check_trial(sweep: JobSweep, request: ChangeSweep) -> None:
 
 
 def _check_number(sweep: JobSweep, field: str, number: int) -> None:
-    many = len(sweep.engine.state.trials)
-    if not 0 <= number < many:
+    count = len(sweep.engine.state.trials)
+    if not 0 <= number < count:
         what = f"{field}: no trial {number}"
-        raise BadFieldError(what, f"give one of 0 to {many - 1}", field)
+        raise BadFieldError(what, f"give one of 0 to {count - 1}", field)
 
 
 MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
-Drains = DrainRequested | UndrainRequested
-Asked = JobSubmitted | CancelRequested | Override | Drains | SweepChangeRequested
+DrainInput = DrainRequested | UndrainRequested
+ChangeInput = JobSubmitted | CancelRequested | Override | DrainInput | SweepChangeRequested
 T = TypeVar("T")
 
 
@@ -344,7 +344,7 @@ class ChangeRequests:
             key=request.key,
             project=_project(request.project, who),
         )
-        known = self._known(f"{who.name}/{request.key}") if request.key else None
+        known = self._earlier_job(f"{who.name}/{request.key}") if request.key else None
         if known and (self._commit_loop.stalled or known not in self._newest.jobs):
             if self._is_durable(known):
                 return self._accepted(known)
@@ -369,7 +369,7 @@ class ChangeRequests:
             job.snapshot == snapshot and may(who, Action.FILES, job.owner) for job in jobs
         )
 
-    def _known(self, key: str) -> JobId | None:
+    def _earlier_job(self, key: str) -> JobId | None:
         """Return the job of an earlier submission with this key, even if it has left the state."""
         newest = self._newest
         known = newest.keys.get(key) or newest.left_keys.get(key)
@@ -401,7 +401,7 @@ class ChangeRequests:
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
         job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
         if job.ended or job.job not in self._newest.jobs:
-            raise BadFieldError(f"job: {job.job} has {_end_of(job)}", "submit it again", "job")
+            raise BadFieldError(f"job: {job.job} has {_end_state(job)}", "submit it again", "job")
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
                 check_resize(self._newest, job, request)
@@ -428,10 +428,10 @@ class ChangeRequests:
         def check() -> tuple[int, SweepChangeRequested | None]:
             job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
             sweep, _ = sweep_replies.sweep_of(job)
-            known = known_change(job, request, who.name)
+            known = earlier_change(job, request, who.name)
             if known is not None:
                 return known, None
-            event = checked_change(job, request, who.name)
+            event = change_input(job, request, who.name)
             return event.trial if event.trial is not None else len(sweep.engine.state.trials), event
 
         number, event = await self._checked(check)
@@ -441,7 +441,7 @@ class ChangeRequests:
             await self._durable(event)
         job = self._commit_loop.job(request.job)
         sweep, _ = sweep_replies.sweep_of(job)
-        return changed(job, sweep, number)
+        return change_reply(job, sweep, number)
 
     async def _checked(self, check: Callable[[], T]) -> T:
         """Run a check on the newest state; delay its refusal until the reason is durable."""
@@ -451,7 +451,7 @@ class ChangeRequests:
             await self._commit_loop.caught_up()
             raise
 
-    async def _durable(self, event: Asked) -> list[Command]:
+    async def _durable(self, event: ChangeInput) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
 
         def committed(commands: list[Command]) -> None:
@@ -462,7 +462,7 @@ class ChangeRequests:
         return await done
 
 
-def _end_of(job: Job) -> str:
+def _end_state(job: Job) -> str:
     return job.phase.value if job.ended else "ended"
 
 

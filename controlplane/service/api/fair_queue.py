@@ -1,7 +1,7 @@
 """Fair queueing of requests per user, for any port: a flood slows down only its sender.
 
 `WaitingRequests` ends waiting requests whose keys are revoked; `deadline_of` bounds their wait;
-`failed` makes the reply to a refused request.
+`failure_reply` makes the reply to a refused request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _User(Generic[T]):
         return not (self.waiting or self.under_way or self.polls)
 
 
-class RequestShares(Generic[T]):
+class FairQueue(Generic[T]):
     """Queue per user; each turn of the event loop starts one request of every user.
 
     A token bucket limits each user's rate: large requests and replies, and reading that occupies
@@ -97,7 +97,7 @@ class RequestShares(Generic[T]):
             found.refused = 0
         found.waiting.append((request, size))
         found.bytes_waiting += size
-        self._soon(0.0)
+        self._schedule_turn(0.0)
 
     def floods(self, user: str) -> bool:
         """True if a user continues to send although many requests were refused."""
@@ -113,7 +113,7 @@ class RequestShares(Generic[T]):
         found.under_way -= 1
         found.tokens -= reply_bytes / self._token_bytes
         found.tokens -= busy_s * self._per_s() * 100 / LOOP_PERCENT
-        self._soon(0.0)
+        self._schedule_turn(0.0)
 
     @contextlib.contextmanager
     def waits(self, user: str, wait_s: float) -> Iterator[None]:
@@ -130,7 +130,7 @@ class RequestShares(Generic[T]):
             what = f"{found.polls} of your requests are waiting, the limit for one user"
             raise UnavailableError(what, "stop some `wait` or `follow` requests")
         found.polls, found.under_way = found.polls + 1, found.under_way - 1
-        self._soon(0.0)
+        self._schedule_turn(0.0)
         try:
             yield
         finally:
@@ -143,15 +143,15 @@ class RequestShares(Generic[T]):
             found = self._users[name] = _User(burst, self._clock())
         return found
 
-    def _soon(self, wait_s: float) -> None:
+    def _schedule_turn(self, wait_s: float) -> None:
         due_at = self._clock() + wait_s
         if self._timer is not None:
             if self._due_at <= due_at:
                 return
             self._timer.cancel()
-        self._due_at, self._timer = due_at, self._later(wait_s, self._turn)
+        self._due_at, self._timer = due_at, self._later(wait_s, self._start_requests)
 
-    def _turn(self) -> None:
+    def _start_requests(self) -> None:
         """Start one request of each user that has one and may start it."""
         self._timer = None
         per_s, now = self._per_s(), self._clock()
@@ -175,13 +175,13 @@ class RequestShares(Generic[T]):
             wait_s = 0.0 if user.waiting else wait_s
             self._start(request)
         if wait_s < float("inf"):
-            self._soon(wait_s)
+            self._schedule_turn(wait_s)
 
 
 MAX_SAID: Final = 2000  # characters of each text, which may quote the request
 
 
-def failed(error: OnesError) -> Failed:
+def failure_reply(error: OnesError) -> Failed:
     """Return the reply to a request that failed."""
     message, hint, field = (text[:MAX_SAID] for text in (error.message, error.hint, error.field))
     return Failed(code=error.code, message=message, hint=hint, field=field)
@@ -194,7 +194,7 @@ class WaitingRequests:
         self._tasks: dict[asyncio.Task[object], Incoming] = {}
 
     @contextlib.contextmanager
-    def held(self, incoming: Incoming, wait_s: float) -> Iterator[None]:
+    def interruptible(self, incoming: Incoming, wait_s: float) -> Iterator[None]:
         """Register the current task as waiting, so that revoking its key ends the wait.
 
         A request that does not wait (`wait_s` is 0) is never interrupted halfway.

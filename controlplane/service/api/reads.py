@@ -49,8 +49,8 @@ from schemas.wire.client import (
 )
 
 MAX_PATTERN: Final = 200  # characters; matching a pattern of millions takes minutes
-Found = tuple[int, int, Callable[[], JobSummary]]  # number, order of equal numbers, row
-DAMAGED: Final = "its row in the journal is damaged: run `ones admin check`"
+FoundRow = tuple[int, int, Callable[[], JobSummary]]  # number, order of equal numbers, row
+DAMAGED_REASON: Final = "its row in the journal is damaged: run `ones admin check`"
 
 
 def job_rows(
@@ -73,34 +73,35 @@ def job_rows(
             raise BadFieldError(
                 f"unknown state {wanted!r}", f"use one of {', '.join(STATES)}", "state"
             )
-    every = request.ended or not ENDED.isdisjoint(request.states)
-    any_will_do = not (request.states or request.user or request.name)
+    include_ended = request.ended or not ENDED.isdisjoint(request.states)
+    unfiltered = not (request.states or request.user or request.name)
 
-    def here(after: int) -> Iterator[Found]:
-        for job in state.jobs.values() if every else map(state.jobs.__getitem__, state.active):
+    def present_rows(after: int) -> Iterator[FoundRow]:
+        jobs = state.jobs.values() if include_ended else map(state.jobs.__getitem__, state.active)
+        for job in jobs:
             if (number := number_of(job.job)) <= after or not sees(job.owner):
                 continue
             names = job.job, job.spec.name, job.user
-            if any_will_do or _is_asked_for(request, *names, job.phase.value):
+            if unfiltered or _matches(request, *names, job.phase.value):
                 yield number, 0, partial(summary, job)
 
     def behind(after: int) -> Iterator[tuple[int, JobSummary]]:
-        left = _left(ended, request, after, summary, sees) if every else ()
-        for number, _, read in merge(here(after), left):
+        left = _departed_rows(ended, request, after, summary, sees) if include_ended else ()
+        for number, _, read in merge(present_rows(after), left):
             yield number, read()
 
     return Rows(behind, state.jobs_accepted)
 
 
-def _left(
+def _departed_rows(
     ended: EndedJobs,
     request: ListJobs,
     after: int,
     summary: Callable[[Job], JobSummary],
     sees: Callable[[JobOwner], bool],
-) -> Iterator[Found]:
+) -> Iterator[FoundRow]:
     for job in ended.behind(after):
-        asked_for = _is_asked_for(request, job.job, job.name, job.user, job.state)
+        asked_for = _matches(request, job.job, job.name, job.user, job.state)
         if asked_for and sees(job.owner()):
             yield job.number, 1, partial(_summary_of, job, summary)
 
@@ -111,15 +112,16 @@ def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSum
         job = ended.read()
     except JournalError:
         return JobSummary(
-            job=ended.job, name=ended.name, user=ended.user, state=ended.state, reason=DAMAGED,
-            slots=0, global_batch=0, lr=None, epoch=0, samples_per_s=0.0, progress=None,
-            train_loss=None, metrics={}, submitted_at=Seconds(0.0), queued_s=Seconds(0.0),
-            running_s=Seconds(0.0), rescales=0, batch_changes=0,
+            job=ended.job, name=ended.name, user=ended.user, state=ended.state,
+            reason=DAMAGED_REASON, slots=0, global_batch=0, lr=None, epoch=0,
+            samples_per_s=0.0, progress=None, train_loss=None, metrics={},
+            submitted_at=Seconds(0.0), queued_s=Seconds(0.0), running_s=Seconds(0.0),
+            rescales=0, batch_changes=0,
         )  # fmt: skip
     return summary(job)
 
 
-def _is_asked_for(request: ListJobs, job: JobId, name: str, user: str, state: str) -> bool:
+def _matches(request: ListJobs, job: JobId, name: str, user: str, state: str) -> bool:
     return (
         (not request.states or state in request.states)
         and request.user in ("", user)
@@ -203,7 +205,7 @@ class ReadRequests:
         summary = replies.job_summary(job, reason, self._telemetry, now)
         return sweep_replies.sweep_detail(job, past, summary, request, now)
 
-    def _past(self, name: JobId) -> sweep_replies.Past:
+    def _past(self, name: JobId) -> sweep_replies.SweepPast:
         if name in self._state.jobs:
             return self._totals.sweep_of(name)
         return self._commit_loop.reader.sweeps
@@ -271,7 +273,7 @@ class ReadRequests:
         )
         notes = (
             *self.notes.of(job, detail.summary.train_loss),
-            *_not_told(records, job.job),
+            *_missing_notes(records, job.job),
         )
         return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
 
@@ -279,12 +281,12 @@ class ReadRequests:
         job = self._commit_loop.job(request.job)
         reason = self._plans.reason(job.job)
         records, now = self._commit_loop.records, self._commit_loop.now()
-        told = replies.job_explanation(job, records, reason, now, request.cursor)
-        notes = () if request.cursor else _not_told(records, job.job)
-        return msgspec.structs.replace(told, notes=notes)
+        explanation = replies.job_explanation(job, records, reason, now, request.cursor)
+        notes = () if request.cursor else _missing_notes(records, job.job)
+        return msgspec.structs.replace(explanation, notes=notes)
 
 
-def _not_told(records: JobRecords, job: JobId) -> tuple[str, ...]:
+def _missing_notes(records: JobRecords, job: JobId) -> tuple[str, ...]:
     """Return notes on records of a job that are missing."""
     return (*_dropped(records, job), *_damage(records, job))
 

@@ -44,7 +44,7 @@ DRAINED: Final = "drained"  # up and empty
 UNHEALTHY: Final = "unhealthy"  # up, but cannot start workers
 COUNTDOWN: Final = re.compile(r"\btried again in \d+ s\b")  # of a job whose script failed
 SLOW_START_S: Final = 60.0  # most scripts start faster
-STANDING_S: Final = 60.0  # without a step; most evaluations are faster
+STUCK_S: Final = 60.0  # without a step; most evaluations are faster
 
 
 def job_summary(
@@ -66,12 +66,12 @@ def job_summary(
     reason = None if job.override else reason  # the plan is older than the operator's order
     why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("tried again", job.why)
     if reason and waiting:
-        why = reason.text if job.phase is Phase.QUEUED else why_it_waits(why, reason)
+        why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
     if job.override_waits:
         why = f"{job.why}; {job.override_waits}"
-    slow = _slow_start(job, now) or _standing(job, telemetry.stands_s(job.job, now), now)
-    if slow:
-        why = f"{slow}; {why}"
+    remark = _slow_start_note(job, now) or _stuck_note(job, telemetry.idle_s(job.job, now), now)
+    if remark:
+        why = f"{remark}; {why}"
     return JobSummary(
         job=job.job,
         name=job.spec.name,
@@ -82,7 +82,7 @@ def job_summary(
         global_batch=job.group.global_batch if job.group else 0,
         lr=live.lr if live else job.progress.lr or job.spec.lr,
         epoch=job.progress.epoch,
-        samples_per_s=_speed(job, live),
+        samples_per_s=_samples_per_s(job, live),
         progress=_progress(job, live),
         train_loss=_train_loss(job, live),
         metrics=job.progress.metrics,
@@ -99,13 +99,13 @@ def job_summary(
     )
 
 
-def why_it_waits(stopped: str, reason: Reason) -> str:
+def waiting_reason(stopped: str, reason: Reason) -> str:
     """Return why a job stopped and, if the latest plan's reason is another, why it still waits."""
     same = reason.text.removeprefix("waits: ") in stopped
     return stopped if same else f"{stopped}; {reason.text}"
 
 
-def _slow_start(job: Job, now: Seconds) -> str | None:
+def _slow_start_note(job: Job, now: Seconds) -> str | None:
     """Return a remark on a script that has run for long without reaching its first epoch."""
     if job.phase is not Phase.STARTING:
         return None
@@ -121,16 +121,16 @@ def _slow_start(job: Job, now: Seconds) -> str | None:
     )
 
 
-def _standing(job: Job, stands_s: float, now: Seconds) -> str | None:
+def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
     """Return a remark on a script that no longer makes steps."""
     if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
         return None
     if job.phase is Phase.RUNNING:  # the last report may be older than a pause
-        stands_s = min(stands_s, now - job.accounting.since)
-    if stands_s < STANDING_S:
+        idle_s = min(idle_s, now - job.accounting.since)
+    if idle_s < STUCK_S:
         return None
     return (
-        f"no step for {stands_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
+        f"no step for {idle_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
         "of its slots wait for its next step"
     )
 
@@ -330,7 +330,7 @@ def _train_loss(job: Job, live: StepsReported | None) -> float | None:
     return job.progress.train_loss
 
 
-def _speed(job: Job, live: StepsReported | None) -> float:
+def _samples_per_s(job: Job, live: StepsReported | None) -> float:
     if not job.group:
         return 0.0
     return live.samples_per_s if live else job.progress.samples_per_s

@@ -1,6 +1,6 @@
 """Request server (port 7702): permits and answers the requests of clients.
 
-`LoopTime` measures how long a coroutine occupied the event loop.
+`LoopUsage` measures how long a coroutine occupied the event loop.
 """
 
 from __future__ import annotations
@@ -16,19 +16,11 @@ from typing import Any, Final, TypeVar
 import structlog
 from msgspec.structs import asdict
 
-from controlplane.core.inputs import (
-    CancelRequested,
-    JobSubmitted,
-    PauseRequested,
-    ResizeRequested,
-    ResumeRequested,
-    SweepChangeRequested,
-)
 from controlplane.service.api.changes import ChangeRequests, JobQuota
-from controlplane.service.api.fair_queue import RequestShares, WaitingRequests, failed
+from controlplane.service.api.fair_queue import FairQueue, WaitingRequests, failure_reply
 from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import PolicyNotes
-from controlplane.service.api.views import answer_about_keys
+from controlplane.service.api.views import handle_key_request
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyTable
@@ -63,7 +55,7 @@ from schemas.wire.client import (
 T = TypeVar("T")
 
 
-class LoopTime:
+class LoopUsage:
     """Stopwatch for the time that coroutines occupy the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -71,7 +63,7 @@ class LoopTime:
         self.busy_s = 0.0
 
     @coroutine
-    def of(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    def measure(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         """Await a coroutine and count the seconds for which it ran, without those it waited."""
         resume: Callable[[], Any] = partial(work.send, None)
         while True:
@@ -91,11 +83,8 @@ class LoopTime:
 
 log = structlog.get_logger("client_api")
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
-NOTED: Final = (DrainNode, UndrainNode, AddKey, RevokeKey)  # audited
-ON_JOBS: Final = (CancelJob, ResizeJob, PauseJob, ResumeJob, ChangeSweep)  # on others' jobs
-MAX_REPLY: Final = 2 << 20
-Override = ResizeRequested | PauseRequested | ResumeRequested
-Asked = JobSubmitted | CancelRequested | Override | SweepChangeRequested
+AUDITED: Final = (DrainNode, UndrainNode, AddKey, RevokeKey)
+AUDITED_FOR_OTHERS: Final = (CancelJob, ResizeJob, PauseJob, ResumeJob, ChangeSweep)
 
 
 class RequestServer:
@@ -135,9 +124,9 @@ class RequestServer:
         self._cluster_info = cluster_info
         self._search_info = search_info
         self._owners = owners
-        self._shares = RequestShares(self._begin, lambda: self.limits.requests_per_s)
+        self._queue = FairQueue(self._start, lambda: self.limits.requests_per_s)
         self._keys = keys
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = WaitingRequests()
 
     def end_revoked(self) -> None:
@@ -149,20 +138,20 @@ class RequestServer:
         async for incoming in self._socket:
             user = str(incoming.identity)
             try:
-                self._shares.put(user, incoming, sum(map(len, incoming.frames)))
+                self._queue.put(user, incoming, sum(map(len, incoming.frames)))
             except UnavailableError as error:
-                if not self._shares.floods(user):
-                    self._fail(incoming, error)
+                if not self._queue.floods(user):
+                    self._send_error(incoming, error)
                 elif self._socket.cut(incoming):
                     self._audit.refused("flood", str(error), peer=user)
 
-    def _begin(self, incoming: Incoming) -> None:
+    def _start(self, incoming: Incoming) -> None:
         task = asyncio.create_task(self._answer(incoming))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, incoming: Incoming) -> None:
-        user, reply, took = str(incoming.identity), b"", LoopTime()
+        user, reply, usage = str(incoming.identity), b"", LoopUsage()
         try:
             refuse_revoked(incoming)
             if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
@@ -171,51 +160,51 @@ class RequestServer:
             incoming = replace(incoming, frames=incoming.frames[:2])  # frees the payload
             who = incoming.identity or Identity("", "")
             wait_s = getattr(request, "wait_s", 0.0)
-            with self._shares.waits(user, wait_s), self._waiting.held(incoming, wait_s):
-                reply = _fitting(await self._dispatch(request, who, took))
+            with self._queue.waits(user, wait_s), self._waiting.interruptible(incoming, wait_s):
+                reply = _encode_reply(await self._dispatch(request, who, usage))
             if not isinstance(request, RevokeKey):  # reply even if it revoked its own key
                 refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
-            self._fail(incoming, error)
+            self._send_error(incoming, error)
         except Exception:
             log.exception("request failed", peer=str(incoming.identity))
             what = "the request failed because of an error in the controller"
-            self._fail(incoming, UnavailableError(what, "see the controller's log"))
+            self._send_error(incoming, UnavailableError(what, "see the controller's log"))
         else:
             self._socket.send(*incoming.frames, reply)
         finally:
-            self._shares.ended(user, len(reply), took.busy_s)
+            self._queue.ended(user, len(reply), usage.busy_s)
 
-    def _fail(self, incoming: Incoming, error: OnesError) -> None:
+    def _send_error(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("request", str(error), peer=str(incoming.identity))
-        self._socket.send(*incoming.frames[:2], encode(failed(error)))
+        self._socket.send(*incoming.frames[:2], encode(failure_reply(error)))
 
-    async def _dispatch(self, request: Message, who: Identity, took: LoopTime) -> Message:
+    async def _dispatch(self, request: Message, who: Identity, usage: LoopUsage) -> Message:
         name = getattr(request, "job", None)
         owner = None if name is None else self._owners.of(name)
         permit(who, request, owner)
-        reply = await self._reply(request, who, took)
+        reply = await self._reply(request, who, usage)
         of_others = owner is not None and owner.user != who.name
-        if isinstance(request, NOTED) or (of_others and isinstance(request, ON_JOBS)):
+        if isinstance(request, AUDITED) or (of_others and isinstance(request, AUDITED_FOR_OTHERS)):
             detail = {name: str(value)[:200] for name, value in asdict(request).items()}
             self._audit.done(type(request).__name__, by=str(who), **detail)
         return reply
 
-    async def _reply(self, request: Message, who: Identity, took: LoopTime) -> Message:
+    async def _reply(self, request: Message, who: Identity, usage: LoopUsage) -> Message:
         match request:
             case AddKey() | ListKeys() | RevokeKey():
-                return answer_about_keys(self._keys, request, who)
+                return handle_key_request(self._keys, request, who)
             case GetCluster():
                 return self._cluster_info(who)
             case GetSearch():
                 return self._search_info()
             case CheckJob():
                 return self._changes.check(request)
-        reply = await took.of(self._reads.answer(request, who))
+        reply = await usage.measure(self._reads.answer(request, who))
         return reply if reply is not None else await self._changes.answer(request, who)
 
 
-def _fitting(reply: Message) -> bytes:
+def _encode_reply(reply: Message) -> bytes:
     """Encode a reply; refuse one that exceeds a message, for which the peer would disconnect."""
     data = encode(reply)
     if len(data) > MAX_BYTES:

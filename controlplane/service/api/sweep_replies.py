@@ -18,11 +18,11 @@ from schemas.sweeps import SweepSpec
 from schemas.wire.client import GetLedger, GetSweep, JobSummary, Ledger, SweepDetail, TrialInfo
 
 MAX_PAGE: Final = 2000
-FURTHEST: Final = 1 << 31  # above any number of trials or units
+MAX_POSITION: Final = 1 << 31  # above any number of trials or units
 SHOWN_EPOCHS: Final = 5000  # of a trial; the latest are shown
 MAX_ROW_BYTES: Final = PAGE_BYTES // 2  # metrics of one trial
 Row = TypeVar("Row")
-Past = SweepHistory | EndedSweeps  # of a sweep in the state, or one that left it
+SweepPast = SweepHistory | EndedSweeps  # of a sweep in the state, or one that left it
 
 
 def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
@@ -38,7 +38,7 @@ def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
 
 
 def sweep_detail(
-    job: Job, past: Past, summary: JobSummary, request: GetSweep, now: Seconds
+    job: Job, past: SweepPast, summary: JobSummary, request: GetSweep, now: Seconds
 ) -> SweepDetail:
     """Return the state of a sweep with a page of its trials.
 
@@ -58,7 +58,7 @@ def sweep_detail(
     return SweepDetail(
         summary=summary,
         spec=spec,
-        trials=_fitting([trial_info(job, sweep, history, number) for number in numbers]),
+        trials=_first_page([trial_info(job, sweep, history, number) for number in numbers]),
         trials_in_all=len(state.trials),
         best=best_trial(sweep),
         best_score=best_score(sweep),
@@ -126,7 +126,7 @@ def trial_state(sweep: JobSweep, number: int) -> str:
     return "granted" if trial.waits else "waiting"
 
 
-def ledger(job: Job, past: Past, request: GetLedger) -> Ledger:
+def ledger(job: Job, past: SweepPast, request: GetLedger) -> Ledger:
     """Return the counted units of a sweep, a page.
 
     Raises:
@@ -143,19 +143,19 @@ def ledger(job: Job, past: Past, request: GetLedger) -> Ledger:
         job=job.job,
         spec=spec,
         snapshot=job.snapshot,
-        units=_fitting(units),
+        units=_first_page(units),
         units_in_all=in_all,
     )
 
 
 def _first(place: int) -> int:
-    return max(0, min(place, FURTHEST))
+    return max(0, min(place, MAX_POSITION))
 
 
 def _page(limit: int) -> int:
     return max(1, min(limit, MAX_PAGE))
 
 
-def _fitting(rows: list[Row]) -> tuple[Row, ...]:
+def _first_page(rows: list[Row]) -> tuple[Row, ...]:
     """Return the first rows, as many as fit into a page but at least one."""
     return page_of({"rows": numbered(rows)}, "")[0]["rows"]

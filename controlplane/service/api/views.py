@@ -38,7 +38,7 @@ from schemas.wire.client import (
 from schemas.wire.feed import Detail, FeedEvent
 
 HIDDEN: Final = "***"  # replaces a value that the reader must not see
-SOMEBODY: Final = "a job of others"
+OTHER_JOB: Final = "a job of others"
 WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 JOB: Final = re.compile(r"[A-Za-z0-9_-]+-[0-9]+")
 _SALT: Final = secrets.token_bytes(16)  # keeps families distinguishable but not guessable
@@ -73,22 +73,22 @@ class View:
         return replace(
             detail,
             summary=self.summary(detail.summary),
-            spec=shown_spec(detail.spec, self._who, owner),
+            spec=redacted_spec(detail.spec, self._who, owner),
             history=detail.history if self._all else history,
             epochs=tuple(map(self._epoch, detail.epochs)),
         )
 
-    def explanation(self, told: Explanation) -> Explanation:
+    def explanation(self, reply: Explanation) -> Explanation:
         """Filter a page of `ones explain`."""
         return (
-            told
+            reply
             if self._all
-            else replace(told, decisions=tuple(map(self._decision, told.decisions)))
+            else replace(reply, decisions=tuple(map(self._decision, reply.decisions)))
         )
 
-    def sweep(self, told: SweepDetail) -> SweepDetail:
+    def sweep(self, reply: SweepDetail) -> SweepDetail:
         """Filter a page of `ones sweep show` about a visible sweep."""
-        return replace(told, summary=self.summary(told.summary))
+        return replace(reply, summary=self.summary(reply.summary))
 
     def node(self, node: NodeInfo) -> NodeInfo:
         """Filter a row of `ones node list`; slots of invisible jobs only count as taken."""
@@ -120,8 +120,8 @@ class View:
             return epoch
         mine = f"{self._who.name}/" if self._who.role in WRITERS else "\0"
         beside = tuple(
-            (many, tuple(one if one.startswith(mine) else _pseudonym(one) for one in families))
-            for many, families in epoch.beside
+            (count, tuple(one if one.startswith(mine) else _pseudonym(one) for one in families))
+            for count, families in epoch.beside
         )
         return replace(epoch, beside=beside)
 
@@ -130,7 +130,7 @@ class View:
         return owner is not None and not self.sees(owner)
 
 
-def shown_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
+def redacted_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
     """Return a job file without the values that its reader must not see; variable names stay."""
     env, args = spec.env, spec.args
     if not may(who, Action.ENV, owner):
@@ -145,7 +145,7 @@ def hide_names(text: str, hides: Callable[[JobId], bool]) -> str:
 
     def shown(word: re.Match[str]) -> str:
         name = word[0]
-        return SOMEBODY if JOB.fullmatch(name) and hides(JobId(name)) else name
+        return OTHER_JOB if JOB.fullmatch(name) and hides(JobId(name)) else name
 
     return WORD.sub(shown, text)
 
@@ -158,7 +158,7 @@ def _pseudonym(family: str) -> str:
 
 PAGE_BYTES: Final = 1 << 20  # of rows, encoded
 CURSOR: Final = re.compile(r"([a-z]{1,16})\.([0-9]{1,18})")
-FROM_START: Final = "restart without a cursor, then use the one of each page"
+CURSOR_REMEDY: Final = "restart without a cursor, then use the one of each page"
 
 
 class Rows(NamedTuple):
@@ -210,17 +210,17 @@ def _parsed(lists: Mapping[str, Rows], cursor: str) -> tuple[str, int]:
     known = CURSOR.fullmatch(cursor)
     if known is None or known[1] not in lists:
         what = f"cursor: {cursor[:40]!r} does not belong to this list"
-        raise BadFieldError(what, FROM_START, "cursor")
+        raise BadFieldError(what, CURSOR_REMEDY, "cursor")
     if int(known[2]) > lists[known[1]].last:
         what = f"cursor: {cursor!r} is beyond the end of this list"
-        raise BadFieldError(what, FROM_START, "cursor")
+        raise BadFieldError(what, CURSOR_REMEDY, "cursor")
     return known[1], int(known[2])
 
 
 KeyRequest = AddKey | ListKeys | RevokeKey
 
 
-def answer_about_keys(table: KeyTable, request: KeyRequest, who: Identity) -> Keys:
+def handle_key_request(table: KeyTable, request: KeyRequest, who: Identity) -> Keys:
     """Carry out a request of an admin about keys.
 
     Raises:

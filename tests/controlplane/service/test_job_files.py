@@ -108,7 +108,7 @@ async def test_a_node_that_is_away_or_silent_is_named(monkeypatch: pytest.Monkey
     with pytest.raises(UnavailableError, match="node n1 is not connected"):
         await Desk(there=False).files.reply(ListFiles(job=A, node=N1), OWNER)
 
-    monkeypatch.setattr(job_files, "ANSWER_S", 0.0)
+    monkeypatch.setattr(job_files, "REPLY_TIMEOUT_S", 0.0)
     with pytest.raises(UnavailableError, match="node n1 does not reply"):
         await Desk().files.reply(ListFiles(job=A, node=N1), OWNER)
 

@@ -35,7 +35,7 @@ class Table(KeyTable):
             KeyFile(folder / "keys.json"), {P: ROOT} if listed is None else listed, lambda: self.now
         )
         self.ended: list[Identity] = []
-        self.gone = self.ended.extend
+        self.on_revoked = self.ended.extend
 
 
 def asked(key: bytes = Q, name: str = "ann", role: Any = "user", **more: Any) -> AddKey:

@@ -106,7 +106,7 @@ def test_a_job_that_was_silent_for_long_has_its_burst_again() -> None:
 def test_of_jobs_without_number_only_those_beyond_their_rate_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_relay, "REMEMBERED", 10)
+    monkeypatch.setattr(log_relay, "MAX_STREAMS", 10)
     shippers = Shippers()
     shippers.took(NOISY, 2 * int(BURST))
     for number in range(1000):

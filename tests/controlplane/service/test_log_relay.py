@@ -237,7 +237,7 @@ async def test_followers_of_one_user_keep_no_other_from_a_page(tmp_path: Path) -
         while "ann" not in followers.answered:
             await asyncio.sleep(0)
 
-    assert len(made._under_way) <= POLLS + UNDER_WAY
-    for task in made._under_way:
+    assert len(made._tasks) <= POLLS + UNDER_WAY
+    for task in made._tasks:
         task.cancel()
-    await asyncio.gather(*made._under_way, return_exceptions=True)
+    await asyncio.gather(*made._tasks, return_exceptions=True)

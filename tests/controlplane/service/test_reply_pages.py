@@ -13,7 +13,7 @@ import pytest
 
 from controlplane.client.client import Client
 from controlplane.service.api import views
-from controlplane.service.api.server import _fitting
+from controlplane.service.api.server import _encode_reply
 from controlplane.service.api.views import page_of
 from schemas.codec import encode
 from schemas.errors import BadFieldError, TooLargeError
@@ -222,6 +222,6 @@ def test_a_reply_that_no_message_has_room_for_is_refused_and_nobody_is_cut_off(
         detail = await service.ask(GetJob(job=A))
         large = msgspec.structs.replace(detail, notes=("x" * (5 << 20),))
         with pytest.raises(TooLargeError, match=r"JobDetail of .* bytes exceeds"):
-            _fitting(large)
+            _encode_reply(large)
 
     run(tmp_path, work)

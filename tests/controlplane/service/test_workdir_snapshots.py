@@ -16,7 +16,7 @@ import pytest
 
 from controlplane.client.archive import digest_of, pack
 from controlplane.service import uploads
-from controlplane.service.file_keeper import seen_in
+from controlplane.service.file_keeper import files_in
 from controlplane.service.uploads import SnapshotStore
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.host.archives import ArchiveBounds
@@ -225,7 +225,7 @@ async def test_parts_that_grow_together_stay_within_the_bound_as_well(tmp_path: 
             taken += await store.put(WHO, digest, 100, data[100:900], 1000) - 100
 
     assert 1000 + taken <= 2500
-    assert sum(file.size for file in seen_in(tmp_path)) <= 2500
+    assert sum(file.size for file in files_in(tmp_path)) <= 2500
 
 
 async def sent(store: SnapshotStore, who: str, number: int, *, at: float = 0.0) -> str:

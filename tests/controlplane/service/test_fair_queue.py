@@ -15,7 +15,7 @@ from controlplane.service.api.fair_queue import (
     SENT_TOKEN_BYTES,
     TOKEN_BYTES,
     UNDER_WAY,
-    RequestShares,
+    FairQueue,
 )
 from schemas.errors import UnavailableError
 from tests.support.loop_clock import Clock
@@ -24,7 +24,7 @@ PER_S = 10.0
 BURST = int(PER_S * BURST_S)
 
 
-class Shares(RequestShares[str]):
+class Shares(FairQueue[str]):
     def __init__(self) -> None:
         self.clock, self.begun = Clock(), list[str]()
         super().__init__(
