@@ -263,7 +263,6 @@ class Controller:
             raise failure
 
     async def _until(self, stop: asyncio.Event) -> JournalError | None:
-        """Wait for `stop`, or return the error after which the journal cannot be written."""
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self._commit_loop.failure())
         done, waiting = await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -360,7 +359,6 @@ class Controller:
     # --- callbacks between the parts
 
     def _perform(self, command: Command) -> None:
-        """Execute one command of a durable input."""
         match command:
             case AskForPlan():
                 self._plans.request_plan()
@@ -372,7 +370,6 @@ class Controller:
                     self._log_relay.job_changed(event.job)
 
     def _history(self) -> list[tuple[Seconds, PolicyEvent]]:
-        """Return the events that a restarted search observes first."""
         left = self._commit_loop.reader.ended.latest(policy_events.KEPT_JOBS)
         jobs = sorted([*left, *self._state().jobs.values()], key=lambda job: number_of(job.job))
         return policy_events.history(jobs, self._commit_loop.records)
@@ -387,7 +384,6 @@ class Controller:
         self._audit.refused("key", why, peer=address)
 
     def _state(self) -> State:
-        """Return the durable state."""
         return self._commit_loop.committed.state
 
     def _needed_archives(self) -> set[str]:

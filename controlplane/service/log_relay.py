@@ -27,13 +27,14 @@ from controlplane.service.api.fair_queue import (
 )
 from controlplane.service.job_files import JobFiles
 from controlplane.service.log_store import LogStore
-from controlplane.service.rights import NODE, permit, refuse_revoked
+from controlplane.service.rights import NODE, Action, Right, permit, refuse_revoked
 from controlplane.service.uploads import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, Rank, Seconds, Version, WorkerId, node_of, worker_id
 from schemas.transport import Identity, Incoming, Socket
+from schemas.wire import Message
 from schemas.wire.feed import (
     GetSnapshot,
     LogChunk,
@@ -46,7 +47,14 @@ from schemas.wire.feed import (
     SnapshotPiece,
     Stream,
 )
-from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower
+from schemas.wire.files import (
+    FileList,
+    FilePiece,
+    FilesRefused,
+    FromFollower,
+    ListFiles,
+    ReadFile,
+)
 
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
 MOST_CREDIT: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
@@ -149,13 +157,18 @@ class LogRates(Generic[Sender]):
 
 
 MAX_PAGE: Final = 1 << 20
+FOLLOWER_RIGHTS: Final[Mapping[type[Message], Right]] = {
+    ReadLog: Action.OUTPUT,
+    ListFiles: Action.FILES,
+    ReadFile: Action.FILES,
+}
 PAGES_PER_S: Final = 2000.0  # of one user
 PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, which cost one more token
 SHIPPING_TIMEOUT_S: Final = 60.0  # after a job's end; output not shipped by then does not exist
 
 
 class _WorkerStream(NamedTuple):
-    """Output stream of a worker, and the route to the agent that ships it."""
+    """A worker's stream, and the route to its agent."""
 
     route: bytes
     job: JobId
@@ -225,7 +238,8 @@ class LogRelay:
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
                 who = incoming.identity or Identity("", "")
-                permit(who, request, self._job(request.job).owner)
+                right = FOLLOWER_RIGHTS[type(request)]
+                permit(who, right, request, self._job(request.job).owner)
                 self._queue.put(str(who), (incoming, request), len(incoming.frames[-1]))
             except OnesError as error:
                 if not self._queue.floods(str(incoming.identity or "")):
@@ -312,7 +326,6 @@ class LogRelay:
             self._queue.ended(str(who), len(reply))
 
     async def _wait_for_page(self, request: ReadLog) -> LogPage:
-        """Return the page once it has content or the request's time has passed."""
         loop = asyncio.get_running_loop()
         deadline = deadline_of(request.wait_s)
         while True:

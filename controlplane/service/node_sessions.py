@@ -276,7 +276,6 @@ class NodeSessions:
         self._greet_waiting()
 
     def _greet_waiting(self) -> None:
-        """Handle as many waiting hellos as the limit allows."""
         while (hello := self._hellos.take()) is not None:
             self._greet(hello)
 

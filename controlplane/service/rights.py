@@ -1,6 +1,7 @@
-"""Rights: one table for roles and jobs, one for requests.
+"""Rights: one table of roles and jobs.
 
-`JobOwners` looks up the owner of a job, which each check needs.
+Each port lists its requests with the right that each needs, and `permit` checks it. `JobOwners`
+looks up the owner of a job.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ from typing import Final
 
 from controlplane.core.model.job import JobOwner
 from controlplane.service.commit_loop import CommitLoop
-from schemas.errors import BadFieldError, DeniedError, UnknownJobError
+from schemas.errors import DeniedError, UnknownJobError
 from schemas.ids import JobId
 from schemas.transport import Identity, Incoming
-from schemas.wire import Message, client
-from schemas.wire.feed import ReadLog
-from schemas.wire.files import ListFiles, ReadFile
+from schemas.wire import Message
 
 READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may send requests
 WRITERS: Final = frozenset({"admin", "operator", "user"})  # may have own jobs
@@ -67,37 +66,7 @@ RIGHTS: Final[Mapping[tuple[str, Relation], frozenset[Action]]] = {
     (VIEWER_OF_ALL, Relation.OTHER): _STATE_ONLY,
 }
 
-REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
-    # replies are filtered for the reader
-    client.GetCluster: READERS,
-    client.GetSearch: READERS,
-    client.CheckJob: READERS,
-    client.ListJobs: READERS,
-    client.ListNodes: READERS,
-    client.ReadEvents: READERS,
-    # about one job
-    client.GetJob: Action.STATE,
-    client.WaitJob: Action.STATE,
-    client.ExplainJob: Action.STATE,
-    client.GetSweep: Action.STATE,
-    client.GetLedger: Action.STATE,
-    client.CancelJob: Action.CHANGE,
-    client.ResizeJob: Action.CHANGE,
-    client.PauseJob: Action.CHANGE,
-    client.ResumeJob: Action.CHANGE,
-    client.ChangeSweep: Action.CHANGE,
-    ReadLog: Action.OUTPUT,
-    ListFiles: Action.FILES,
-    ReadFile: Action.FILES,
-    # for some roles
-    client.PutSnapshot: WRITERS,
-    client.SubmitJob: WRITERS,
-    client.DrainNode: OPERATORS,
-    client.UndrainNode: OPERATORS,
-    client.AddKey: ADMINS,
-    client.ListKeys: ADMINS,
-    client.RevokeKey: ADMINS,
-}
+Right = Action | frozenset[str]  # on the job that a request names, or for these roles
 
 
 def may(who: Identity, action: Action, job: JobOwner) -> bool:
@@ -115,27 +84,23 @@ def projects_of(who: Identity) -> tuple[str, ...]:
     return who.projects or ((who.name,) if who.role in WRITERS else ())
 
 
-def permit(who: Identity, request: Message, job: JobOwner | None) -> None:
-    """Refuse a request that the owner of a key may not make.
+def permit(who: Identity, right: Right, request: Message, job: JobOwner | None) -> None:
+    """Refuse a request that needs a right which the owner of a key does not have.
 
     `job` is the owner of the job that the request names; None: no such job, or none named.
 
     Raises:
         DeniedError: if the role or the job's owner forbids the request.
         UnknownJobError: if there is no such job, or `who` may not know of it.
-        BadFieldError: if the message is not a request.
     """
     if who.role not in READERS:
         raise DeniedError(f"a key of {who} may not use this port", "use a user's key")
-    required = REQUESTS.get(type(request))
-    if required is None:
-        raise BadFieldError(f"{type(request).__name__} is not a request", "", "type")
-    if isinstance(required, Action):
-        _permit_on_job(who, required, JobId(getattr(request, "job", "")), job)
-    elif who.role not in required:
+    if isinstance(right, Action):
+        _permit_on_job(who, right, JobId(getattr(request, "job", "")), job)
+    elif who.role not in right:
         of_few = {OPERATORS: "may not drain nodes", ADMINS: "may not manage keys"}
-        what = of_few.get(required, "may only read")
-        hint = f"ask for a key of {' or '.join(sorted(required))}"
+        what = of_few.get(right, "may only read")
+        hint = f"ask for a key of {' or '.join(sorted(right))}"
         raise DeniedError(f"{who.role} {who.name} {what}", hint)
 
 

@@ -268,7 +268,11 @@ class SnapshotStore:
             del self._parts[who]
 
     def _fit_upload(self, who: str, part: Path, have: int, wanted: int) -> None:
-        """Delete abandoned uploads of a user until the user's uploads are within their bound."""
+        """Delete a user's abandoned uploads until the uploads are within the user's bound.
+
+        Raises:
+            TooLargeError: if they do not fit.
+        """
         others = {path: size for path, size in self._parts[who].items() if path != part}
         left = sum(others.values())
         for path, size in others.items():  # oldest first
@@ -284,7 +288,11 @@ class SnapshotStore:
             raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
     def _fit_archive(self, who: str, size: int, needed: Collection[str]) -> None:
-        """Delete unneeded archives of a user until one of `size` bytes fits the user's bound."""
+        """Delete a user's unneeded archives until one of `size` bytes fits the user's bound.
+
+        Raises:
+            TooLargeError: if it does not fit.
+        """
         mine = self.senders.archives_of(who)
         before = time.time() - IDLE_AFTER_S  # newer archives may be submitted at any moment
         dropped, left = unneeded_archives(

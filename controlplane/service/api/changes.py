@@ -45,7 +45,6 @@ from schemas.ids import JobId
 from schemas.jobs import JobSpec, problems
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 from schemas.transport import Identity
-from schemas.wire import Message
 from schemas.wire.client import (
     CancelJob,
     ChangeSweep,
@@ -53,6 +52,7 @@ from schemas.wire.client import (
     DrainNode,
     JobAccepted,
     JobChecked,
+    JobDetail,
     Nodes,
     PauseJob,
     PutSnapshot,
@@ -271,7 +271,10 @@ T = TypeVar("T")
 
 
 class ChangeRequests:
-    """Requests that become inputs; each is answered when its input is durable."""
+    """Requests that become inputs; each is answered when its input is durable.
+
+    A request that cannot be carried out raises an `OnesError` and changes nothing.
+    """
 
     def __init__(
         self,
@@ -295,7 +298,7 @@ class ChangeRequests:
         """State ahead of the journal, on which decisions are made."""
         return self._commit_loop.reactor.state
 
-    def check(self, request: CheckJob) -> JobChecked:
+    def check(self, request: CheckJob, _: Identity) -> JobChecked:
         """Return the notes for a job file that would be accepted.
 
         Raises:
@@ -305,32 +308,15 @@ class ChangeRequests:
         notes = self._reads.notes.of_spec(request.spec)
         return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
 
-    async def answer(self, request: Message, who: Identity) -> Message:
-        """Carry out a request and return its result.
+    async def put_snapshot(self, request: PutSnapshot, who: Identity) -> SnapshotStored:
+        """Store a piece of a working directory."""
+        size = await self._snapshots.put(
+            who.name, request.digest, request.offset, request.data, request.total
+        )
+        return SnapshotStored(digest=request.digest, size=size)
 
-        Raises:
-            OnesError: if the request cannot be carried out; nothing was changed.
-        """
-        match request:
-            case PutSnapshot():
-                size = await self._snapshots.put(
-                    who.name, request.digest, request.offset, request.data, request.total
-                )
-                return SnapshotStored(digest=request.digest, size=size)
-            case SubmitJob():
-                return await self._submit(request, who)
-            case CancelJob():
-                return await self._cancel(request, who)
-            case ResizeJob() | PauseJob() | ResumeJob():
-                return await self._override(request, who)
-            case DrainNode() | UndrainNode():
-                return await self._drain(request, who)
-            case ChangeSweep():
-                return await self._change_sweep(request, who)
-            case _:
-                raise BadFieldError(f"{type(request).__name__} is not a request", "", "type")
-
-    async def _submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
+    async def submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
+        """Submit a job; repeating a request with the same key submits nothing."""
         _check(request.spec)
         _check_key(request.key)
         if not self._may_use(request.snapshot, who):
@@ -384,7 +370,8 @@ class ChangeRequests:
         notes = (*size, *self._reads.notes.of(job))
         return JobAccepted(job=name, state=job.phase.value, notes=notes)
 
-    async def _cancel(self, request: CancelJob, who: Identity) -> Message:
+    async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:
+        """Cancel a job; a job that has ended stays as it is."""
         job = self._newest.jobs.get(request.job)
         if job is None or job.ended:
             await self._commit_loop.caught_up()
@@ -392,7 +379,7 @@ class ChangeRequests:
             await self._durable(CancelRequested(job=request.job, user=who.name))
         return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
 
-    async def _override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Message:
+    async def override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> JobDetail:
         """Override the policy for a job, or return the job to the policy's control."""
         event = await self._checked(lambda: self._override_input(request, who))
         await self._durable(event)
@@ -414,7 +401,8 @@ class ChangeRequests:
                     raise BadFieldError(what, "the policy already controls it", "job")
                 return ResumeRequested(job=job.job, user=who.name, auto=auto)
 
-    async def _drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
+    async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
+        """Drain a node, or end its drain."""
         event = await self._checked(lambda: drain_input(self._newest, request, who))
         if event is None:
             await self._commit_loop.caught_up()
@@ -422,7 +410,8 @@ class ChangeRequests:
             await self._durable(event)
         return Nodes(nodes=(self._reads.view(who).node(node_info(self._state, request.node)),))
 
-    async def _change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
+    async def change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
+        """Change a trial of a sweep, or add one."""
         _check_key(request.key)
 
         def check() -> tuple[int, SweepChangeRequested | None]:

@@ -29,7 +29,6 @@ from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
 from schemas.transport import Identity
-from schemas.wire import Message
 from schemas.wire.client import (
     EventsPage,
     ExplainJob,
@@ -39,7 +38,9 @@ from schemas.wire.client import (
     GetSweep,
     JobDetail,
     Jobs,
+    JobState,
     JobSummary,
+    Ledger,
     ListJobs,
     ListNodes,
     Nodes,
@@ -165,45 +166,38 @@ class ReadRequests:
     def _totals(self) -> Totals:
         return self._commit_loop.committed.totals
 
-    async def answer(self, request: Message, who: Identity) -> Message | None:
-        """Return the reply, or None if the request is not a read.
-
-        Raises:
-            OnesError: if the request cannot be answered.
-        """
-        view = self.view(who)
-        match request:
-            case ListJobs():
-                return self._jobs(request, view)
-            case GetJob(job=name, wait_s=wait_s, cursor=cursor):
-                return self.detail(await self._when_ended(name, wait_s), view, cursor)
-            case WaitJob(job=name, wait_s=wait_s):
-                job = await self._when_ended(name, wait_s)
-                return replies.job_state(job, view.text(self._summary(job).reason))
-            case ExplainJob():
-                return view.explanation(self._explain(request))
-            case ListNodes(cursor=cursor):
-                lists, following = page_of({"nodes": replies.node_rows(self._state)}, cursor)
-                return Nodes(nodes=tuple(map(view.node, lists["nodes"])), next=following)
-            case GetSweep():
-                return view.sweep(self._sweep(request))
-            case GetLedger(job=name):
-                return sweep_replies.ledger(self._commit_loop.job(name), self._past(name), request)
-            case ReadEvents():
-                return await self._events(request, view)
-        return None
-
     def view(self, who: Identity) -> View:
         """Return the view of the state that `who` may read."""
         return View(who, self._owners.of)
 
-    def _sweep(self, request: GetSweep) -> SweepDetail:
+    async def job(self, request: GetJob, who: Identity) -> JobDetail:
+        """Return a page of a job, once it has ended or the wait is over."""
+        job = await self._when_ended(request.job, request.wait_s)
+        return self.detail(job, self.view(who), request.cursor)
+
+    async def job_state(self, request: WaitJob, who: Identity) -> JobState:
+        """Return the state of a job, once it has ended or the wait is over."""
+        job = await self._when_ended(request.job, request.wait_s)
+        return replies.job_state(job, self.view(who).text(self._summary(job).reason))
+
+    def nodes(self, request: ListNodes, who: Identity) -> Nodes:
+        """Return a page of all nodes."""
+        lists, following = page_of({"nodes": replies.node_rows(self._state)}, request.cursor)
+        return Nodes(nodes=tuple(map(self.view(who).node, lists["nodes"])), next=following)
+
+    def sweep(self, request: GetSweep, who: Identity) -> SweepDetail:
+        """Return the state of a sweep with a page of its trials."""
         job = self._commit_loop.job(request.job)
         sweep_replies.sweep_of(job)
         past = self._past(job.job)
         now, reason = self._commit_loop.now(), self._plans.reason(job.job)
         summary = replies.job_summary(job, reason, self._telemetry, now)
-        return sweep_replies.sweep_detail(job, past, summary, request, now)
+        return self.view(who).sweep(sweep_replies.sweep_detail(job, past, summary, request, now))
+
+    def ledger(self, request: GetLedger, _: Identity) -> Ledger:
+        """Return a page of the counted units of a sweep."""
+        job = self._commit_loop.job(request.job)
+        return sweep_replies.ledger(job, self._past(request.job), request)
 
     def _past(self, name: JobId) -> sweep_replies.SweepPast:
         if name in self._state.jobs:
@@ -211,15 +205,15 @@ class ReadRequests:
         return self._commit_loop.reader.sweeps
 
     async def _when_ended(self, name: JobId, wait_s: float) -> Job:
-        """Return the job once it has ended or the wait is over."""
         job, deadline = self._commit_loop.job(name), deadline_of(wait_s)
         while not job.ended and (left := deadline - _clock()) > 0:
             await self._feed.wait(left)
             job = self._commit_loop.job(name)
         return job
 
-    async def _events(self, request: ReadEvents, view: View) -> EventsPage:
+    async def events(self, request: ReadEvents, who: Identity) -> EventsPage:
         """Return the next visible events, skipping a bounded number of invisible ones."""
+        view = self.view(who)
         first, deadline = max(1, request.from_seq), deadline_of(request.wait_s)
         limit = max(1, min(request.limit, MAX_EVENTS))
         for _ in range(MAX_HIDDEN_PAGES):
@@ -236,8 +230,9 @@ class ReadRequests:
             await asyncio.sleep(0)
         return EventsPage(events=(), next_seq=first)
 
-    def _jobs(self, request: ListJobs, view: View) -> Jobs:
-        state, ended = self._state, self._commit_loop.reader.ended
+    def jobs(self, request: ListJobs, who: Identity) -> Jobs:
+        """Return a page of `ones ps`."""
+        state, ended, view = self._state, self._commit_loop.reader.ended, self.view(who)
         rows = job_rows(
             state, ended, request, lambda job: view.summary(self._summary(job)), view.sees
         )
@@ -277,28 +272,26 @@ class ReadRequests:
         )
         return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
 
-    def _explain(self, request: ExplainJob) -> Explanation:
+    def explain(self, request: ExplainJob, who: Identity) -> Explanation:
+        """Return a page of the decisions about a job."""
         job = self._commit_loop.job(request.job)
         reason = self._plans.reason(job.job)
         records, now = self._commit_loop.records, self._commit_loop.now()
         explanation = replies.job_explanation(job, records, reason, now, request.cursor)
         notes = () if request.cursor else _missing_notes(records, job.job)
-        return msgspec.structs.replace(explanation, notes=notes)
+        return self.view(who).explanation(msgspec.structs.replace(explanation, notes=notes))
 
 
 def _missing_notes(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """Return notes on records of a job that are missing."""
     return (*_dropped(records, job), *_damage(records, job))
 
 
 def _dropped(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """Return a note on records that are no longer kept, if any."""
     dropped = ", ".join(f"{rows} of {name}" for name, rows in sorted(records.dropped(job).items()))
     return (f"older records are not kept: {dropped} (keep_records)",) if dropped else ()
 
 
 def _damage(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """Return a note on records that could not be read, if any."""
     damaged = records.damage_of(job)
     if not damaged:
         return ()

@@ -106,7 +106,6 @@ def waiting_reason(stopped: str, reason: Reason) -> str:
 
 
 def _slow_start_note(job: Job, now: Seconds) -> str | None:
-    """Return a remark on a script that has run for long without reaching its first epoch."""
     if job.phase is not Phase.STARTING:
         return None
     waited_s = now - job.accounting.since
@@ -122,7 +121,6 @@ def _slow_start_note(job: Job, now: Seconds) -> str | None:
 
 
 def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
-    """Return a remark on a script that no longer makes steps."""
     if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
         return None
     if job.phase is Phase.RUNNING:  # the last report may be older than a pause
@@ -196,7 +194,6 @@ def job_state(job: Job, reason: str) -> JobState:
 
 
 def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
-    """Return the row of a process, with its rank in the training group."""
     return WorkerInfo(
         rank=rank,
         node=node_of(worker.slot),

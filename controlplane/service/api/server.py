@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 from msgspec.structs import asdict
@@ -20,12 +20,22 @@ from controlplane.service.api.changes import ChangeRequests, JobQuota
 from controlplane.service.api.fair_queue import FairQueue, WaitingRequests, failure_reply
 from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import PolicyNotes
-from controlplane.service.api.views import handle_key_request
+from controlplane.service.api.views import key_list
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyTable
 from controlplane.service.planner.plan_coordinator import PlanCoordinator
-from controlplane.service.rights import JobOwners, permit, refuse_revoked
+from controlplane.service.rights import (
+    ADMINS,
+    OPERATORS,
+    READERS,
+    WRITERS,
+    Action,
+    JobOwners,
+    Right,
+    permit,
+    refuse_revoked,
+)
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -41,15 +51,26 @@ from schemas.wire.client import (
     CheckJob,
     Cluster,
     DrainNode,
+    ExplainJob,
     GetCluster,
+    GetJob,
+    GetLedger,
     GetSearch,
+    GetSweep,
+    Keys,
+    ListJobs,
     ListKeys,
+    ListNodes,
     PauseJob,
+    PutSnapshot,
+    ReadEvents,
     ResizeJob,
     ResumeJob,
     RevokeKey,
     SearchInfo,
+    SubmitJob,
     UndrainNode,
+    WaitJob,
 )
 
 T = TypeVar("T")
@@ -83,8 +104,15 @@ class LoopUsage:
 
 log = structlog.get_logger("client_api")
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
-AUDITED: Final = (DrainNode, UndrainNode, AddKey, RevokeKey)
-AUDITED_FOR_OTHERS: Final = (CancelJob, ResizeJob, PauseJob, ResumeJob, ChangeSweep)
+
+
+class Route(NamedTuple):
+    """Handling of one kind of request."""
+
+    right: Right
+    handle: Callable[[Any, Identity], Message | Awaitable[Message]]
+    measured: bool = False  # the sender pays for the event loop's time
+    audited: bool = False  # changes of other users' jobs are audited, too
 
 
 class RequestServer:
@@ -121,11 +149,41 @@ class RequestServer:
         )
         quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits.live_jobs)
         self._changes = ChangeRequests(commit_loop, self._reads, snapshots, quota)
-        self._cluster_info = cluster_info
-        self._search_info = search_info
+        reads, changes = self._reads, self._changes
+        self.routes: Mapping[type[Message], Route] = {
+            # replies are filtered for the reader
+            GetCluster: Route(READERS, lambda _, who: cluster_info(who)),
+            GetSearch: Route(READERS, lambda *_: search_info()),
+            CheckJob: Route(READERS, changes.check),
+            ListJobs: Route(READERS, reads.jobs, measured=True),
+            ListNodes: Route(READERS, reads.nodes, measured=True),
+            ReadEvents: Route(READERS, reads.events, measured=True),
+            # about one job
+            GetJob: Route(Action.STATE, reads.job, measured=True),
+            WaitJob: Route(Action.STATE, reads.job_state, measured=True),
+            ExplainJob: Route(Action.STATE, reads.explain, measured=True),
+            GetSweep: Route(Action.STATE, reads.sweep, measured=True),
+            GetLedger: Route(Action.STATE, reads.ledger, measured=True),
+            CancelJob: Route(Action.CHANGE, changes.cancel),
+            ResizeJob: Route(Action.CHANGE, changes.override),
+            PauseJob: Route(Action.CHANGE, changes.override),
+            ResumeJob: Route(Action.CHANGE, changes.override),
+            ChangeSweep: Route(Action.CHANGE, changes.change_sweep),
+            # for some roles
+            PutSnapshot: Route(WRITERS, changes.put_snapshot),
+            SubmitJob: Route(WRITERS, changes.submit),
+            DrainNode: Route(OPERATORS, changes.drain, audited=True),
+            UndrainNode: Route(OPERATORS, changes.drain, audited=True),
+            AddKey: Route(
+                ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True
+            ),
+            ListKeys: Route(ADMINS, lambda page, _: key_list(keys, page.cursor)),
+            RevokeKey: Route(
+                ADMINS, lambda old, who: Keys(keys=keys.revoke(old.key, who.name)), audited=True
+            ),
+        }
         self._owners = owners
         self._queue = FairQueue(self._start, lambda: self.limits.requests_per_s)
-        self._keys = keys
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = WaitingRequests()
 
@@ -182,26 +240,20 @@ class RequestServer:
     async def _dispatch(self, request: Message, who: Identity, usage: LoopUsage) -> Message:
         name = getattr(request, "job", None)
         owner = None if name is None else self._owners.of(name)
-        permit(who, request, owner)
-        reply = await self._reply(request, who, usage)
+        route = self.routes[type(request)]
+        permit(who, route.right, request, owner)
+        work = _carry_out(route, request, who)
+        reply = await (usage.measure(work) if route.measured else work)
         of_others = owner is not None and owner.user != who.name
-        if isinstance(request, AUDITED) or (of_others and isinstance(request, AUDITED_FOR_OTHERS)):
+        if route.audited or (of_others and route.right is Action.CHANGE):
             detail = {name: str(value)[:200] for name, value in asdict(request).items()}
             self._audit.done(type(request).__name__, by=str(who), **detail)
         return reply
 
-    async def _reply(self, request: Message, who: Identity, usage: LoopUsage) -> Message:
-        match request:
-            case AddKey() | ListKeys() | RevokeKey():
-                return handle_key_request(self._keys, request, who)
-            case GetCluster():
-                return self._cluster_info(who)
-            case GetSearch():
-                return self._search_info()
-            case CheckJob():
-                return self._changes.check(request)
-        reply = await usage.measure(self._reads.answer(request, who))
-        return reply if reply is not None else await self._changes.answer(request, who)
+
+async def _carry_out(route: Route, request: Message, who: Identity) -> Message:
+    reply = route.handle(request, who)
+    return reply if isinstance(reply, Message) else await reply
 
 
 def _encode_reply(reply: Message) -> bytes:

@@ -1,7 +1,4 @@
-"""Replies reduced to what their reader may know, and divided into pages.
-
-Also handles the requests of admins to list, add and revoke keys.
-"""
+"""Replies reduced to what their reader may know, and divided into pages."""
 
 from __future__ import annotations
 
@@ -23,16 +20,13 @@ from schemas.ids import JobId
 from schemas.jobs import JobSpec
 from schemas.transport import Identity
 from schemas.wire.client import (
-    AddKey,
     Decision,
     EpochInfo,
     Explanation,
     JobDetail,
     JobSummary,
     Keys,
-    ListKeys,
     NodeInfo,
-    RevokeKey,
     SweepDetail,
 )
 from schemas.wire.feed import Detail, FeedEvent
@@ -217,20 +211,7 @@ def _parsed(lists: Mapping[str, Rows], cursor: str) -> tuple[str, int]:
     return known[1], int(known[2])
 
 
-KeyRequest = AddKey | ListKeys | RevokeKey
-
-
-def handle_key_request(table: KeyTable, request: KeyRequest, who: Identity) -> Keys:
-    """Carry out a request of an admin about keys.
-
-    Raises:
-        OnesError: if the request cannot be carried out.
-    """
-    match request:
-        case AddKey():
-            return Keys(keys=(table.add(request, who.name),))
-        case RevokeKey(key=key):
-            return Keys(keys=table.revoke(key, who.name))
-        case ListKeys(cursor=cursor):
-            lists, following = page_of({"keys": numbered(list(table.rows()))}, cursor)
-            return Keys(keys=lists["keys"], next=following)
+def key_list(table: KeyTable, cursor: str) -> Keys:
+    """Return a page of all keys."""
+    lists, following = page_of({"keys": numbered(list(table.rows()))}, cursor)
+    return Keys(keys=lists["keys"], next=following)

@@ -200,7 +200,11 @@ class PlanCoordinator:
         return self._commit_loop.reactor.view(), self._commit_loop.now()
 
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
-        """Accept a plan if it changes anything; only the changes enter the journal."""
+        """Accept a plan if it changes anything; only the changes enter the journal.
+
+        `stats` is None if no search made the plan. A complete plan stops the running jobs that it
+        omits; otherwise they continue.
+        """
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
         if complete:
             self._reasons, self._starts = plan.reasons, plan.starts

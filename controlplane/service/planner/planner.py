@@ -18,10 +18,8 @@ class ProposePlan(Protocol):
     def __call__(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         """Put a plan into force, as far as it still fits the current state.
 
-        Args:
-            plan: based on a view of this moment or of an earlier one.
-            stats: statistics of the search that made the plan; None if no search did.
-            complete: True if running jobs that the plan omits are to stop; otherwise they continue.
+        `stats` is None if no search made the plan. A complete plan stops the running jobs that it
+        omits; otherwise they continue.
         """
         ...
 
