@@ -94,7 +94,7 @@ class LogRates(Generic[Sender]):
         self._later = later or (lambda s, call: asyncio.get_running_loop().call_later(s, call))
         self._streams: dict[StreamKey, _Stream[Sender]] = {}
 
-    def took(self, key: StreamKey, size: int) -> None:
+    def count_output(self, key: StreamKey, size: int) -> None:
         """Count `size` bytes of output that were stored."""
         stream = self._refilled(key)
         stream.tokens -= size
@@ -278,7 +278,7 @@ class LogRelay:
                 pass
             case LogChunk(offset=offset, data=data):
                 self._store.append(*key, who, offset, data)
-                self._rates.took(key, len(data))
+                self._rates.count_output(key, len(data))
                 self._wake(message.job)
             case LogEnded(size=size):
                 self._store.end(*key, who, size)

@@ -193,7 +193,7 @@ class NodeSessions:
         """Handle messages from the agents' DEALER sockets until cancelled."""
         async for incoming in self._orders:
             try:
-                self._received(incoming)
+                self._receive_message(incoming)
             except OnesError as error:
                 self._refuse(incoming, error)
             except Exception as error:  # one peer's message must not stop the controller
@@ -226,11 +226,11 @@ class NodeSessions:
                 if stalled_s > STALL_S:  # the controller paused; messages wait in its queue
                     session.last_heard = Seconds(session.last_heard + stalled_s)
                 self._apply(node, session.tick(now))
-                self._note_silence(node, session, now)
+                self._check_silence(node, session, now)
 
     # --- what arrives
 
-    def _received(self, incoming: Incoming) -> None:
+    def _receive_message(self, incoming: Incoming) -> None:
         if incoming.revoked:
             self._audit.refused("message", REVOKED[0], peer=str(incoming.key, "ascii", "replace"))
             self._orders.send(incoming.route, encode(_revoked()))
@@ -388,7 +388,7 @@ class NodeSessions:
             if session.boot == boot:
                 self._apply(node, session.committed(seq))
 
-    def _note_silence(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
+    def _check_silence(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
         known = self._node(node)
         if known is None:
             return

@@ -93,7 +93,7 @@ def unneeded_archives(
 ) -> tuple[list[FileSeen], int]:
     """Choose archives of one user to delete, the oldest first; return them and the bytes left.
 
-    At most `most` bytes should be left. Archives in `stay`, which jobs need, and archives used
+    At most `most` bytes should be left. Archives in `needed` and archives used
     after `before` (seconds since the epoch) are kept.
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))

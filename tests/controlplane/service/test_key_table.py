@@ -88,11 +88,11 @@ def test_a_key_ends_with_its_time_wherever_it_was_said(tmp_path: Path) -> None:
 
     table.now = NOW + 5.0
     assert set(table.known) == {P, other}
-    table._settle()
+    table._refresh()
     table.now = NOW + 10.0
     assert set(table.known) == {P}
-    table._settle()
-    table._settle()
+    table._refresh()
+    table._refresh()
 
     assert [who.name for who in table.ended] == ["ann", "bob"]
     states = {row.name: row.state for row in table.rows()}

@@ -107,7 +107,7 @@ class Service:
         frames, key = ((route or node).encode(), encode(message)), node.encode()
         if key not in self.taken_out:
             self.keys.setdefault(key, Identity("node", node))
-        self.sessions._received(Incoming(frames, self.keys.get(key), key, self.keys))
+        self.sessions._receive_message(Incoming(frames, self.keys.get(key), key, self.keys))
 
     def take_out(self, node: NodeId) -> None:
         """A reload without the node's key."""
@@ -427,7 +427,7 @@ async def silent(controller: Controller, seconds: float) -> list[str]:
     service.sessions._sessions[N2].last_heard = Seconds(now - seconds)
     service.commit_loop.taken.clear()
     for name in (N1, N2):
-        service.sessions._note_silence(name, service.sessions._sessions[name], now)
+        service.sessions._check_silence(name, service.sessions._sessions[name], now)
     return [type(event).__name__ for event in service.commit_loop.taken]
 
 
@@ -477,7 +477,7 @@ async def test_a_new_controller_gives_each_node_its_time_from_its_own_beginning_
     judged = {}
     for after in (1.0, 29.0, 31.0):
         service.commit_loop.taken.clear()
-        service.sessions._note_silence(N1, session, Seconds(now + after))
+        service.sessions._check_silence(N1, session, Seconds(now + after))
         judged[after] = [type(event).__name__ for event in service.commit_loop.taken]
 
     assert judged == {1.0: [], 29.0: ["NodeSuspected"], 31.0: ["NodeLost"]}
@@ -497,7 +497,7 @@ async def test_a_node_that_greets_for_the_first_time_is_not_silent_while_that_is
     service.hear(hello())
 
     session = service.sessions._sessions[N1]
-    service.sessions._note_silence(N1, session, service.sessions._now())
+    service.sessions._check_silence(N1, session, service.sessions._now())
 
     assert [type(event) for event in service.commit_loop.taken] == [NodeGreeted]
 
