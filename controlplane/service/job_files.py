@@ -44,14 +44,11 @@ class JobFiles:
         self._waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = {}
 
     async def reply(self, request: FromFollower, who: Identity) -> FileList | FilePiece:
-        """Return the list or piece that a client requested, from the node.
-
-        The request must have been permitted.
+        """Return the list or piece of a permitted request, from the node.
 
         Raises:
             UnknownNodeError: if no such node ever joined.
-            UnavailableError: if the node does not reply, or the user has too many requests under
-                way.
+            UnavailableError: if the node does not reply, or too many requests of the user wait.
             OnesError: as reported by the node.
         """
         if request.node not in self._state().nodes:

@@ -152,8 +152,7 @@ class KeyTable:
         """Authorise a key from now on, and return it as stored.
 
         Raises:
-            BadFieldError: if a field is invalid, or the key belongs to another owner or was
-                revoked.
+            BadFieldError: if a field is invalid, or the key has another owner or was revoked.
             TooLargeError: if there are too many keys.
             UnavailableError: if the key cannot be stored; nothing was changed.
         """

@@ -190,9 +190,8 @@ class LogStore:
     def append(self, job: JobId, stream: str, who: WorkerKey, offset: int, data: bytes) -> int:
         """Store the new part of `data`; return how many bytes of the worker's output are stored.
 
-        A chunk that leaves a gap or is entirely old changes nothing.
-
-        `offset` is the position of `data` in the worker's own file.
+        A chunk that leaves a gap or is entirely old changes nothing. `offset` is the position of
+        `data` in the worker's own file.
 
         Raises:
             OSError: if the file cannot be written; nothing was stored.

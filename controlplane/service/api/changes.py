@@ -134,9 +134,7 @@ class JobQuota:
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
-    """Refuse a resize that could never be carried out.
-
-    Slots (0 pauses), global batch and exact slots of the request may each be omitted.
+    """Refuse a resize that could never be carried out; each of its fields may be omitted.
 
     Raises:
         BadFieldError: with the field and its bound.
@@ -192,9 +190,7 @@ def change_reply(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
 
 
 def change_input(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
-    """Return the input for a change of a sweep.
-
-    A new trial inherits values that it does not set from its parent.
+    """Return the input for a change of a sweep; a new trial inherits its parent's values.
 
     Raises:
         BadFieldError: with the field and the remedy.

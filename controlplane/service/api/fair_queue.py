@@ -56,11 +56,9 @@ class _User(Generic[T]):
 class FairQueue(Generic[T]):
     """Queue per user; each turn of the event loop starts one request of every user.
 
-    A token bucket limits each user's rate: large requests and replies, and reading that occupies
-    the event loop, cost additional tokens.
-
-    `start` starts a request, and `ended` is called after its reply. Replies of `token_bytes` cost
-    as much as one request.
+    A token bucket limits each user's rate. Large requests, every `token_bytes` of replies, and
+    reading that occupies the event loop cost additional tokens. `start` starts a request, and
+    `ended` is called after its reply.
     """
 
     def __init__(
@@ -81,12 +79,10 @@ class FairQueue(Generic[T]):
         self._due_at = 0.0
 
     def put(self, user: str, request: T, size: int) -> None:
-        """Queue a request of a user; it starts in its turn.
-
-        `size` is the memory held by the request meanwhile, in bytes.
+        """Queue a request that holds `size` bytes of memory; it starts in the user's turn.
 
         Raises:
-            UnavailableError: if too many requests of this user are queued.
+            UnavailableError: if too many requests or bytes of this user are queued.
         """
         found = self._user(user)
         if len(found.waiting) >= QUEUED or found.bytes_waiting + size > QUEUED_BYTES:
@@ -229,9 +225,7 @@ MAX_WAIT_S: Final = 30.0
 
 
 def deadline_of(wait_s: float) -> float:
-    """Return when a request that may wait must be answered, in seconds of the event loop's clock.
-
-    `wait_s` is clamped to 0 to `MAX_WAIT_S`.
+    """Return the event loop time by which to answer; clamp `wait_s` to 0 to `MAX_WAIT_S`.
 
     Raises:
         BadFieldError: if `wait_s` is NaN, which would never pass.

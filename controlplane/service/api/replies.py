@@ -145,8 +145,6 @@ def job_detail(
 ) -> JobDetail:
     """Return one page of `ones show`: everything about a job.
 
-    `reason` is why the latest plan lets the job wait, if it does.
-
     Raises:
         BadFieldError: if the cursor does not belong to this job.
     """

@@ -165,12 +165,8 @@ class Rows(NamedTuple):
 def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any, ...]], str]:
     """Return the next page of several consecutive lists, and the cursor of the page after it.
 
-    An empty cursor stands for the first page.
-
-    Returns:
-        Rows of each list, at most `PAGE_BYTES` in total or a single larger row; and the cursor of
-            the
-        next page, empty if this is the last.
+    A page has at most `PAGE_BYTES` of rows, or a single larger row. An empty cursor stands for the
+    first page, and is returned with the last one.
 
     Raises:
         BadFieldError: if the cursor does not belong to these lists.
