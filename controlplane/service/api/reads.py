@@ -86,12 +86,12 @@ def job_rows(
             if unfiltered or _matches(request, *names, job.phase.value):
                 yield number, 0, partial(summary, job)
 
-    def behind(after: int) -> Iterator[tuple[int, JobSummary]]:
+    def rows_after(after: int) -> Iterator[tuple[int, JobSummary]]:
         left = _departed_rows(ended, request, after, summary, sees) if include_ended else ()
         for number, _, read in merge(present_rows(after), left):
             yield number, read()
 
-    return Rows(behind, state.jobs_accepted)
+    return Rows(rows_after, state.jobs_accepted)
 
 
 def _departed_rows(

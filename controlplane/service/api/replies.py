@@ -277,11 +277,11 @@ def node_rows(state: State) -> Rows:
     for slot, job in state.slot_index.owners().items():
         owned.setdefault(node_of(slot), {})[slot] = job
 
-    def behind(after: int) -> Iterator[tuple[int, NodeInfo]]:
+    def rows_after(after: int) -> Iterator[tuple[int, NodeInfo]]:
         for place, node in enumerate(nodes[after:], after + 1):
             yield place, _node_info(node, owned.get(node.node, {}))
 
-    return Rows(behind, len(nodes))
+    return Rows(rows_after, len(nodes))
 
 
 def node_info(state: State, name: NodeId) -> NodeInfo:

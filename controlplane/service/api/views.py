@@ -158,7 +158,7 @@ CURSOR_REMEDY: Final = "restart without a cursor, then use the one of each page"
 class Rows(NamedTuple):
     """A list of a reply."""
 
-    behind: Callable[[int], Iterator[tuple[int, Any]]]  # rows after a position, each with its own
+    after: Callable[[int], Iterator[tuple[int, Any]]]  # rows behind a position, each with its own
     last: int  # position of the last row; positions grow and never change
 
 
@@ -175,7 +175,7 @@ def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any
     found: dict[str, list[Any]] = {name: [] for name in lists}
     room, any_row = PAGE_BYTES, False
     for name in list(lists)[list(lists).index(first) :]:
-        for at, row in lists[name].behind(position):
+        for at, row in lists[name].after(position):
             size = len(msgspec.msgpack.encode(row))
             if size > room and any_row:
                 return _frozen(found), f"{name}.{position}"

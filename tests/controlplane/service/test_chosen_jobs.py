@@ -42,7 +42,7 @@ def listed(controller: Controller, request_: ListJobs, after: int = 0) -> list[s
         migrate(database)
         insert_rows(database, [(1, row) for row in rows_of(controller.left)])
         rows = job_rows(controller.state, EndedJobs(database), request_, summary)
-        return [line.job for _, line in rows.behind(after)]
+        return [line.job for _, line in rows.after(after)]
 
 
 def summary(job: Job) -> JobSummary:
