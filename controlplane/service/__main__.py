@@ -16,11 +16,11 @@ from controlplane.service import app
 from schemas.errors import OnesError, in_one_line
 from schemas.host.logging import configure_logging
 
-NEW_OBJECTS: Final = 20_000  # until garbage is looked for; at 700 it is a tenth of all work
+NEW_OBJECTS: Final = 20_000  # per garbage collection; 700 would cost a tenth of all CPU time
 
 
 def main() -> None:
-    """Run the controller; exit code 2 when it cannot begin."""
+    """Run the controller; exit code 2 if it cannot start."""
     parser = argparse.ArgumentParser(prog="ones-controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     path = parser.parse_args().config.resolve()
@@ -32,7 +32,7 @@ def main() -> None:
     except OnesError as error:
         sys.stderr.write(f"ones-controller: {error}\n")
         sys.exit(2)
-    except Exception as error:  # noqa: BLE001 - the log ends with the cause, not with a frame
+    except Exception as error:  # noqa: BLE001 - the log should end with the cause
         traceback.print_exc()
         sys.stderr.write(f"ones-controller: {in_one_line(error)}\n")
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""The controller's process: builds its parts, owns their tasks, shuts down in order."""
+"""Process of the controller: builds its parts, owns their tasks, shuts down in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ from controlplane.service.log_relay import LogRelay
 from controlplane.service.log_store import LogStore
 from controlplane.service.metrics import Metrics, MetricsServer
 from controlplane.service.node_sessions import NodeSessions
-from controlplane.service.planner.plan_coordinator import PlanExchange, PolicyObserver, planner_for
+from controlplane.service.planner.plan_coordinator import (
+    PlanCoordinator,
+    PolicyObserver,
+    make_planner,
+)
 from controlplane.service.rights import READERS, JobOwners, projects_of, sees_all, topics_of
 from controlplane.service.settings import (
     ControllerSettings,
@@ -71,17 +75,16 @@ from schemas.wire.client import Cluster, SearchInfo
 from schemas.wire.files import ToNode
 
 log = structlog.get_logger("controller")
-MAX_QUESTION: Final = 64 << 10  # bytes of what is said to the port of output
-MAX_REQUEST: Final = 1 << 20  # bytes of a request; a frame is decrypted in one go, and others wait
-QUEUED_PAGES: Final = 2  # of a follower that does not read, 1 MiB each; one at a time is asked for
-BIND_WAIT_S: Final = 10.0  # a predecessor that was killed may still be closing
+MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
+MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting a frame blocks all others
+QUEUED_PAGES: Final = 2  # for a follower that does not read, 1 MiB each
+BIND_WAIT_S: Final = 10.0  # a killed predecessor may still be closing
 
 
 async def run(path: Path) -> None:
-    """Be the controller until a signal asks to stop; SIGHUP has it read its settings again.
+    """Run the controller until SIGTERM or SIGINT; SIGHUP reloads the settings.
 
-    Args:
-        path: of the settings file, absolute; relative paths in it are relative to its folder.
+    `path` is absolute; relative paths in the settings are relative to its folder.
 
     Raises:
         SettingsError: if keys or addresses cannot be used.
@@ -90,7 +93,7 @@ async def run(path: Path) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ignore_reload)
     controller = Controller(controller_settings.load(path), path.parent)
     try:
         await controller.open()
@@ -101,15 +104,14 @@ async def run(path: Path) -> None:
     log.info("controller stopped", term=controller.term)
 
 
-def _too_early() -> None:
-    log.info("settings are being read at this moment")
+def _ignore_reload() -> None:
+    log.info("reload signal ignored: still starting")
 
 
 class Controller:
-    """Everything of one controller; the journal is replayed when it is made.
+    """All parts of one controller; constructing it replays the journal.
 
-    Args:
-        home: the folder that relative paths in it are relative to.
+    Relative paths in the settings refer to `home`.
 
     Raises:
         SettingsError: if keys or the policy cannot be used.
@@ -133,14 +135,14 @@ class Controller:
         self._link = Link(load_keys(home / settings.keys.server))
         listed = load_authorised(home / settings.keys.authorised)
         self._keys = KeyTable(KeyFile(self._folder / keys.FILE), listed)
-        self._keys.gone = self._cut_off
+        self._keys.on_revoked = self._cut_off
         self._authority = self._link.authority(self._keys.known, self._denied)
         journal = self._folder / "journal.sqlite"
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal)
         self._owners = JobOwners(self._commit_loop)
-        self._plans = PlanExchange(self._commit_loop)
-        self._planner = self._plans.planner = planner_for(
+        self._plans = PlanCoordinator(self._commit_loop)
+        self._planner = self._plans.planner = make_planner(
             settings.policy,
             history=self._history,
             view_now=self._plans.view_now,
@@ -160,20 +162,20 @@ class Controller:
         self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
         self._file_keeper = FileKeeper(self._state, self._logs, self._snapshots, store)
 
-    # --- its life
+    # --- lifecycle
 
     async def open(self) -> None:
-        """Bind the sockets, and enter the history as the next incarnation.
+        """Bind the sockets and start a new term.
 
         Raises:
-            SettingsError: if an address cannot be had.
+            SettingsError: if an address cannot be bound.
         """
         listen = self._settings.listen
         self._feed = EventFeed(
             await self._bind("XPUB", listen.feed, largest=MAX_TOPIC),
             self._audit,
             self._state().feed_seq,
-            self._bind_feed_again,
+            self._rebind_feed,
             self._owners.of,
         )
         self.term = self._commit_loop.begin(__version__)
@@ -196,28 +198,28 @@ class Controller:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
-        """What takes over those settings that may change while the controller runs."""
+        """Return the reloader that applies the settings which may change at run time."""
         safe: dict[str, Callable[[ControllerSettings], None]] = {
             **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
-            **{f"store.{name}": self._bound_store for name in Store.__struct_fields__},
-            **{f"store.workdir.{name}": self._bound_store for name in USUAL.__struct_fields__},
-            **{f"limits.{name}": self._limit for name in Limits.__struct_fields__},
+            **{f"store.{name}": self._apply_store for name in Store.__struct_fields__},
+            **{f"store.workdir.{name}": self._apply_store for name in USUAL.__struct_fields__},
+            **{f"limits.{name}": self._apply_limits for name in Limits.__struct_fields__},
             **{
                 f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)
                 for name in JournalSettings.__struct_fields__
             },
         }
         load = partial(controller_settings.load, path)
-        return SettingsReload(self._settings, load, safe, [self._authorise])
+        return SettingsReload(self._settings, load, safe, [self._reload_keys])
 
     def _judge_silence(self, settings: ControllerSettings) -> None:
         self._node_sessions.use(_timings(settings))
 
-    def _limit(self, settings: ControllerSettings) -> None:
+    def _apply_limits(self, settings: ControllerSettings) -> None:
         self._request_server.limits = settings.limits
         self._snapshots.user_bytes = settings.limits.archive_bytes
 
-    def _bound_store(self, settings: ControllerSettings) -> None:
+    def _apply_store(self, settings: ControllerSettings) -> None:
         self._logs.max_bytes = settings.store.log_bytes_per_job
         self._log_relay.bytes_per_s = settings.store.log_bytes_per_s
         self._snapshots.max_bytes = settings.store.snapshot_bytes
@@ -225,12 +227,12 @@ class Controller:
         self._snapshots.upload_bytes = settings.store.upload_bytes
         self._file_keeper.use(settings.store)
 
-    def _authorise(self, settings: ControllerSettings) -> None:
+    def _reload_keys(self, settings: ControllerSettings) -> None:
         self._keys.reload(load_authorised(self._home / settings.keys.authorised))
 
     def _cut_off(self, owners: list[Identity]) -> None:
-        """Say nothing more to those whose keys are not valid any more, or changed."""
-        log.info("keys are not authorised any more", owners=[str(who) for who in owners])
+        """Disconnect the owners of keys that were revoked, expired or changed."""
+        log.info("keys are no longer authorised", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
         self._request_server.end_revoked()
         self._log_relay.end_revoked()
@@ -240,11 +242,8 @@ class Controller:
     async def serve(self, stop: asyncio.Event) -> None:
         """Run all tasks until `stop` is set.
 
-        Args:
-            stop: set by whoever ends the controller, as a signal does.
-
         Raises:
-            JournalError: if the journal failed for good.
+            JournalError: if the journal failed permanently.
         """
         listen = self._settings.listen
         failure: JournalError | None = None
@@ -264,7 +263,6 @@ class Controller:
             raise failure
 
     async def _until(self, stop: asyncio.Event) -> JournalError | None:
-        """Wait for `stop`, or for a journal that cannot be written any more."""
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self._commit_loop.failure())
         done, waiting = await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -273,11 +271,11 @@ class Controller:
         return failed.result() if failed in done else None
 
     def close(self) -> None:
-        """Make what was taken durable, and give up the sockets."""
+        """Make all handled inputs durable, and close the sockets."""
         self._commit_loop.close()
         self._link.close()
 
-    # --- its parts
+    # --- parts
 
     async def _open_log_relay(self) -> LogRelay:
         listen = self._settings.listen
@@ -311,7 +309,7 @@ class Controller:
         )
 
     def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
-        """What runs for ever, in the order in which it begins."""
+        """Return the tasks that run until cancelled, in the order in which they start."""
         return (
             self._authority.run(),
             self._keys.watch(),
@@ -350,21 +348,20 @@ class Controller:
                     raise
                 await asyncio.sleep(0.1)
 
-    async def _bind_feed_again(self) -> Socket:
+    async def _rebind_feed(self) -> Socket:
         while True:
             try:
                 return await self._bind("XPUB", self._settings.listen.feed, largest=MAX_TOPIC)
             except SettingsError as error:
-                log.error("nobody hears the feed", why=str(error))  # noqa: TRY400
+                log.error("feed port cannot be bound, retrying", why=str(error))  # noqa: TRY400
                 await asyncio.sleep(1.0)
 
-    # --- what they ask of each other
+    # --- callbacks between the parts
 
     def _perform(self, command: Command) -> None:
-        """Let one effect of a durable input out."""
         match command:
             case AskForPlan():
-                self._plans.request()
+                self._plans.request_plan()
             case SendDelta() | SendSweepDelta():
                 self._node_sessions.send(command)
             case Announce(event=event):
@@ -373,7 +370,6 @@ class Controller:
                     self._log_relay.job_changed(event.job)
 
     def _history(self) -> list[tuple[Seconds, PolicyEvent]]:
-        """What a search that begins anew learns from."""
         left = self._commit_loop.reader.ended.latest(policy_events.KEPT_JOBS)
         jobs = sorted([*left, *self._state().jobs.values()], key=lambda job: number_of(job.job))
         return policy_events.history(jobs, self._commit_loop.records)
@@ -388,11 +384,10 @@ class Controller:
         self._audit.refused("key", why, peer=address)
 
     def _state(self) -> State:
-        """Of all that is durable."""
         return self._commit_loop.committed.state
 
     def _needed_archives(self) -> set[str]:
-        """Those of jobs that have not ended, also of such that are not durable yet."""
+        """Return the archives of jobs that have not ended, including jobs not yet durable."""
         state = self._commit_loop.reactor.state
         return {state.jobs[name].snapshot for name in state.active}
 

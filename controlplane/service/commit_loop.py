@@ -1,4 +1,4 @@
-"""The commit loop: handle an input, make it durable, and only then let its effects out."""
+"""Commit loop: handle an input, make it durable, and only then execute its commands."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ DEADLINE_TICK_S: Final = 0.5
 
 @dataclass(slots=True)
 class _Pending:
-    """An input that was handled, and what waits for it to be durable."""
+    """An input that was handled and is not durable yet, with its commands."""
 
-    number: int  # of the input in the journal
+    number: int  # in the journal
     at: Seconds
     event: Input
     commands: list[Command]
@@ -56,25 +56,24 @@ class _Pending:
 
 
 class Tail(NamedTuple):
-    """What a restart has to handle again, behind the last snapshot of the state."""
+    """Inputs behind the last snapshot of the state, which a restart has to handle again."""
 
     inputs: int
-    seconds: float  # that it took
+    seconds: float  # of handling
 
 
 class CommitLoop:
-    """Owns the reactor and its journal.
+    """Owner of the reactor and its journal.
 
-    Inputs are handled at once, in order; their commands wait until the journal has them
-    (commit before effect), also in order. Several inputs share one fdatasync.
+    Inputs are handled at once, in order. Their commands wait, also in order, until the inputs are
+    in the journal (commit before effect). Several inputs share one fdatasync.
 
-    `reactor` is ahead of the journal: decisions are made on it. `committed` handles each input when
-    it is durable, just before its effects leave: whatever is told to anybody is read from it.
+    `reactor` is ahead of the journal; decisions are made on it. `committed` handles each input once
+    it is durable, just before its commands are executed; everything that leaves the controller is
+    read from it.
 
-    Args:
-        journal: its file; it is made if there is none. The state is that of its last snapshot and
-            of the inputs since.
-        recorded: told what each durable input did, before its commands leave.
+    The state is restored from the last snapshot and the inputs since. `recorded` is called with
+    each record of a durable input, before its commands are executed.
 
     Raises:
         JournalError: if the journal cannot be used.
@@ -90,28 +89,28 @@ class CommitLoop:
         self._pending: deque[_Pending] = deque()
         self._catching_up: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[JournalError] = self._loop.create_future()
-        self._writer = Writer(journal, self._committed, self._gave_up)
+        self._writer = Writer(journal, self._committed, self._writer_failed)
         self.reader = Reader(journal, damaged=_damaged_row)
-        self._stall: CommitsResumed | None = None  # to be told when it is over
+        self._stall: CommitsResumed | None = None  # announced once the journal is writable
         complete_records(journal, self.reader)
-        found = recover(self.reader, _snapshot_passed_over)
+        found = recover(self.reader, _skip_snapshot)
         self.reactor, self.committed = found.reactor, copy_of(found.reactor)
-        self._last = found.last  # number of the input that was handled last
+        self._last = found.last  # number of the last handled input
         self._last_at = found.at
-        self._torn = False  # an input is handled just now
+        self._torn = False  # True while an input is being handled
         self.tail = Tail(found.last - found.snapshot, found.took_s)
-        self._began = max(self._last_at, time.time()) - self._loop.time()
+        self._clock_offset = max(self._last_at, time.time()) - self._loop.time()
 
     @property
     def records(self) -> JobRecords:
-        """The past of jobs, as far as it is durable."""
+        """Durable records of all jobs."""
         return self.reader.records
 
     def job(self, name: JobId) -> Job:
-        """A job as it is durable, whether it is in the state or has left it.
+        """Return a durable job, whether it is still in the state or only in the journal.
 
         Raises:
-            UnknownJobError: if there is none, or it is not kept any more.
+            UnknownJobError: if there is no such job, or it is no longer kept.
         """
         found = self.committed.state.jobs.get(name) or self.reader.ended.get(name)
         if found is None:
@@ -120,19 +119,18 @@ class CommitLoop:
 
     @property
     def stalled(self) -> str:
-        """Why nothing becomes durable at the moment; empty when all is well."""
+        """Reason why nothing can become durable at the moment; empty if the journal is writable."""
         return self._writer.stalled
 
     def now(self) -> Seconds:
-        """Seconds since the epoch; a clock that is set while we run does not move it."""
-        return Seconds(self._began + self._loop.time())
+        """Return seconds since the epoch; setting the system clock at run time has no effect."""
+        return Seconds(self._clock_offset + self._loop.time())
 
     def begin(self, release: str) -> Term:
-        """Enter the history as a new incarnation.
+        """Start a new term and return it.
 
-        Returns:
-            The term: above that of the incarnation before, and of those that the journal does not
-            know because it is a copy that was put back.
+        The term is above that of the last run, and above terms that the journal does not contain
+        because it was restored from a backup.
         """
         term = Term(max(self.reactor.state.term + 1, self.reader.term_floor()))
         self.handle(
@@ -148,14 +146,12 @@ class CommitLoop:
         before_effects: Callable[[], None] | None = None,
         after_effects: Callable[[list[Command]], None] | None = None,
     ) -> None:
-        """Handle `event` now, and let its commands out once it is durable.
+        """Handle `event` now, and execute its commands once it is durable.
 
         An input that the core cannot handle is replaced by `InputSkipped`.
 
-        Args:
-            event: the input, taken at the present time.
-            before_effects: called when it is durable, before its commands are performed.
-            after_effects: called with its commands when they have been performed.
+        `before_effects` is called when the input is durable, before its commands are executed;
+        `after_effects` afterwards.
         """
         now, began = self.now(), time.perf_counter()
         self._torn = True
@@ -182,22 +178,19 @@ class CommitLoop:
     def handle_unless_stalled(
         self, event: Input, after_effects: Callable[[list[Command]], None]
     ) -> None:
-        """The same for a client's request, refused while nothing can become durable.
-
-        Args:
-            after_effects: called with its commands when they have been performed.
+        """Handle a client's request, unless the journal cannot be written.
 
         Raises:
-            UnavailableError: and nothing was changed.
+            UnavailableError: if the journal cannot be written; nothing was changed.
         """
         self.refuse_while_stalled()
         self.handle(event, after_effects=after_effects)
 
     async def caught_up(self) -> None:
-        """Wait until all that was handled by now is durable, and its effects have left.
+        """Wait until all inputs handled so far are durable and their commands executed.
 
         Raises:
-            UnavailableError: if nothing can become durable at present.
+            UnavailableError: if the journal cannot be written.
         """
         if self._pending:
             self.refuse_while_stalled()
@@ -206,35 +199,32 @@ class CommitLoop:
             await done
 
     def refuse_while_stalled(self) -> None:
-        """Refuse what has to become durable while nothing can.
+        """Refuse a change while the journal cannot be written.
 
         Raises:
-            UnavailableError: saying why.
+            UnavailableError: with the reason.
         """
         if self.stalled:
             raise UnavailableError(
                 f"the controller cannot write its journal ({self.stalled})",
-                "free space there and submit again; running jobs go on",
+                "free space there and submit again; running jobs continue",
             )
 
     def between_commits(self, work: Tidy) -> None:
-        """Let the journal's thread do something small with its database between two commits.
-
-        Args:
-            work: as `Writer.between_commits` says.
-        """
+        """Run a short piece of work on the journal's database, in its thread, between commits."""
         self._writer.between_commits(work)
 
     def snapshot_taken(self, number: int) -> None:
-        """The journal has the state after an input: a restart begins there."""
+        """Record that the journal has a snapshot after input `number`, where a restart begins."""
         inputs = max(0, self._last - number)
         share = inputs / self.tail.inputs if self.tail.inputs else 0.0
         self.tail = Tail(inputs, self.tail.seconds * share)
 
     def _before(self) -> Reactor:
-        """What `reactor` was before the present input: a copy of `committed`, and what came since.
+        """Return the reactor as it was before the current input.
 
-        No more is replayed than what is on its way to the journal, however long that is.
+        It is a copy of `committed` that replays the inputs which are not durable yet, and no
+        others.
         """
         reactor = copy_of(self.committed)
         for pending in self._pending:
@@ -244,78 +234,77 @@ class CommitLoop:
     def _committed(self, count: int) -> None:
         self._loop.call_soon_threadsafe(self._release, self._writer.base + count)
 
-    def _gave_up(self, error: JournalError) -> None:
+    def _writer_failed(self, error: JournalError) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: JournalError) -> None:
         if not self._failed.done():
-            log.error("the journal cannot be written", why=str(error))
+            log.error("journal failed permanently", why=str(error))
             self._failed.set_result(error)
 
     def _release(self, durable: int) -> None:
-        """Let the effects of all inputs up to `durable` out; one that fails holds up no other."""
+        """Execute the commands of all inputs up to `durable`; a failure does not stop others."""
         while self._pending and self._pending[0].number <= durable:
             pending = self._pending.popleft()
             self.committed.handle(pending.event, pending.at)
             for record in self.committed.records:
-                _do(partial(self._recorded, record))
+                _run_effect(partial(self._recorded, record))
             if pending.before_effects:
-                _do(pending.before_effects)
+                _run_effect(pending.before_effects)
             for command in pending.commands:
-                _do(partial(self._perform, command))
+                _run_effect(partial(self._perform, command))
             if pending.after_effects:
-                _do(partial(pending.after_effects, pending.commands))
+                _run_effect(partial(pending.after_effects, pending.commands))
         while self._catching_up and self._catching_up[0][0] <= durable:
             _, done = self._catching_up.popleft()
             if not done.done():
                 done.set_result(None)
 
     async def failure(self) -> JournalError:
-        """Wait until nothing can be made durable any more.
+        """Wait until the journal has failed permanently, and return the error.
 
-        Returns:
-            Why. What was not committed was never told of: whoever reported it will report it again.
+        No effect of an uncommitted input has left, so agents and clients will repeat theirs.
         """
         return await asyncio.shield(self._failed)
 
     async def keep_deadlines(self) -> None:
-        """Turn deadlines that pass into inputs, and watch for a journal without room, for ever."""
+        """Turn expired deadlines into inputs, and report a stalled journal, until cancelled."""
         while True:
             await asyncio.sleep(DEADLINE_TICK_S)
-            self._watch_room()
+            self._watch_writer()
             for event in self.reactor.due(self.now()):
                 self.handle(event)
 
-    def _watch_room(self) -> None:
-        """Say that nothing becomes durable, and that it does again."""
+    def _watch_writer(self) -> None:
+        """Announce that the journal cannot be written, and that it is writable again."""
         why = self._writer.stalled
         if why and self._stall is None:
             self._stall = CommitsResumed(why=why, since=self.now())
-            log.warning("the journal has no room: submissions are refused", why=why)
+            log.warning("journal cannot be written, refusing submissions", why=why)
             notify(f"STATUS=the journal cannot be written: {why}")
         elif not why and self._stall is not None:
-            log.info("the journal is written again", was=self._stall.why)
+            log.info("journal is writable again", was=self._stall.why)
             notify("STATUS=")
             self.handle(self._stall)
             self._stall = None
 
     def close(self) -> None:
-        """Make what was taken durable, with the state that it came to, and stop."""
+        """Make all handled inputs durable, save a snapshot of the state, and stop."""
         self._writer.close()
         self.reader.close()
         if self.tail.inputs and not self._torn and self._writer.durable == self._last:
             try:
                 save_state(self._path, self.reactor, self._last, self._last_at)
             except JournalError as error:
-                log.warning("no snapshot of the state", why=str(error))
+                log.warning("snapshot of the state failed", why=str(error))
 
 
-def _snapshot_passed_over(why: str) -> None:
-    log.error("a snapshot of the state cannot be used", why=why)
+def _skip_snapshot(why: str) -> None:
+    log.error("snapshot of the state is unusable, skipping it", why=why)
 
 
 def _damaged_row(what: str) -> None:
-    log.error("a row of the past of jobs is damaged: it is left out", row=what)
+    log.error("row of a job's records is damaged, omitting it", row=what)
 
 
 def _feed(commands: list[Command]) -> tuple[FeedEvent, ...]:
@@ -333,8 +322,8 @@ def _skipped(event: Input, error: Exception) -> InputSkipped:
     )
 
 
-def _do(effect: Callable[[], None]) -> None:
+def _run_effect(effect: Callable[[], None]) -> None:
     try:
         effect()
     except Exception:
-        log.exception("an effect failed")
+        log.exception("command failed")

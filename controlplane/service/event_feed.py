@@ -1,4 +1,4 @@
-"""Publishes state changes, and wakes those who wait for them."""
+"""Feed of state changes (port 7703), which also wakes long polls of this process."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ from schemas.transport import Identity, Incoming, Socket
 from schemas.wire.feed import FeedEvent
 
 MAX_TOPIC: Final = 256  # bytes of a subscription
-MAX_SAID: Final = 128 << 10  # bytes of subscriptions of one key; libzmq takes 50 times as many
+MAX_SAID: Final = 128 << 10  # bytes of subscriptions of one key; libzmq keeps 50 times as many
 
 
 class EventFeed:
-    """The XPUB side, and what long polls inside this process wait for.
+    """XPUB socket of the feed, and the event that long polls wait for.
 
-    Args:
-        socket: XPUB of the feed's port; subscriptions are granted one by one.
-        last_seq: number of the last event that was published before, 0 if none was.
-        bind: opens such a socket anew, however long that takes.
+    `bind` opens the socket again, retrying until it succeeds.
     """
 
     def __init__(
@@ -43,11 +40,11 @@ class EventFeed:
         self._bind = bind
         self._owner_of = owner_of
         self._cut_off = asyncio.Event()
-        self._waiter: asyncio.Future[None] | None = None  # of all who wait for the next event
+        self._waiter: asyncio.Future[None] | None = None  # of all long polls
         self.last_seq = last_seq
 
     async def admit_subscribers(self) -> None:
-        """Grant subscriptions to keys that may read, for ever."""
+        """Grant subscriptions to keys that may read, until cancelled."""
         while True:
             socket = self._socket = self._socket or await self._bind()
             self._cut_off.clear()
@@ -56,7 +53,7 @@ class EventFeed:
             try:
                 await asyncio.wait({admitting, cut}, return_when=asyncio.FIRST_COMPLETED)
                 if not cut.done():
-                    await admitting  # it has failed
+                    await admitting  # raises its error
             finally:
                 admitting.cancel()
                 cut.cancel()
@@ -66,7 +63,7 @@ class EventFeed:
     async def _admit(self, socket: Socket) -> None:
         async for incoming in socket:
             kind, topic = incoming.frames[0][:1], incoming.frames[0][1:]
-            if incoming.key and not self._takes(socket, incoming):
+            if incoming.key and not self._is_within_bound(socket, incoming):
                 continue
             who = incoming.identity or Identity("", "")
             granted = granted_topics(who, topic) if len(topic) <= MAX_TOPIC else ()
@@ -77,56 +74,55 @@ class EventFeed:
                 for one in granted:
                     socket.admit(one)
             else:
-                what = f"{incoming.identity} may not hear {topic[:80]!r}"
+                what = f"{incoming.identity} may not subscribe to {topic[:80]!r}"
                 self._audit.refused("subscription", what, peer=str(incoming.identity))
 
-    def _takes(self, socket: Socket, incoming: Incoming) -> bool:
-        """Whether a key may say more of what is kept while its connections are open."""
+    def _is_within_bound(self, socket: Socket, incoming: Incoming) -> bool:
+        """True if a key's subscriptions are within their bound; else cut its connection."""
         said = socket.said(incoming)
-        if said is None:  # it was cut off just now
+        if said is None:  # its connection was just cut
             return False
         if said <= MAX_SAID:
             return True
-        what = f"{said} bytes of subscriptions of one key, at most {MAX_SAID}"
+        what = f"{said} bytes of subscriptions of one key exceed {MAX_SAID}"
         self._audit.refused("flood", what, peer=str(incoming.identity))
         socket.cut(incoming)
         return False
 
     def cut_off(self) -> None:
-        """End all connections at once: ZeroMQ cannot end one of them.
+        """Close all connections: ZeroMQ cannot close a single one.
 
-        Whoever may still read connects and subscribes again by itself, and misses what is published
-        meanwhile, as its number tells.
+        Clients that may still read reconnect and subscribe again. They miss the events published
+        meanwhile, which they can tell by the event numbers.
         """
         self._socket = None
         self._cut_off.set()
 
     def publish(self, event: FeedEvent) -> None:
-        """Send `event` under its topics, one for each audience, and wake who waits.
+        """Send `event` once for each audience, and wake the long polls.
 
-        Args:
-            event: with a number above that of the one before.
+        `event.seq` must be above that of the last event.
         """
         self.last_seq = event.seq
         if self._socket is not None:
             data = encode(event)
-            for topic, told in self._topics(event):
-                self._socket.send(topic.encode(), data if told is event else encode(told))
+            for topic, redacted in self._topics(event):
+                self._socket.send(topic.encode(), data if redacted is event else encode(redacted))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _topics(self, event: FeedEvent) -> Iterator[tuple[str, FeedEvent]]:
-        """Where it is told, without names of jobs that are not for everybody there."""
+        """Yield each topic with the event, without names of jobs its audience must not know."""
         if event.job is None:
             topic = f"node/{event.node}" if event.node is not None else "cluster"
-            yield topic, self._cut(event, "")
+            yield topic, self._redact(event, "")
             return
         yield f"job/{event.job}", event
         owner = self._owner_of(event.job)
         if owner is not None:
-            yield f"project/{owner.project}/job/{event.job}", self._cut(event, owner.project)
+            yield f"project/{owner.project}/job/{event.job}", self._redact(event, owner.project)
 
-    def _cut(self, event: FeedEvent, project: str) -> FeedEvent:
+    def _redact(self, event: FeedEvent, project: str) -> FeedEvent:
         def hides(job: JobId) -> bool:
             owner = self._owner_of(job)
             return owner is not None and owner.project != project
@@ -138,11 +134,7 @@ class EventFeed:
         return event if detail == event.detail else replace(event, detail=detail)
 
     async def wait(self, wait_s: float) -> None:
-        """Return at the next event, or after `wait_s` seconds.
-
-        Args:
-            wait_s: seconds, at most.
-        """
+        """Return at the next event, or after `wait_s` seconds."""
         if self._waiter is None or self._waiter.done():
             self._waiter = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._waiter], timeout=wait_s)

@@ -1,6 +1,7 @@
-"""Files of the past go by age and size: output of ended jobs, archives that nobody needs.
+"""Retention of files and of the journal.
 
-Keeps the journal short: snapshots of the state in time, and nothing longer than was asked.
+`FileKeeper` deletes output of ended jobs and unneeded archives by age and size. `JournalKeeper`
+takes snapshots of the state in time and deletes old rows of the journal.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from controlplane.journal.retention import Retention, forget, forget_records
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import JournalSettings, Store
-from controlplane.service.uploads import SnapshotStore, beyond_share
+from controlplane.service.uploads import SnapshotStore, excess_archives
 from schemas.host.files import FileSeen, outdated
 from schemas.ids import JobId, Seconds
 
 log = structlog.get_logger("file_keeper")
-FIRST_S: Final = 60.0  # after the start
-PART: Final = ".part"  # of an upload that is not complete
-LOOK_S: Final = 300.0
-MUCH: Final = 1 << 62
-YOUNG_S: Final = 3600.0  # what changed since may be asked for any moment
+FIRST_RUN_S: Final = 60.0  # after the start
+UPLOAD_SUFFIX: Final = ".part"  # suffix of unfinished uploads
+INTERVAL_S: Final = 300.0
+UNLIMITED: Final = 1 << 62
+GRACE_S: Final = 3600.0  # files changed since may be needed at any moment
 
 
-def seen_in(folder: Path) -> list[FileSeen]:
-    """What a folder has; what disappears meanwhile is left out.
+def files_in(folder: Path) -> list[FileSeen]:
+    """Return the files of a folder; files that disappear meanwhile are skipped.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if the folder cannot be read.
     """
     found = []
     with os.scandir(folder) as entries:
@@ -53,11 +54,7 @@ def seen_in(folder: Path) -> list[FileSeen]:
 
 
 class FileKeeper:
-    """Looks at the folders from time to time, in a thread; deletes in the loop, a file at a time.
-
-    Args:
-        state: the core's committed state now.
-    """
+    """Scans folders periodically in a thread; deletes in the event loop, one file at a time."""
 
     def __init__(
         self,
@@ -72,50 +69,47 @@ class FileKeeper:
         self._settings = settings
 
     def use(self, settings: Store) -> None:
-        """Keep as much as this from the next look on."""
+        """Apply these bounds from the next scan on."""
         self._settings = settings
 
     async def run(self) -> None:
-        """Do so for ever."""
-        await asyncio.sleep(FIRST_S)
+        """Scan and delete periodically until cancelled."""
+        await asyncio.sleep(FIRST_RUN_S)
         while True:
             try:
                 await self.tidy(Seconds(time.time()))
             except OSError as error:
-                log.warning("files that are too old could not be deleted", why=str(error))
-            await asyncio.sleep(LOOK_S)
+                log.warning("deleting old files failed", why=str(error))
+            await asyncio.sleep(INTERVAL_S)
 
     async def tidy(self, now: Seconds) -> None:
-        """Delete what is too old or too much.
-
-        Args:
-            now: seconds since the epoch.
+        """Delete files that exceed their age or size bounds.
 
         Raises:
-            OSError: if a folder cannot be read, or a file not be deleted.
+            OSError: if a folder cannot be read, or a file cannot be deleted.
         """
         settings = self._settings
-        output = await asyncio.to_thread(seen_in, self._logs.folder)
-        mine = [file for seen in output if (file := self._of_ended_job(seen)) is not None]
-        for file in outdated(mine, settings.keep_logs_s, settings.keep_logs_bytes, now):
+        output = await asyncio.to_thread(files_in, self._logs.folder)
+        candidates = [file for seen in output if (file := self._of_ended_job(seen)) is not None]
+        for file in outdated(candidates, settings.keep_logs_s, settings.keep_logs_bytes, now):
             self._logs.forget(file.name)
             await asyncio.sleep(0)
-        archives = await asyncio.to_thread(seen_in, self._archives.folder)
+        archives = await asyncio.to_thread(files_in, self._archives.folder)
         for file in archives:
-            if file.name.endswith(PART) and now - file.at > settings.keep_uploads_s:
+            if file.name.endswith(UPLOAD_SUFFIX) and now - file.at > settings.keep_uploads_s:
                 self._archives.forget(file.name)
         used = {self._state().jobs[name].snapshot for name in self._state().active}
-        mine = [one for one in archives if one.name not in used and now - one.at > YOUNG_S]
-        old = {file.name for file in outdated(mine, settings.keep_archives_s, MUCH, now)}
+        candidates = [one for one in archives if one.name not in used and now - one.at > GRACE_S]
+        old = {file.name for file in outdated(candidates, settings.keep_archives_s, UNLIMITED, now)}
         senders = await asyncio.to_thread(self._archives.senders.all)
-        left = [file for file in mine if file.name not in old]
-        much = beyond_share(left, settings.keep_archives_bytes, senders)
+        left = [file for file in candidates if file.name not in old]
+        much = excess_archives(left, settings.keep_archives_bytes, senders)
         for name in (*old, *(file.name for file in much)):
             self._archives.forget(name)
             await asyncio.sleep(0)
 
     def _of_ended_job(self, seen: FileSeen) -> FileSeen | None:
-        """A file of output, with the time of its job's end; None: the job goes on."""
+        """Return a file of output with the end time of its job; None if the job has not ended."""
         job = self._state().jobs.get(JobId(seen.name.rpartition(".")[0]))
         if job is None:
             return seen
@@ -124,33 +118,25 @@ class FileKeeper:
 
 journal_log = structlog.get_logger("journal_keeper")
 TICK_S: Final = 1.0
-TAIL_S: Final = 2.0  # of handling that a restart may have to do again
-RETRY_S: Final = 60.0  # after a snapshot that could not be taken
-FORGET_S: Final = 30.0  # between two looks at what is too old
-RECORDS_S: Final = 600.0  # between two looks at what is too much of single jobs
+TAIL_S: Final = 2.0  # of handling that a restart would repeat
+RETRY_S: Final = 60.0  # after a failed snapshot
+FORGET_S: Final = 30.0  # between two deletions by age
+RECORDS_S: Final = 600.0  # between two deletions of single jobs' excess records
 
 
 class JournalKeeper:
-    """Has a child take a snapshot when there is much behind the last one, and old rows deleted.
-
-    Args:
-        settings: when a snapshot is taken, and what is kept.
-    """
+    """Has a child take snapshots when many inputs follow the last one; deletes old rows."""
 
     def __init__(self, commit_loop: CommitLoop, path: Path, settings: JournalSettings) -> None:
         self._commit_loop = commit_loop
         self._path = path
         self.use(settings)
         self._loop = asyncio.get_running_loop()
-        self._not_before = 0.0  # on the loop's clock: the next snapshot
+        self._not_before = 0.0  # event loop time of the next snapshot, at the earliest
         self._forget_at = self._records_at = 0.0
 
     def use(self, settings: JournalSettings) -> None:
-        """Go by these from now on.
-
-        Args:
-            settings: when a snapshot is taken, and what is kept.
-        """
+        """Apply these settings from now on."""
         self._snapshot_inputs = settings.snapshot_inputs
         self._keep = Retention(
             inputs_s=settings.keep_inputs_s,
@@ -161,7 +147,7 @@ class JournalKeeper:
         )
 
     async def run(self) -> None:
-        """Do so for ever; a child that runs is ended when this is cancelled."""
+        """Maintain the journal until cancelled, which kills a running child."""
         while True:
             await asyncio.sleep(TICK_S)
             now = self._loop.time()
@@ -176,7 +162,7 @@ class JournalKeeper:
                 self._commit_loop.between_commits(partial(self._forget_records, jobs))
 
     async def take_snapshot(self) -> None:
-        """Have a child replay what came since the last snapshot, and write the next one."""
+        """Run a child that replays the inputs since the last snapshot and writes the next one."""
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "controlplane.journal.take_snapshot", str(self._path)),
             stdin=asyncio.subprocess.DEVNULL,
@@ -195,19 +181,19 @@ class JournalKeeper:
         else:
             self._not_before = self._loop.time() + RETRY_S
             why = error.decode(errors="replace").strip()[-2000:]
-            journal_log.error("no snapshot of the state", code=child.returncode, why=why)
+            journal_log.error("snapshot of the state failed", code=child.returncode, why=why)
 
     def _tail_is_long(self) -> bool:
         tail = self._commit_loop.tail
         return tail.inputs >= self._snapshot_inputs or tail.seconds >= TAIL_S
 
     def _forget_records(self, jobs: deque[JobId], database: sqlite3.Connection) -> None:
-        """In the writer's thread, a piece at a time as well."""
+        """Delete excess records of some jobs in the writer's thread; schedule the next piece."""
         forget_records(database, jobs, self._keep)
         if jobs:
             self._commit_loop.between_commits(partial(self._forget_records, jobs))
 
     def _forget(self, database: sqlite3.Connection) -> None:
-        """In the writer's thread; a further piece is asked for behind what waits by then."""
+        """Delete some old rows in the writer's thread; schedule the next piece after others."""
         if forget(database, self._keep, self._commit_loop.now()):
             self._commit_loop.between_commits(self._forget)

@@ -1,4 +1,4 @@
-"""Files of jobs, from where they lie to their owners: asks an agent, hands its answer on."""
+"""Files of jobs: forwards requests of clients to the agent of the node, and its reply back."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from schemas.wire.files import (
     ToNode,
 )
 
-ANSWER_S: Final = 10.0  # how long an agent may look at its disk
-MAX_UNDER_WAY: Final = 64  # of one user; a client asks for one thing at a time
+REPLY_TIMEOUT_S: Final = 10.0  # includes the time an agent reads its disk
+MAX_UNDER_WAY: Final = 64  # of one user; a client sends one request at a time
 
 
 class JobFiles:
-    """Questions that are on their way to agents.
+    """Requests that wait for the reply of an agent.
 
-    Args:
-        state: the core's state now: which nodes there are.
-        ask: sends a question to a node; False if there is no way to it.
+    `ask` sends a request to a node; it returns False if the node is not connected.
     """
 
     def __init__(
@@ -46,51 +44,49 @@ class JobFiles:
         self._waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = {}
 
     async def reply(self, request: FromFollower, who: Identity) -> FileList | FilePiece:
-        """What a client asked for, from the node.
-
-        Args:
-            request: a list or a piece, which is permitted.
-            who: the owner of the key that asks.
+        """Return the list or piece of a permitted request, from the node.
 
         Raises:
             UnknownNodeError: if no such node ever joined.
-            UnavailableError: if the node does not answer.
-            OnesError: what the node says.
+            UnavailableError: if the node does not reply, or too many requests of the user wait.
+            OnesError: as reported by the node.
         """
         if request.node not in self._state().nodes:
             what = f"no node {request.node!r}"
-            hint = suggestion(request.node, self._state().nodes, "`ones node list` has every one")
+            hint = suggestion(request.node, self._state().nodes, "`ones node list` lists all nodes")
             raise UnknownNodeError(what, hint, "node")
         mine = sum(user == who.name for _, user, _ in self._waiting.values())
         if mine >= MAX_UNDER_WAY:
-            raise UnavailableError("too many files at once", "fetch fewer at a time")
-        answer = await self._answer(request, who)
+            raise UnavailableError("too many files are being fetched", "fetch fewer at a time")
+        answer = await self._request_from_node(request, who)
         if isinstance(answer, FilesRefused):
             raise raised(answer.code, answer.message, answer.hint, "")
         return answer
 
-    async def _answer(self, request: FromFollower, who: Identity) -> FromNode:
+    async def _request_from_node(self, request: FromFollower, who: Identity) -> FromNode:
         name = uuid.uuid4().hex
         answer: asyncio.Future[FromNode] = asyncio.get_running_loop().create_future()
         self._waiting[name] = (request.node, who.name, answer)
         try:
-            if not self._ask(request.node, _question(request, name)):
-                raise UnavailableError(f"node {request.node} is away", "try again when it is back")
-            return await asyncio.wait_for(answer, ANSWER_S)
+            if not self._ask(request.node, _node_request(request, name)):
+                raise UnavailableError(
+                    f"node {request.node} is not connected", "try again when it is connected"
+                )
+            return await asyncio.wait_for(answer, REPLY_TIMEOUT_S)
         except TimeoutError:
-            hint = "is its agent of this release, and its disk well?"
-            raise UnavailableError(f"node {request.node} does not answer", hint) from None
+            hint = "check its agent's version and its disk"
+            raise UnavailableError(f"node {request.node} does not reply", hint) from None
         finally:
             del self._waiting[name]
 
     def receive(self, node: NodeId, message: FromNode) -> None:
-        """Take an agent's answer; one that nobody waits for, or of another node, is dropped."""
+        """Deliver an agent's reply; drop it if no request to this node waits for it."""
         asked, _, answer = self._waiting.get(message.request, (NodeId(""), "", None))
         if answer is not None and asked == node and not answer.done():
             answer.set_result(message)
 
 
-def _question(request: FromFollower, name: str) -> ToNode:
+def _node_request(request: FromFollower, name: str) -> ToNode:
     if isinstance(request, ListFiles):
         return AskFiles(request=name, job=request.job)
     return AskPiece(

@@ -1,6 +1,6 @@
-"""Who may connect: what authorised.toml says, what admins said online, and what time it is.
+"""Keys that may connect: authorised.toml, changes that admins made online, and expiry times.
 
-Keys that were added or revoked while the controller ran, as a file of its state folder.
+Online changes are kept in a file of the state folder.
 """
 
 from __future__ import annotations
@@ -21,47 +21,43 @@ from schemas.transport import Identity, KnownKeys, check_public, identity_of, re
 from schemas.wire.client import AddKey, KeyInfo
 
 FILE: Final = "keys.json"
-REMEDY: Final = "put a backup of it in its place: without it, keys that were revoked would be valid"
+REMEDY: Final = "restore a backup; without the file, revoked keys would become valid"
 
 
-class Changes(msgspec.Struct, frozen=True):
-    """What was said of keys online, each public key once."""
+class OnlineChanges(msgspec.Struct, frozen=True):
+    """Online additions and revocations; each public key occurs once."""
 
     keys: tuple[KeyInfo, ...] = ()
 
 
 class KeyFile:
-    """There whole or not at all, and on the disk before anybody hears of it.
-
-    Args:
-        path: of the file, which need not be there.
-    """
+    """File of online changes, replaced atomically and made durable before a change takes effect."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[bytes, KeyInfo]:
-        """What it has, by public key.
+        """Return the online changes by public key; empty if there is no file.
 
         Raises:
-            SettingsError: if it cannot be read, or others than its owner can.
+            SettingsError: if the file cannot be read, or users other than its owner may read it.
         """
         if not self.path.exists():
             return {}
         refuse_wide(self.path)
         try:
-            found = msgspec.json.decode(self.path.read_bytes(), type=Changes)
+            found = msgspec.json.decode(self.path.read_bytes(), type=OnlineChanges)
         except (OSError, ValueError) as error:
             raise SettingsError(f"{self.path}: {error}", REMEDY) from None
         return {one.public.encode(): one for one in found.keys}
 
     def write(self, changes: dict[bytes, KeyInfo]) -> None:
-        """Put these in the place of what it has.
+        """Replace the content of the file.
 
         Raises:
-            OSError: if it cannot be written; what it had is still there.
+            OSError: if the file cannot be written; the old content is intact.
         """
-        data = msgspec.json.format(msgspec.json.encode(Changes(tuple(changes.values()))))
+        data = msgspec.json.format(msgspec.json.encode(OnlineChanges(tuple(changes.values()))))
         fresh = self.path.with_suffix(".new")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -76,16 +72,13 @@ class KeyFile:
             os.close(folder)
 
 
-LOOK_S: Final = 1.0  # how much later than its time a key's connections may end
-MAX_KEYS: Final = 10_000  # that were added or revoked online
-Gone = Callable[[list[Identity]], None]
+LOOK_S: Final = 1.0  # delay after which connections of an expired key end
+MAX_KEYS: Final = 10_000  # added or revoked online
+OnRevoked = Callable[[list[Identity]], None]
 
 
 class KeyTable:
-    """Owns `known`, which all sockets ask; a revocation beats whatever else is said of a key.
-
-    Args:
-        clock: seconds since the epoch.
+    """Owner of `known`, the table that all sockets consult; a revocation overrides everything else.
 
     Raises:
         SettingsError: if the file cannot be used.
@@ -101,35 +94,31 @@ class KeyTable:
         self._clock = clock
         self._listed = dict(listed)
         self._online = file.read()
-        self.known = KnownKeys(self._joined(), clock)
+        self.known = KnownKeys(self._merged(), clock)
         self._valid = dict(self.known)
-        self.gone: Gone = lambda _: None  # told whose keys are not valid any more
+        self.on_revoked: OnRevoked = lambda _: None  # called with the owners of invalid keys
 
     def reload(self, listed: Mapping[bytes, Identity]) -> None:
-        """Take over what authorised.toml says now.
-
-        Args:
-            listed: public key (Z85) to its owner.
-        """
+        """Replace the keys of authorised.toml."""
         self._listed = dict(listed)
-        self._settle()
+        self._refresh()
 
     async def watch(self) -> None:
-        """End what is open with keys whose time is over, for ever."""
+        """Disconnect owners of expired keys, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self._settle()
+            self._refresh()
 
-    def _settle(self) -> None:
-        """Let `known` say what holds now, and tell of those who are not in it any more."""
-        self.known.listed = self._joined()
+    def _refresh(self) -> None:
+        """Update `known`, and report the owners of keys that are no longer valid."""
+        self.known.listed = self._merged()
         valid = dict(self.known)
         gone = [who for key, who in self._valid.items() if valid.get(key) != who]
         self._valid = valid
         if gone:
-            self.gone(gone)
+            self.on_revoked(gone)
 
-    def _joined(self) -> dict[bytes, Identity]:
+    def _merged(self) -> dict[bytes, Identity]:
         keys = {
             key: Identity(one.role, one.name, one.projects, one.expires)
             for key, one in self._online.items()
@@ -139,7 +128,7 @@ class KeyTable:
         return {key: who for key, who in keys.items() if key not in revoked}
 
     def rows(self) -> Iterator[KeyInfo]:
-        """All that is known of keys, those of authorised.toml first."""
+        """Yield all keys, those of authorised.toml first."""
         for key in dict.fromkeys([*self._listed, *self._online]):
             yield self._row(key)
 
@@ -160,34 +149,31 @@ class KeyTable:
         return replace(said, state="expired") if over and said.state == "valid" else said
 
     def add(self, request: AddKey, by: str) -> KeyInfo:
-        """Let somebody connect from now on.
-
-        Returns:
-            The key as it is kept.
+        """Authorise a key from now on, and return it as stored.
 
         Raises:
-            BadFieldError: if a field is wrong, or the key is another's or revoked.
-            TooLargeError: if there are too many.
-            UnavailableError: if it cannot be written down; nothing was changed.
+            BadFieldError: if a field is invalid, or the key has another owner or was revoked.
+            TooLargeError: if there are too many keys.
+            UnavailableError: if the key cannot be stored; nothing was changed.
         """
         key, who = request.public.encode(), self._checked(request)
         if (known := self.known.listed.get(key)) is not None:
             if known != who:
-                what = f"public: this key is {known}'s already, or has other rights"
-                raise BadFieldError(what, "make another pair, or revoke it first", "public")
+                what = f"public: this key already belongs to {known}, or has other rights"
+                raise BadFieldError(what, "create another pair, or revoke this key first", "public")
             return self._row(key)
         if key in self._online:
             what = "public: this key was revoked"
-            raise BadFieldError(what, "make another pair of keys", "public")
+            raise BadFieldError(what, "create another pair of keys", "public")
         now = self._clock()
         if request.expires is not None and request.expires <= now:
-            raise BadFieldError("expires: that time is over", "give a later one", "expires")
+            raise BadFieldError("expires: the time has passed", "give a later time", "expires")
         row = KeyInfo(
             public=request.public, name=who.name, role=who.role, projects=who.projects,
             expires=request.expires, by=by, at=Seconds(now),
         )  # fmt: skip
-        self._keep({key: row})
-        self._settle()
+        self._store({key: row})
+        self._refresh()
         return row
 
     def _checked(self, request: AddKey) -> Identity:
@@ -199,39 +185,38 @@ class KeyTable:
         return who
 
     def revoke(self, wanted: str, by: str) -> tuple[KeyInfo, ...]:
-        """Take keys away; it holds at once, and for ever when it is written down.
+        """Revoke keys; effective at once, and permanently once stored.
 
-        Args:
-            wanted: a public key, or the name of their owner.
+        `wanted` is a public key, or the name of an owner, all of whose keys are revoked.
 
         Raises:
-            BadFieldError: if there is no such key, or nobody could undo it.
-            UnavailableError: if it cannot be written down: then it holds until a restart.
+            BadFieldError: if there is no such key, or no admin would be left.
+            UnavailableError: if the revocation cannot be stored: it is effective until a restart.
         """
         rows = {row.public.encode(): row for row in self.rows()}
         found = {key: row for key, row in rows.items() if wanted in {row.public, row.name}}
         if not found:
-            what = f"key: there is none of {wanted[:64]!r}"
-            raise BadFieldError(what, "`ones key list` has every one", "key")
+            what = f"key: no key or owner {wanted[:64]!r}"
+            raise BadFieldError(what, "`ones key list` lists all keys", "key")
         fresh = {key: row for key, row in found.items() if row.state != "revoked"}
         admins = {key for key, who in self.known.items() if who.role == "admin"}
         if admins and not admins - fresh.keys():
-            what = "key: these are the last admin's"
+            what = "key: no admin would be left"
             raise BadFieldError(what, "add another admin's key first", "key")
         now = Seconds(self._clock())
         changed = {key: replace(row, state="revoked", by=by, at=now) for key, row in fresh.items()}
         before = self._online
         self._online = {**before, **changed}
-        self._settle()
+        self._refresh()
         if changed:
             self._write(self._online, "it holds until the controller restarts")
         return tuple({**found, **changed}.values())
 
-    def _keep(self, changed: dict[bytes, KeyInfo]) -> None:
+    def _store(self, changed: dict[bytes, KeyInfo]) -> None:
         online = {**self._online, **changed}
         if len(online) > MAX_KEYS:
-            what = f"public: {MAX_KEYS} keys were added or revoked, and there is no room for more"
-            raise TooLargeError(what, "keep keys in authorised.toml", "public")
+            what = f"public: {MAX_KEYS} keys were added or revoked online, the maximum"
+            raise TooLargeError(what, "add keys to authorised.toml instead", "public")
         self._write(online, "nothing was changed")
         self._online = {**self._online, **changed}
 
@@ -240,4 +225,4 @@ class KeyTable:
             self._file.write(online)
         except OSError as error:
             what = f"{self._file.path.name} cannot be written ({error.strerror}): {otherwise}"
-            raise UnavailableError(what, "free space there, and say it again") from None
+            raise UnavailableError(what, "free space there and repeat the command") from None

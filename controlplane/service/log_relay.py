@@ -1,6 +1,7 @@
-"""The log relay: output and snapshots on sockets of their own, away from orders and events.
+"""Log relay: output and working directories, on sockets apart from orders and events.
 
-How fast output of one job is taken: who is beyond his rate waits, in his own files.
+`LogRates` limits the rate at which each job's output is accepted; excess output waits in the files
+of its workers.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
 from controlplane.journal.records import JobRecords
 from controlplane.service.api.fair_queue import (
-    RequestShares,
+    FairQueue,
     Timer,
     WaitingRequests,
     deadline_of,
-    failed,
+    failure_reply,
 )
 from controlplane.service.job_files import JobFiles
 from controlplane.service.log_store import LogStore
-from controlplane.service.rights import NODE, permit, refuse_revoked
+from controlplane.service.rights import NODE, Action, Right, permit, refuse_revoked
 from controlplane.service.uploads import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, Rank, Seconds, Version, WorkerId, node_of, worker_id
 from schemas.transport import Identity, Incoming, Socket
+from schemas.wire import Message
 from schemas.wire.feed import (
     GetSnapshot,
     LogChunk,
@@ -45,40 +47,43 @@ from schemas.wire.feed import (
     SnapshotPiece,
     Stream,
 )
-from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower
+from schemas.wire.files import (
+    FileList,
+    FilePiece,
+    FilesRefused,
+    FromFollower,
+    ListFiles,
+    ReadFile,
+)
 
-BURST_S: Final = 16.0  # of output that a job may ship at once
-MOST_CREDIT: Final = 2 << 20  # bytes that an agent may be ahead of what is stored, for each stream
-LEAST_CREDIT: Final = 256 << 10  # the same, of a job that is beyond its rate
-REMEMBERED: Final = 1000  # streams; those that are not beyond their rate may be forgotten
-Whom = TypeVar("Whom", bound=Hashable)
-Of = tuple[str, str]  # job and stream
+BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
+MOST_CREDIT: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
+LEAST_CREDIT: Final = 256 << 10  # the same, for a job beyond its rate
+MAX_STREAMS: Final = 1000  # streams; beyond it, those with a full burst are forgotten
+Sender = TypeVar("Sender", bound=Hashable)
+StreamKey = tuple[str, str]  # job and stream
 
 
 @dataclass(slots=True)
-class _Stream(Generic[Whom]):
+class _Stream(Generic[Sender]):
     tokens: float  # bytes
-    at: float  # when they were counted
-    took_at: float = float("-inf")  # when something came last
-    held: dict[Whom, None] = field(default_factory=dict)  # who waits for an answer, in this order
+    at: float  # when the tokens were counted
+    took_at: float = float("-inf")  # last output
+    waiting: dict[Sender, None] = field(default_factory=dict)  # waiting senders, in order
 
 
-class LogRates(Generic[Whom]):
-    """Gives credit for output, of each job's stream no more than its rate and a burst.
+class LogRates(Generic[Sender]):
+    """Grants credit for output, limited for each stream of a job to a rate and a burst.
 
-    What arrives is stored at once, whatever its rate: it is the answer that waits, and with it the
-    credit for more. So nothing is lost, and nobody else waits.
+    Output that arrives is stored at once, whatever its rate. Only the acknowledgement is delayed,
+    and with it the credit for more. So nothing is lost, and no other job waits.
 
-    Args:
-        answer: says to somebody what is stored, and how many bytes he may send beyond that.
-        per_s: bytes of one job's stream each second.
-        clock: seconds that only grow.
-        later: calls back after so many seconds.
+    `answer` tells a sender what is stored, and how many bytes it may send beyond that.
     """
 
     def __init__(
         self,
-        answer: Callable[[Whom, int], None],
+        answer: Callable[[Sender, int], None],
         per_s: Callable[[], float],
         clock: Callable[[], float] | None = None,
         later: Callable[[float, Callable[[], None]], Timer] | None = None,
@@ -87,83 +92,83 @@ class LogRates(Generic[Whom]):
         self._per_s = per_s
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._later = later or (lambda s, call: asyncio.get_running_loop().call_later(s, call))
-        self._streams: dict[Of, _Stream[Whom]] = {}
+        self._streams: dict[StreamKey, _Stream[Sender]] = {}
 
-    def took(self, of: Of, size: int) -> None:
-        """Output was stored.
-
-        Args:
-            size: bytes.
-        """
-        stream = self._counted(of)
+    def count_output(self, key: StreamKey, size: int) -> None:
+        """Count `size` bytes of output that were stored."""
+        stream = self._refilled(key)
         stream.tokens -= size
         stream.took_at = stream.at
 
-    def answer(self, of: Of, whom: Whom) -> None:
-        """Answer now, or when the job is within its rate again.
+    def answer(self, key: StreamKey, sender: Sender) -> None:
+        """Grant credit now, or once the stream is within its rate.
 
-        Args:
-            whom: one who waits already is answered once, in his old place.
+        A sender that waits already keeps its place and gets one reply.
         """
-        stream = self._counted(of)
-        if not stream.held and stream.tokens >= 0:
-            self._answer(whom, self._credit(stream))
+        stream = self._refilled(key)
+        if not stream.waiting and stream.tokens >= 0:
+            self._answer(sender, self._credit(stream))
             return
-        if not stream.held:
-            self._wait(of, stream)
-        stream.held[whom] = None
+        if not stream.waiting:
+            self._schedule_grants(key, stream)
+        stream.waiting[sender] = None
 
-    def quiet_s(self, of: Of) -> float:
-        """How long nothing has come."""
-        stream = self._streams.get(of)
+    def quiet_s(self, key: StreamKey) -> float:
+        """Return the seconds since the stream's last output; infinite if there was none."""
+        stream = self._streams.get(key)
         return float("inf") if stream is None else self._clock() - stream.took_at
 
-    def _wait(self, of: Of, stream: _Stream[Whom]) -> None:
+    def _schedule_grants(self, key: StreamKey, stream: _Stream[Sender]) -> None:
         wait_s = max(LEAST_CREDIT, -stream.tokens) / self._per_s()
-        self._later(wait_s, lambda: self._turn(of, stream))
+        self._later(wait_s, lambda: self._grant_waiting(key, stream))
 
-    def _turn(self, of: Of, stream: _Stream[Whom]) -> None:
-        """Answer as many of those who wait as there is credit for, the longest first."""
-        self._counted(of)
+    def _grant_waiting(self, key: StreamKey, stream: _Stream[Sender]) -> None:
+        """Grant credit to as many waiting senders as the rate allows, the longest waiting first."""
+        self._refilled(key)
         room = stream.tokens
-        while stream.held and room >= 0:
-            whom = next(iter(stream.held))
-            del stream.held[whom]
-            self._answer(whom, self._credit(stream))
+        while stream.waiting and room >= 0:
+            sender = next(iter(stream.waiting))
+            del stream.waiting[sender]
+            self._answer(sender, self._credit(stream))
             room -= LEAST_CREDIT
-        if stream.held:
-            self._wait(of, stream)
+        if stream.waiting:
+            self._schedule_grants(key, stream)
 
-    def _credit(self, stream: _Stream[Whom]) -> int:
+    def _credit(self, stream: _Stream[Sender]) -> int:
         return int(min(MOST_CREDIT, max(LEAST_CREDIT, stream.tokens)))
 
-    def _counted(self, of: Of) -> _Stream[Whom]:
+    def _refilled(self, key: StreamKey) -> _Stream[Sender]:
         now, per_s = self._clock(), self._per_s()
-        stream = self._streams.get(of)
+        stream = self._streams.get(key)
         if stream is None:
-            if len(self._streams) >= REMEMBERED:
+            if len(self._streams) >= MAX_STREAMS:
                 self._forget()
-            stream = self._streams[of] = _Stream(BURST_S * per_s, now)
+            stream = self._streams[key] = _Stream(BURST_S * per_s, now)
         stream.tokens = min(BURST_S * per_s, stream.tokens + (now - stream.at) * per_s)
         stream.at = now
         return stream
 
     def _forget(self) -> None:
-        """Those that have all of their burst again are as new ones."""
+        """Forget streams that have their full burst again: they are equal to new ones."""
         now, full = self._clock(), BURST_S * self._per_s()
-        for of, stream in list(self._streams.items()):
-            if not stream.held and stream.tokens + (now - stream.at) * self._per_s() >= full:
-                del self._streams[of]
+        for key, stream in list(self._streams.items()):
+            if not stream.waiting and stream.tokens + (now - stream.at) * self._per_s() >= full:
+                del self._streams[key]
 
 
 MAX_PAGE: Final = 1 << 20
+FOLLOWER_RIGHTS: Final[Mapping[type[Message], Right]] = {
+    ReadLog: Action.OUTPUT,
+    ListFiles: Action.FILES,
+    ReadFile: Action.FILES,
+}
 PAGES_PER_S: Final = 2000.0  # of one user
-PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, that cost as much as one page more
-MISSING_S: Final = 60.0  # after a job's end, output that a living node does not ship is not there
+PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, which cost one more token
+SHIPPING_TIMEOUT_S: Final = 60.0  # after a job's end; output not shipped by then does not exist
 
 
-class _Shipped(NamedTuple):
-    """A worker's stream, and where those who ship it are."""
+class _WorkerStream(NamedTuple):
+    """A worker's stream, and the route to its agent."""
 
     route: bytes
     job: JobId
@@ -173,15 +178,9 @@ class _Shipped(NamedTuple):
 
 
 class LogRelay:
-    """Stores what agents ship and serves it to followers, a page for each request.
+    """Stores what agents ship, and serves it to followers, one page for each request.
 
-    A follower holds credit for exactly one page at a time, so one that stalls costs nothing.
-
-    Args:
-        shippers: ROUTER for agents: output in, archives of working directories out.
-        followers: ROUTER for clients: pages out.
-        state: the core's state now: which nodes there are.
-        now: seconds since the epoch.
+    A follower holds credit for exactly one page at a time, so a stalled follower costs nothing.
     """
 
     def __init__(
@@ -211,50 +210,51 @@ class LogRelay:
         self._audit = audit
         self.bytes_per_s = bytes_per_s
         self._waiters: dict[JobId, asyncio.Future[None]] = {}
-        self._rates: LogRates[_Shipped] = LogRates(self._give_credit, lambda: self.bytes_per_s)
-        self._shares = RequestShares(self._begin, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._rates: LogRates[_WorkerStream] = LogRates(self._give_credit, lambda: self.bytes_per_s)
+        self._queue = FairQueue(self._start, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = WaitingRequests()
 
     def end_revoked(self) -> None:
-        """Followers whose keys are not authorised any more hear that now."""
+        """Reply at once to waiting followers whose keys were revoked."""
         self._waiting.end_revoked()
 
     async def serve_shippers(self) -> None:
-        """Take what agents ship, for ever."""
+        """Handle what agents ship until cancelled."""
         async for incoming in self._shippers:
             try:
                 self._shipped(incoming)
             except OnesError as error:
-                self._refused(incoming, error)
-            except (ValueError, ArithmeticError) as error:  # nothing that a frame holds may end us
+                self._audit_refusal(incoming, error)
+            except (ValueError, ArithmeticError) as error:  # no frame may stop the controller
                 self._audit.refused("log", repr(error), peer=str(incoming.identity))
-            except OSError as error:  # a full disk: not stored, so the agent sends it again
+            except OSError as error:  # full disk: nothing was stored, the agent repeats it
                 self._audit.refused("log", str(error), peer=str(incoming.identity))
 
     async def serve_followers(self) -> None:
-        """Serve pages, for ever."""
+        """Serve pages until cancelled."""
         async for incoming in self._followers:
             try:
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
                 who = incoming.identity or Identity("", "")
-                permit(who, request, self._job(request.job).owner)
-                self._shares.put(str(who), (incoming, request), len(incoming.frames[-1]))
+                right = FOLLOWER_RIGHTS[type(request)]
+                permit(who, right, request, self._job(request.job).owner)
+                self._queue.put(str(who), (incoming, request), len(incoming.frames[-1]))
             except OnesError as error:
-                if not self._shares.floods(str(incoming.identity or "")):
-                    self._fail(incoming, error)
+                if not self._queue.floods(str(incoming.identity or "")):
+                    self._send_error(incoming, error)
                 elif self._followers.cut(incoming):
-                    self._refused(incoming, error)
+                    self._audit_refusal(incoming, error)
 
-    def _begin(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
+    def _start(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
         task = asyncio.create_task(self._answer(*asked))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _fail(self, incoming: Incoming, error: OnesError) -> None:
-        self._refused(incoming, error)
-        self._followers.send(*incoming.frames[:-1], encode(failed(error)))
+    def _send_error(self, incoming: Incoming, error: OnesError) -> None:
+        self._audit_refusal(incoming, error)
+        self._followers.send(*incoming.frames[:-1], encode(failure_reply(error)))
 
     def _shipped(self, incoming: Incoming) -> None:
         if not incoming.identity or incoming.identity.role != NODE:
@@ -271,23 +271,23 @@ class LogRelay:
             self._files.receive(NodeId(incoming.identity.name), message)
             return
         self._job(message.job)
-        of, who = (message.job, message.stream), (message.version, message.rank)
-        shipped = _Shipped(incoming.route, *of, *who)
+        key, who = (message.job, message.stream), (message.version, message.rank)
+        shipped = _WorkerStream(incoming.route, *key, *who)
         match message:
             case LogHello():
                 pass
             case LogChunk(offset=offset, data=data):
-                self._store.append(*of, who, offset, data)
-                self._rates.took(of, len(data))
+                self._store.append(*key, who, offset, data)
+                self._rates.count_output(key, len(data))
                 self._wake(message.job)
             case LogEnded(size=size):
-                self._store.end(*of, who, size)
+                self._store.end(*key, who, size)
                 self._wake(message.job)
-                self._give_credit(shipped, LEAST_CREDIT)  # there is nothing more to send
+                self._give_credit(shipped, LEAST_CREDIT)  # the stream is complete
                 return
-        self._rates.answer(of, shipped)
+        self._rates.answer(key, shipped)
 
-    def _give_credit(self, to: _Shipped, credit: int) -> None:
+    def _give_credit(self, to: _WorkerStream, credit: int) -> None:
         size, ended = self._store.stored(to.job, to.stream, (to.version, to.rank))
         stored = LogStored(
             job=to.job,
@@ -303,26 +303,29 @@ class LogRelay:
 
     async def _answer(self, incoming: Incoming, request: ReadLog | FromFollower) -> None:
         who, reply = incoming.identity or Identity("", ""), b""
-        incoming = replace(incoming, frames=(*incoming.frames[:-1], b""))  # it may wait for long
+        incoming = replace(incoming, frames=(*incoming.frames[:-1], b""))  # frees the payload
         try:
             if isinstance(request, ReadLog):
                 wait_s = request.wait_s
-                with self._shares.waits(str(who), wait_s), self._waiting.held(incoming, wait_s):
-                    reply = encode(await self._awaited(request))
+                with (
+                    self._queue.waits(str(who), wait_s),
+                    self._waiting.interruptible(incoming, wait_s),
+                ):
+                    reply = encode(await self._wait_for_page(request))
             else:
                 reply = encode(await self._files.reply(request, who))
-            refuse_revoked(incoming)  # it may have waited
+            refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
-            self._fail(incoming, error)
+            self._send_error(incoming, error)
         except OSError as error:
-            self._fail(incoming, UnavailableError(f"its output cannot be read: {error.strerror}"))
+            what = f"the output cannot be read: {error.strerror}"
+            self._send_error(incoming, UnavailableError(what))
         else:
             self._followers.send(*incoming.frames[:-1], reply)
         finally:
-            self._shares.ended(str(who), len(reply))
+            self._queue.ended(str(who), len(reply))
 
-    async def _awaited(self, request: ReadLog) -> LogPage:
-        """The page, when there is something on it or the time is over."""
+    async def _wait_for_page(self, request: ReadLog) -> LogPage:
         loop = asyncio.get_running_loop()
         deadline = deadline_of(request.wait_s)
         while True:
@@ -353,7 +356,7 @@ class LogRelay:
         )
         return LogPage(
             job=request.job,
-            pieces=tuple(_at_its_node(job.job, piece, processes) for piece in pieces),
+            pieces=tuple(_with_node(job.job, piece, processes) for piece in pieces),
             cursor=cursor,
             ended=final and not pieces,
             missing=missing if job.ended else (),
@@ -366,15 +369,13 @@ class LogRelay:
         processes: Mapping[WorkerId, Process],
         ordered: Container[WorkerId],
     ) -> tuple[tuple[str, ...], bool]:
-        """Workers whose output is not complete yet, and whether nothing more can be expected.
+        """Return the workers with incomplete output, and whether no more output can be expected.
 
-        Those of all ranks are waited for; named are those of the rank that was asked for.
+        All ranks are waited for; only those of the requested rank are listed.
         """
         missing, final = [], job.ended
-        late = job.ended and self._now() - job.accounting.since > MISSING_S
-        late = (
-            late and self._rates.quiet_s((job.job, request.stream)) > MISSING_S
-        )  # it may wait for long
+        late = job.ended and self._now() - job.accounting.since > SHIPPING_TIMEOUT_S
+        late = late and self._rates.quiet_s((job.job, request.stream)) > SHIPPING_TIMEOUT_S
         for name, (node, heard) in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
             if self._store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
@@ -400,17 +401,13 @@ class LogRelay:
             waiter.set_result(None)
 
     def job_changed(self, job: JobId) -> None:
-        """Wake followers of a job whose state changed.
-
-        Args:
-            job: nothing happens if nobody waits for it.
-        """
+        """Wake the followers of a job whose state changed."""
         self._wake(job)
 
-    def _refused(self, incoming: Incoming, error: OnesError) -> None:
+    def _audit_refusal(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("log message", str(error), peer=str(incoming.identity))
 
 
-def _at_its_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:
+def _with_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:
     process = processes.get(worker_id(job, piece.version, piece.rank))
     return piece if process is None else msgspec.structs.replace(piece, node=process.node)

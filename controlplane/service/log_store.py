@@ -1,13 +1,11 @@
-"""A job's output as one file: pieces of its workers in the order in which they arrived.
+"""Output of jobs: one append-only file per stream, with the pieces of all workers by arrival.
 
-A torn last record is cut off when the file is opened; its bytes come again, because the agent keeps
-them until they are stored. What is damaged otherwise stays as it is and is passed over: a page says
-so in its place, and goes on with what is behind.
+A file is a sequence of records: 4 bytes big-endian header length, a MessagePack header `[version,
+rank, offset, size, ended, time]`, then `size` bytes; older records have no time.
 
-What a job's output file is made of.
-
-A file is a row of records: 4 bytes big-endian header length, a MessagePack header
-`[version, rank, offset, size, ended, time]`, then `size` bytes; older records have no time.
+A torn last record is cut off when the file is opened. Its bytes arrive again, because the agent
+keeps them until they are stored. Other damage stays in the file and is skipped: a page contains a
+note in its place and continues behind it.
 """
 
 from __future__ import annotations
@@ -31,45 +29,41 @@ from schemas.ids import JobId, Rank, Version
 from schemas.wire.feed import LogPiece
 
 LENGTH: Final = struct.Struct(">I")
-LONGEST_HEADER: Final = 64  # bytes; six numbers take 40 at most
-BEGINNING: Final = re.compile(rb"\0\0\0[\x06-\x40][\x95\x96]")  # of a record
-WINDOW: Final = 1 << 20  # bytes looked through at once
-ROW: Final = 3  # records one behind the other are no chance
-Who = tuple[int, int]  # (version, rank)
+MAX_HEADER_BYTES: Final = 64  # six numbers take at most 40 bytes
+RECORD_START: Final = re.compile(rb"\0\0\0[\x06-\x40][\x95\x96]")  # of a record
+WINDOW_BYTES: Final = 1 << 20  # bytes searched at once
+CONSECUTIVE: Final = 3  # consecutive records that are no coincidence
+WorkerKey = tuple[int, int]  # (version, rank)
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
-    """Whose output the data behind it are."""
+    """Header of a record: the worker and its data."""
 
     version: int
     rank: int
     offset: int  # in the worker's own file, bytes
-    size: int  # of the data that follow, bytes
+    size: int  # of the data that follows, bytes
     ended: bool
-    time: float = 0.0  # when it was stored, seconds since the epoch; 0: not known
+    time: float = 0.0  # stored at, seconds since the epoch; 0: unknown
 
 
 _header: Final = msgspec.msgpack.Decoder(Header)
 
 
-def record(who: Who, offset: int, data: bytes, *, ended: bool, now: float) -> bytes:
-    """One record.
+def record(who: WorkerKey, offset: int, data: bytes, *, ended: bool, now: float) -> bytes:
+    """Return one encoded record.
 
-    Args:
-        who: version and rank of the worker.
-        offset: of `data` in the worker's own file, bytes.
-        data: its output; none for the mark of its end.
-        now: seconds since the epoch.
+    `offset` is the position of `data` in the worker's own file; the record that marks its end has
+    no data.
     """
     header = msgspec.msgpack.encode(Header(*who, offset, len(data), ended, now))
     return LENGTH.pack(len(header)) + header + data
 
 
-def whole_records(file: BinaryIO, position: int, size: int) -> Iterator[tuple[Header, int]]:
-    """The headers of records up to the first that is not whole, each with the position behind it.
+def intact_records(file: BinaryIO, position: int, size: int) -> Iterator[tuple[Header, int]]:
+    """Yield headers up to the first incomplete record, each with the position after its record.
 
-    Args:
-        file: may be read from within the loop: where it stands does not matter.
+    The caller may move the file position between two records.
     """
     while (header := _header_at(file, position, size)) is not None:
         end = position + LENGTH.size + _length_at(file, position) + header.size
@@ -81,41 +75,32 @@ def whole_records(file: BinaryIO, position: int, size: int) -> Iterator[tuple[He
 
 
 def is_torn(file: BinaryIO, position: int, size: int) -> bool:
-    """Whether what begins at `position` is the beginning of a record, cut off by the file's end.
-
-    Args:
-        position: where the last whole record ends.
-    """
+    """True if the bytes from `position` to the end of the file are the beginning of a record."""
     if size - position < LENGTH.size:
         return True
     length = _length_at(file, position)
-    if not 0 < length <= LONGEST_HEADER:
+    if not 0 < length <= MAX_HEADER_BYTES:
         return False
     return size - position < LENGTH.size + length or _header_at(file, position, size) is not None
 
 
 def next_record(file: BinaryIO, after: int, size: int) -> int:
-    """Where records go on behind damage.
-
-    Args:
-        after: the first position that may be one's first byte.
-        size: of the file, bytes; returned if none begins before it.
-    """
+    """Return the position of the first record after damage, or `size` if there is none."""
     position = after
     while position < size:
         file.seek(position)
-        window = file.read(min(WINDOW, size - position))
-        for found in BEGINNING.finditer(window):
-            if _is_row(file, position + found.start(), size):
+        window = file.read(min(WINDOW_BYTES, size - position))
+        for found in RECORD_START.finditer(window):
+            if _records_follow(file, position + found.start(), size):
                 return position + found.start()
         position += max(1, len(window) - LENGTH.size)
     return size
 
 
-def _is_row(file: BinaryIO, position: int, size: int) -> bool:
-    """Whether a few records stand there one behind the other, or all that follow."""
-    ends = [end for _, end in islice(whole_records(file, position, size), ROW)]
-    if not ends or len(ends) == ROW:
+def _records_follow(file: BinaryIO, position: int, size: int) -> bool:
+    """True if several consecutive records start here, or records up to the end of the file."""
+    ends = [end for _, end in islice(intact_records(file, position, size), CONSECUTIVE)]
+    if not ends or len(ends) == CONSECUTIVE:
         return bool(ends)
     return ends[-1] == size or is_torn(file, ends[-1], size)
 
@@ -130,7 +115,7 @@ def _header_at(file: BinaryIO, position: int, size: int) -> Header | None:
     if position + LENGTH.size > size:
         return None
     length = _length_at(file, position)
-    if length > LONGEST_HEADER:
+    if length > MAX_HEADER_BYTES:
         return None
     try:
         header = _header.decode(file.read(length))
@@ -141,9 +126,9 @@ def _header_at(file: BinaryIO, position: int, size: int) -> Header | None:
 
 
 log = structlog.get_logger("log_store")
-MARK_BYTES: Final = 64 << 10  # between two positions that are known to begin a record
-KNOWN: Final = 10_000  # streams of which it is remembered how far they are; others are read again
-NOBODY: Final = (0, 0)  # who says what no worker said
+MARK_INTERVAL_BYTES: Final = 64 << 10  # between two known record positions
+MAX_OPEN: Final = 10_000  # streams kept open
+NO_WORKER: Final = (0, 0)  # sender of notes
 
 
 @dataclass(slots=True)
@@ -151,35 +136,32 @@ class _Stream:
     path: Path
     size: int = 0  # of the file
     bytes_kept: int = 0  # of output
-    stored: dict[Who, int] = field(default_factory=dict)  # end of each worker's output
-    ended: set[Who] = field(default_factory=set)
-    marks: list[int] = field(default_factory=lambda: [0])  # where records begin, some of them
-    damaged: dict[int, int] = field(default_factory=dict)  # where damage begins and ends
+    stored: dict[WorkerKey, int] = field(default_factory=dict)  # bytes, by worker
+    ended: set[WorkerKey] = field(default_factory=set)
+    marks: list[int] = field(default_factory=lambda: [0])  # positions of some records
+    damaged: dict[int, int] = field(default_factory=dict)  # start -> end of damage
 
-    def grows(self, end: int) -> None:
-        """A record was added, and ends there."""
+    def record_added(self, end: int) -> None:
+        """Note that a record was added that ends here."""
         self.size = end
-        if end - self.marks[-1] >= MARK_BYTES:
+        if end - self.marks[-1] >= MARK_INTERVAL_BYTES:
             self.marks.append(end)
 
-    def passes_over(self, start: int, end: int) -> None:
-        """No record can be read there."""
+    def skip_damage(self, start: int, end: int) -> None:
+        """Note that no record can be read here."""
         self.damaged[start] = self.size = end
         self.marks.append(end)
 
-    def whole_from(self, position: int) -> int:
-        """Where the records that begin at `position` come to damage, or to the end."""
+    def intact_until(self, position: int) -> int:
+        """Return where the readable records from `position` on end: at damage or at the end."""
         return min((start for start in self.damaged if start >= position), default=self.size)
 
 
 class LogStore:
-    """All streams of all jobs, each opened when it is first used.
+    """Output streams of all jobs, each opened on first use.
 
-    Args:
-        folder: where their files are; it is made if there is none.
-        max_bytes: output kept of one stream of one job; what is beyond is taken and dropped.
-        now: seconds since the epoch, kept with what is stored.
-        known: streams that are remembered; of others the files are read again.
+    Output of a stream beyond `max_bytes` is accepted and dropped. Streams beyond `known` are
+    scanned again on their next use.
     """
 
     def __init__(
@@ -187,7 +169,7 @@ class LogStore:
         folder: Path,
         max_bytes: int,
         now: Callable[[], float] = time.time,
-        known: int = KNOWN,
+        known: int = MAX_OPEN,
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
@@ -196,31 +178,23 @@ class LogStore:
         self._known = known
         self._streams: dict[tuple[JobId, str], _Stream] = {}
 
-    def stored(self, job: JobId, stream: str, who: Who) -> tuple[int, bool]:
-        """How far a worker's output is here, in bytes, and whether that is its end.
-
-        Args:
-            who: version and rank of the worker; one that sent nothing has 0 bytes here.
-        """
+    def stored(self, job: JobId, stream: str, who: WorkerKey) -> tuple[int, bool]:
+        """Return how many bytes of a worker's output are stored, and whether that is all."""
         found = self._open(job, stream)
         return found.stored.get(who, 0), who in found.ended
 
     def full(self, job: JobId, stream: str) -> bool:
-        """Whether no more is kept of a stream."""
+        """True if the stream has reached its bound."""
         return self._open(job, stream).bytes_kept >= self.max_bytes
 
-    def append(self, job: JobId, stream: str, who: Who, offset: int, data: bytes) -> int:
-        """Store what is new in `data`; a chunk that leaves a gap, or is old, changes nothing.
+    def append(self, job: JobId, stream: str, who: WorkerKey, offset: int, data: bytes) -> int:
+        """Store the new part of `data`; return how many bytes of the worker's output are stored.
 
-        Args:
-            who: version and rank of the worker.
-            offset: of `data` in the worker's own file, bytes.
-
-        Returns:
-            How far the worker's output is here now, bytes.
+        A chunk that leaves a gap or is entirely old changes nothing. `offset` is the position of
+        `data` in the worker's own file.
 
         Raises:
-            OSError: if the disk does not take it; nothing was stored.
+            OSError: if the file cannot be written; nothing was stored.
         """
         found = self._open(job, stream)
         have = found.stored.get(who, 0)
@@ -228,7 +202,7 @@ class LogStore:
             return have
         fresh = data[have - offset :]
         if found.bytes_kept >= self.max_bytes:
-            found.stored[who] = have + len(fresh)  # beyond the bound: taken, and not kept
+            found.stored[who] = have + len(fresh)  # beyond the bound: accepted and dropped
             return found.stored[who]
         self._write(found, who, have, fresh, ended=False)
         found.bytes_kept += len(fresh)
@@ -238,17 +212,13 @@ class LogStore:
         found.stored[who] = have + len(fresh)
         return found.stored[who]
 
-    def end(self, job: JobId, stream: str, who: Who, size: int) -> bool:
-        """Note that a worker's output ends at `size` bytes; False while some of it is missing.
+    def end(self, job: JobId, stream: str, who: WorkerKey, size: int) -> bool:
+        """Record that a worker's output ends at `size` bytes; return False while some is missing.
 
-        Of a stream that is full nothing is missing.
-
-        Args:
-            who: version and rank of the worker.
-            size: of the worker's own file, bytes.
+        A full stream accepts every end.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: if the file cannot be written.
         """
         found = self._open(job, stream)
         have = found.stored.setdefault(who, 0)
@@ -269,40 +239,34 @@ class LogStore:
         *,
         since: float = 0.0,
     ) -> tuple[list[LogPiece], int]:
-        """One page of a stream, in the order in which it arrived.
+        """Return one page of a stream in order of arrival, and the cursor of the next page.
 
         Args:
-            rank: only of this worker; None: of all.
-            cursor: position in the job's file, bytes; 0 is the start.
-            max_bytes: of output; one piece may be larger.
-            since: only what was stored then or later, seconds since the epoch.
-
-        Returns:
-            Pieces from `cursor` on, and the cursor behind them.
+            rank: only output of this rank; None: all ranks.
+            cursor: position in the stream's file, bytes; 0 is the start.
+            max_bytes: of output; a single piece may be larger.
+            since: only output stored at or after this time, seconds since the epoch.
 
         Raises:
-            BadFieldError: if no record begins there.
+            BadFieldError: if no record starts at the cursor.
         """
         found = self._open(job, stream)
         if not found.path.exists() or cursor >= found.size:
             return [], max(0, min(cursor, found.size))
         with found.path.open("rb") as file:
-            if not _begins(found, file, cursor):
+            if not _is_record_start(found, file, cursor):
                 raise BadFieldError(
-                    f"{cursor} is no position of a page",
-                    "ask from 0, or where a page ended",
+                    f"{cursor} is not the position of a page",
+                    "start at 0 or where a page ended",
                     "cursor",
                 )
-            return _page(found, file, cursor, max_bytes, rank=rank, since=since)
+            return _read_page(found, file, cursor, max_bytes, rank=rank, since=since)
 
     def forget(self, name: str) -> None:
-        """Delete a stream of a job that has ended; what comes of it afterwards begins anew.
-
-        Args:
-            name: of its file; nothing happens if it is not there.
+        """Delete the file of an ended job, if it exists; later output starts a new file.
 
         Raises:
-            OSError: if it cannot be deleted.
+            OSError: if the file cannot be deleted.
         """
         job, _, stream = name.rpartition(".")
         (self.folder / name).unlink(missing_ok=True)
@@ -314,12 +278,14 @@ class LogStore:
             found = _Stream(self.folder / f"{job}.{stream}")
             if found.path.exists():
                 self._scan(found)
-        self._streams[job, stream] = found  # the latest in use are last
+        self._streams[job, stream] = found  # in order of last use
         if len(self._streams) > self._known:
             del self._streams[next(iter(self._streams))]
         return found
 
-    def _write(self, found: _Stream, who: Who, offset: int, data: bytes, *, ended: bool) -> None:
+    def _write(
+        self, found: _Stream, who: WorkerKey, offset: int, data: bytes, *, ended: bool
+    ) -> None:
         data = record(who, offset, data, ended=ended, now=self._now())
         with found.path.open("ab", buffering=0) as file:
             try:
@@ -329,19 +295,19 @@ class LogStore:
             except OSError:
                 file.truncate(found.size)
                 raise
-        found.grows(found.size + len(data))
+        found.record_added(found.size + len(data))
 
     def _scan(self, found: _Stream) -> None:
         size = found.path.stat().st_size
         with found.path.open("r+b") as file:
             while found.size < size:
-                for head, end in whole_records(file, found.size, size):
-                    who = (head.version, head.rank)
-                    found.stored[who] = max(found.stored.get(who, 0), head.offset + head.size)
-                    found.bytes_kept += head.size
-                    if head.ended:
+                for header, end in intact_records(file, found.size, size):
+                    who = (header.version, header.rank)
+                    found.stored[who] = max(found.stored.get(who, 0), header.offset + header.size)
+                    found.bytes_kept += header.size
+                    if header.ended:
                         found.ended.add(who)
-                    found.grows(end)
+                    found.record_added(end)
                 if found.size == size:
                     break
                 following = next_record(file, found.size + 1, size)
@@ -350,10 +316,10 @@ class LogStore:
                     break
                 place = {"file": str(found.path), "begins": found.size, "ends": following}
                 log.error("stored output is damaged", **place)
-                found.passes_over(found.size, following)
+                found.skip_damage(found.size, following)
 
 
-def _page(
+def _read_page(
     found: _Stream,
     file: BinaryIO,
     cursor: int,
@@ -362,38 +328,38 @@ def _page(
     rank: Rank | None,
     since: float,
 ) -> tuple[list[LogPiece], int]:
-    """Pieces from a record or damage on, and the position behind them."""
+    """Return the pieces from a record or damage on, and the position after them."""
     pieces: list[LogPiece] = []
     taken, position = 0, cursor
     while position < found.size:
-        for head, end in whole_records(file, position, found.whole_from(position)):
-            wanted = head.size and rank in (None, head.rank) and head.time >= since
-            if wanted and taken and taken + head.size > max_bytes:
+        for header, end in intact_records(file, position, found.intact_until(position)):
+            wanted = header.size and rank in (None, header.rank) and header.time >= since
+            if wanted and taken and taken + header.size > max_bytes:
                 return pieces, position
             if wanted:
-                pieces.append(_piece(head, file.read(head.size)))
-                taken += head.size
+                pieces.append(_piece(header, file.read(header.size)))
+                taken += header.size
             position = end
         if position not in found.damaged:
             break
         end = found.damaged[position]
         note = f"[ones: {end - position} bytes of stored output cannot be read]\n".encode()
-        pieces.append(_piece(Header(*NOBODY, position, len(note), ended=False), note))
+        pieces.append(_piece(Header(*NO_WORKER, position, len(note), ended=False), note))
         taken, position = taken + len(note), end
     return pieces, position
 
 
-def _begins(found: _Stream, file: BinaryIO, cursor: int) -> bool:
-    """Whether a record begins there: jobs write what they like into their data."""
+def _is_record_start(found: _Stream, file: BinaryIO, cursor: int) -> bool:
+    """True if a record starts at the cursor; data of jobs may look like a record."""
     if cursor < 0:
         return False
     mark = found.marks[bisect_right(found.marks, cursor) - 1]
     if mark == cursor:
         return True
-    ends = (end for _, end in whole_records(file, mark, found.whole_from(mark)))
+    ends = (end for _, end in intact_records(file, mark, found.intact_until(mark)))
     return next((end for end in ends if end >= cursor), -1) == cursor
 
 
-def _piece(head: Header, data: bytes) -> LogPiece:
-    version, rank = Version(head.version), Rank(head.rank)
-    return LogPiece(version=version, rank=rank, offset=head.offset, data=data, time=head.time)
+def _piece(header: Header, data: bytes) -> LogPiece:
+    version, rank = Version(header.version), Rank(header.rank)
+    return LogPiece(version=version, rank=rank, offset=header.offset, data=data, time=header.time)

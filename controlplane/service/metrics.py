@@ -1,6 +1,6 @@
-"""What Prometheus reads: the cluster in numbers.
+"""Metrics of the cluster for Prometheus, and the HTTP server for GET /metrics.
 
-HTTP for Prometheus: GET /metrics, and nobody who is slow or idle keeps others from it.
+The server runs in the event loop; slow or idle clients cannot block others.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from schemas.errors import SettingsError
 from schemas.jobs import STATES
 from schemas.wire.client import SearchInfo
 
-EVERY_S: Final = 1.0
+UPDATE_INTERVAL_S: Final = 1.0
 PROMISES: Final = ("open", "kept", "broken")
 
 
 class Metrics:
-    """The cluster in numbers; written about once a second."""
+    """Metrics of the cluster, updated about once a second."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -49,18 +49,20 @@ class Metrics:
         self._slots = gauge("ones_slots", "Slots of nodes that are up.")
         self._busy = gauge("ones_slots_busy", "Slots with a process.")
         self._nodes = gauge("ones_nodes", "Nodes by state.", "state")
-        self._up = gauge("ones_search_up", "1 while the policy answers.")
+        self._up = gauge("ones_search_up", "1 while the policy produces the plans.")
         self._best = gauge("ones_search_best_fitness", "Fitness of the best candidate.")
         self._mean = gauge("ones_search_mean_fitness", "Mean fitness of the population.")
-        self._present = gauge("ones_search_incumbent_fitness", "Fitness of the plan in force.")
+        self._incumbent = gauge("ones_search_incumbent_fitness", "Fitness of the plan in force.")
         self._diversity = gauge(
             "ones_search_diversity", "Mean share of jobs in which two candidates differ, 0 to 1."
         )
-        self._decision = gauge("ones_decision_seconds", "How long the last answer took.")
+        self._decision = gauge("ones_decision_seconds", "Time to make the last plan.")
         self._predicted = gauge(
             "ones_gain_predicted_ratio", "Predicted speed-up of re-scales, geometric mean."
         )
-        self._realised = gauge("ones_gain_realised_ratio", "The same, as measured afterwards.")
+        self._realised = gauge(
+            "ones_gain_realised_ratio", "Realised speed-up of re-scales, geometric mean."
+        )
         self._gain_error = gauge(
             "ones_gain_error_ratio", "Factor by which realised speed-ups were off, geometric mean."
         )
@@ -70,23 +72,16 @@ class Metrics:
         self._length_coverage = gauge(
             "ones_length_coverage_ratio", "Share of jobs' work within the interval.", "interval"
         )
-        self._stalled = gauge("ones_journal_stalled", "Whether the journal has no room.")
+        self._stalled = gauge("ones_journal_stalled", "1 while the journal cannot be written.")
         self._generations = count("ones_search_generations", "Generations evolved.")
-        self._restarts = count("ones_search_restarts", "Times that the search began anew.")
+        self._restarts = count("ones_search_restarts", "Restarts of the search process.")
         self._plans = count("ones_plans", "Plans that changed something.")
         self._rescales = count("ones_rescales", "Changes of membership of jobs.")
         self._batches = count("ones_batch_changes", "Changes of batch alone.")
-        self._told: dict[str, int] = {}
+        self._last_counts: dict[str, int] = {}
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """All numbers as text.
-
-        Args:
-            accept: header of a request: which formats its sender reads.
-
-        Returns:
-            The text and its content type.
-        """
+        """Return all metrics as text and the content type, in a format that `accept` allows."""
         encode, kind = choose_encoder(accept)
         return encode(self.registry), kind
 
@@ -96,30 +91,21 @@ class Metrics:
         search: Callable[[], SearchInfo],
         stalled: Callable[[], bool],
     ) -> None:
-        """Write the numbers about once a second, for ever.
-
-        Args:
-            search: how the scheduler stands now.
-            stalled: whether nothing becomes durable.
-        """
+        """Update the metrics about once a second until cancelled."""
         while True:
             self.write(core(), search())
             self._stalled.set(stalled())
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(UPDATE_INTERVAL_S)
 
     def write(self, core: Reactor, search: SearchInfo) -> None:
-        """Take the numbers of now.
-
-        Args:
-            search: how the scheduler stands; a count below that of the last time began anew.
-        """
+        """Update the metrics; a counter below its last value has restarted from 0."""
         state, totals = core.state, core.totals
-        living = state.living_counts
+        counts = state.living_counts
         for name in STATES:
-            count = living.phases[Phase(name)] + totals.ended.get(name, 0)
+            count = counts.phases[Phase(name)] + totals.ended.get(name, 0)
             self._jobs.labels(name).set(count)
         promises = {
-            "open": len(living.promised),
+            "open": len(counts.promised),
             "kept": totals.promises_kept,
             "broken": totals.promises_broken,
         }
@@ -134,7 +120,7 @@ class Metrics:
         self._up.set(search.running)
         self._best.set(search.best_fitness)
         self._mean.set(search.mean_fitness)
-        self._present.set(search.incumbent_fitness)
+        self._incumbent.set(search.incumbent_fitness)
         self._diversity.set(search.diversity)
         self._decision.set(search.decision_ms / 1000.0)
         self._predicted.set(_or_nan(search.predicted_gain))
@@ -151,9 +137,9 @@ class Metrics:
             (self._batches, "batch_changes"),
         ):
             value = int(getattr(search, name))
-            before = self._told.get(name, 0)
+            before = self._last_counts.get(name, 0)
             counter.inc(value - before if value >= before else value)
-            self._told[name] = value
+            self._last_counts[name] = value
 
 
 def _or_nan(value: float | None) -> float:
@@ -161,99 +147,97 @@ def _or_nan(value: float | None) -> float:
 
 
 MAX_CONNECTIONS: Final = 64
-MAX_HEADER: Final = 16 << 10  # bytes of a request: its line and headers
-REQUEST_S: Final = 5.0  # from its connection until a request has come
-REPLY_S: Final = 10.0  # until a reply has gone
-PAGE_S: Final = 0.5  # for so long a page is handed out again
+MAX_HEADER: Final = 16 << 10  # bytes of the request line and headers
+REQUEST_TIMEOUT_S: Final = 5.0  # from the connection to the complete request
+REPLY_TIMEOUT_S: Final = 10.0  # for sending a reply
+PAGE_REUSE_S: Final = 0.5  # for which a rendered page is reused
 CHUNK: Final = 4096
-Render = Callable[[str], tuple[bytes, str]]  # of an Accept header, the page and its type
+Render = Callable[[str], tuple[bytes, str]]  # Accept header -> page, content type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Visitor:
+class _Connection:
     host: str
     writer: asyncio.StreamWriter
 
 
 class MetricsServer:
-    """Answers one request of each connection, and closes it.
+    """HTTP server that answers one request per connection and closes it.
 
-    When there are as many as may be, the one that came first of those hosts gives way that have
-    the most.
+    At the connection limit the oldest connection of the host with the most connections is closed.
     """
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._pages: dict[str, tuple[float, bytes, str]] = {}
-        self._visitors: dict[_Visitor, None] = {}  # in order of their arrival
+        self._connections: dict[_Connection, None] = {}  # in order of arrival
         self._answering: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def served(self, host: str, port: int) -> AsyncIterator[None]:
-        """Answer meanwhile.
-
-        Args:
-            port: 0 is none.
+        """Serve while the context is active; port 0 serves nothing.
 
         Raises:
-            SettingsError: if the port cannot be had.
+            SettingsError: if the port cannot be bound.
         """
         if not port:
             yield
             return
         try:
-            server = await asyncio.start_server(self._arrived, host, port, limit=CHUNK)
+            server = await asyncio.start_server(self._accept, host, port, limit=CHUNK)
         except OSError as error:
             what = f"listen.metrics: {host}:{port}: {error.strerror}"
-            raise SettingsError(what, "choose another port, or 0 for none", "metrics") from None
+            raise SettingsError(
+                what, "choose another port, or 0 to disable metrics", "metrics"
+            ) from None
         try:
             yield
         finally:
             server.close()
-            for visitor in list(self._visitors):
-                visitor.writer.transport.abort()
+            for connection in list(self._connections):
+                connection.writer.transport.abort()
             for task in self._answering:
                 task.cancel()
             await asyncio.gather(*self._answering, return_exceptions=True)
 
-    def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername") or ("",)
-        visitor = _Visitor(str(peer[0]), writer)
-        self._visitors[visitor] = None
-        if len(self._visitors) > MAX_CONNECTIONS:
-            hosts = Counter(each.host for each in self._visitors)
+        connection = _Connection(str(peer[0]), writer)
+        self._connections[connection] = None
+        if len(self._connections) > MAX_CONNECTIONS:
+            hosts = Counter(each.host for each in self._connections)
             most = max(hosts.values())
-            first = next(each for each in self._visitors if hosts[each.host] == most)
-            del self._visitors[first]
+            first = next(each for each in self._connections if hosts[each.host] == most)
+            del self._connections[first]
             first.writer.transport.abort()
-        task = asyncio.create_task(self._answer(reader, visitor))
+        task = asyncio.create_task(self._answer(reader, connection))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, reader: asyncio.StreamReader, visitor: _Visitor) -> None:
-        writer = visitor.writer
-        writer.transport.set_write_buffer_limits(high=0)  # drained is sent
-        talk = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
+    async def _answer(self, reader: asyncio.StreamReader, connection: _Connection) -> None:
+        writer = connection.writer
+        writer.transport.set_write_buffer_limits(high=0)  # so that drain() returns once all is sent
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
         try:
-            async with asyncio.timeout(REQUEST_S):
-                request = await _request(talk, reader)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                request = await _request(http, reader)
             if request is not None:
-                async with asyncio.timeout(REPLY_S):
-                    await self._reply(talk, writer, request)
+                async with asyncio.timeout(REPLY_TIMEOUT_S):
+                    await self._reply(http, writer, request)
         except (OSError, TimeoutError):
             writer.transport.abort()
         finally:
-            self._visitors.pop(visitor, None)
+            self._connections.pop(connection, None)
             writer.close()
 
     async def _reply(
-        self, talk: h11.Connection, writer: asyncio.StreamWriter, request: h11.Request | int
+        self, http: h11.Connection, writer: asyncio.StreamWriter, request: h11.Request | int
     ) -> None:
         kind, page = "text/plain; charset=utf-8", b""
         if not isinstance(request, h11.Request):
             status = request
         elif request.target.partition(b"?")[0] != b"/metrics":
-            status, page = HTTPStatus.NOT_FOUND, b"/metrics is here\n"
+            status, page = HTTPStatus.NOT_FOUND, b"use /metrics\n"
         elif request.method not in {b"GET", b"HEAD"}:
             status = HTTPStatus.METHOD_NOT_ALLOWED
         else:
@@ -264,28 +248,28 @@ class MetricsServer:
         fields = [(name.encode(), value.encode()) for name, value in headers.items()]
         head = h11.Response(status_code=int(status), headers=fields)
         for event in (head, h11.Data(data=page), h11.EndOfMessage()):
-            writer.write(talk.send(event) or b"")
+            writer.write(http.send(event) or b"")
         await writer.drain()
 
     def _page(self, accept: str) -> tuple[bytes, str]:
         kept = self._pages.get(accept)
         now = time.monotonic()
-        if kept is None or now - kept[0] > PAGE_S:
+        if kept is None or now - kept[0] > PAGE_REUSE_S:
             if len(self._pages) > MAX_CONNECTIONS:
                 self._pages.clear()
             kept = self._pages[accept] = (now, *self._render(accept))
         return kept[1:]
 
 
-async def _request(talk: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | int | None:
-    """What is asked; or the status that is all there is to say; None: nothing is."""
+async def _request(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | int | None:
+    """Return the request, or the status to reply with if it is malformed; None if there is none."""
     try:
         while True:
-            event = talk.next_event()
+            event = http.next_event()
             if isinstance(event, h11.Request):
                 return event
             if event is not h11.NEED_DATA:
                 return None
-            talk.receive_data(await reader.read(CHUNK))
+            http.receive_data(await reader.read(CHUNK))
     except h11.RemoteProtocolError as error:
         return error.error_status_hint

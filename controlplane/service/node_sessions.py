@@ -1,8 +1,7 @@
-"""Links to node agents: sessions in, inputs out; deltas down; silence becomes an event.
+"""Sessions with node agents: hellos, heartbeats and events in, deltas out, silence as an input.
 
-Hellos of many nodes at once: one of each node waits, and only so many are under way.
-
-What workers elsewhere tell of a node that is silent: that they miss theirs, too.
+`HelloQueue` limits how many hellos are handled at a time. `missed_by_peers` tells whether workers
+on other nodes confirm that a silent node is lost.
 """
 
 from __future__ import annotations
@@ -58,15 +57,15 @@ from schemas.wire.agent import (
 )
 from schemas.wire.sweeps import SweepDelta
 
-UNDER_WAY: Final = 32  # hellos in the journal's queue: more would hold up everything behind them
+UNDER_WAY: Final = 32  # hellos in the journal's queue; more would delay all other inputs
 
 
 @dataclass(slots=True)
 class HelloQueue:
-    """Who waits to be greeted, in order of arrival, and who is being greeted.
+    """Nodes that wait to be greeted, in order of arrival, and nodes with a hello under way.
 
-    An agent that repeats its hello takes no second place: the newest one counts, and the
-    connection that it came by.
+    A repeated hello keeps the place of the first one; the newest hello counts, and the connection
+    it came by.
     """
 
     limit: int = UNDER_WAY
@@ -74,11 +73,7 @@ class HelloQueue:
     under_way: dict[NodeId, tuple[bytes, Hello]] = field(default_factory=dict)
 
     def put(self, route: bytes, hello: Hello) -> None:
-        """A hello came.
-
-        Args:
-            hello: of any node. If the same is under way, only its answer takes the new route.
-        """
+        """Add a hello; if the same one is under way, only redirect its reply to the new route."""
         begun = self.under_way.get(hello.node)
         if begun is not None and says_the_same(begun[1], hello):
             self.under_way[hello.node] = (route, hello)
@@ -87,7 +82,7 @@ class HelloQueue:
             self.waiting[hello.node] = (route, hello)
 
     def take(self) -> Hello | None:
-        """The next one that may be handled; it is under way then. None: nobody, or not now."""
+        """Return the next hello and mark it as under way; None if none may be handled now."""
         if len(self.under_way) >= self.limit:
             return None
         node = next((node for node in self.waiting if node not in self.under_way), None)
@@ -97,36 +92,27 @@ class HelloQueue:
         return self.under_way[node][1]
 
     def done(self, node: NodeId) -> bytes:
-        """A hello is durable: the next one may come.
-
-        Returns:
-            Where the answer goes.
-        """
+        """Remove a hello that is durable, and return the route for its reply."""
         return self.under_way.pop(node)[0]
 
 
-MAX_FENCED_S: Final = 7200.0  # whoever says more is not waited for
-GOING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
+MAX_FENCED_S: Final = 7200.0  # nodes that state more are not waited for
+EXITING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
 def fenced_s(node: Node) -> float:
-    """How long a node must have been silent before its workers are gone for certain.
+    """Return the seconds of silence after which all workers of a node have exited; 0: unknown.
 
-    Args:
-        node: whose agent ends its workers when nobody answers it, or does not; 0: it does not.
+    An agent may kill its workers when no controller replies; the hello states after which time.
     """
     stated = node.spec.fenced_s
     return stated if 0.0 < stated <= MAX_FENCED_S else 0.0
 
 
 def missed_by_peers(state: State, node: NodeId) -> bool:
-    """Whether a group that lost a member waits for its workers on `node`, and for nobody else.
+    """True if a group that lost a member waits for its workers on `node` and for no others.
 
-    Its members on other nodes stand still already and said so; those that are waited for did not.
-
-    Args:
-        state: of the cluster; it is only read.
-        node: one that its agent tells nothing of; may be unknown.
+    The members on other nodes have quiesced and reported it; only those on `node` have not.
     """
     return any(_is_missed(job, node) for job in state.slot_index.jobs_on(node))
 
@@ -138,25 +124,22 @@ def _is_missed(job: Job, node: NodeId) -> bool:
     waited_for = [
         node_of(member.slot)
         for member in change.group.members
-        if member.worker not in change.points and job.workers[member.worker].phase not in GOING
+        if member.worker not in change.points and job.workers[member.worker].phase not in EXITING
     ]
     return set(waited_for) == {node} and bool(change.points)
 
 
 log = structlog.get_logger("node_sessions")
 TICK_S: Final = 0.5
-IN_TOUCH: Final = frozenset({NodePhase.UP, NodePhase.SUSPECT})
+CONNECTED: Final = frozenset({NodePhase.UP, NodePhase.SUSPECT})
 SILENT: Final = frozenset({NodePhase.SUSPECT, NodePhase.LOST})
-STALL_S: Final = 1.0  # a controller that slept longer than this judges nobody for it
+STALL_S: Final = 1.0  # longer pauses of the controller do not count as silence of nodes
 
 
 class NodeSessions:
-    """All nodes, as the controller's sockets see them.
+    """Connections to all nodes.
 
-    Args:
-        orders: ROUTER for agents: hello, heartbeats, acknowledgements in; deltas out.
-        timings: when a silent node is suspect, when it is lost.
-        ports: of the log relay and of `events`, which a welcome tells.
+    `ports` are those of the log relay and of `events`, for the welcome message.
     """
 
     def __init__(
@@ -180,23 +163,23 @@ class NodeSessions:
         self._on_steps = on_steps
         self._audit = audit
         self._routes: dict[NodeId, bytes] = {}
-        self._greetings: dict[NodeId, Incoming] = {}  # without what they said: whose they were
+        self._greetings: dict[NodeId, Incoming] = {}  # latest hellos, without frames
         self._sessions: dict[NodeId, ControllerSession] = {}
         self._hellos = HelloQueue()
-        self._durable: dict[NodeId, tuple[BootId, int]] = {}  # to be acknowledged, all at once
+        self._durable: dict[NodeId, tuple[BootId, int]] = {}  # to be acknowledged together
         for node in commit_loop.reactor.state.nodes:
             self._session(node)
 
     def use(self, timings: SessionTimings) -> None:
-        """Judge silence by other times from now on."""
+        """Apply these timings from now on."""
         self._timings = timings
         for session in self._sessions.values():
             session.timings = timings
 
     def cut_off_revoked(self) -> None:
-        """Say and hear nothing more over connections whose keys are not authorised any more.
+        """Stop using connections whose keys were revoked.
 
-        Such a node is silent from now on, and judged as any other that is.
+        Such a node counts as silent from now on.
         """
         for node, greeting in list(self._greetings.items()):
             if greeting.revoked:
@@ -207,18 +190,18 @@ class NodeSessions:
     # --- tasks
 
     async def receive_messages(self) -> None:
-        """Take what agents say over their DEALERs, for ever."""
+        """Handle messages from the agents' DEALER sockets until cancelled."""
         async for incoming in self._orders:
             try:
-                self._received(incoming)
+                self._receive_message(incoming)
             except OnesError as error:
                 self._refuse(incoming, error)
-            except Exception as error:  # one peer's message must not end the controller
+            except Exception as error:  # one peer's message must not stop the controller
                 log.exception("message dropped", peer=str(incoming.identity))
                 self._refuse(incoming, UnavailableError(repr(error)))
 
     async def receive_events(self) -> None:
-        """Take what agents publish, for ever."""
+        """Handle what agents publish until cancelled."""
         async for incoming in self._events:
             try:
                 message = PUBLISHED.decode(incoming.frames[-1])
@@ -230,24 +213,24 @@ class NodeSessions:
             if isinstance(message, Telemetry):
                 self._on_steps(message.steps)
             else:
-                self._published(message)
+                self._receive_event(message)
 
     async def watch_silence(self) -> None:
-        """Repeat what was not acknowledged and notice who is silent, for ever."""
+        """Resend unacknowledged messages and detect silent nodes, until cancelled."""
         before = self._now()
         while True:
             await asyncio.sleep(TICK_S)
             now = self._now()
             stalled_s, before = now - before - TICK_S, now
             for node, session in list(self._sessions.items()):
-                if stalled_s > STALL_S:  # we were away, not they: their words wait in the queue
+                if stalled_s > STALL_S:  # the controller paused; messages wait in its queue
                     session.last_heard = Seconds(session.last_heard + stalled_s)
                 self._apply(node, session.tick(now))
-                self._note_silence(node, session, now)
+                self._check_silence(node, session, now)
 
     # --- what arrives
 
-    def _received(self, incoming: Incoming) -> None:
+    def _receive_message(self, incoming: Incoming) -> None:
         if incoming.revoked:
             self._audit.refused("message", REVOKED[0], peer=str(incoming.key, "ascii", "replace"))
             self._orders.send(incoming.route, encode(_revoked()))
@@ -257,7 +240,7 @@ class NodeSessions:
         if isinstance(message, Hello):
             if self._is_node(incoming, message.node):
                 self._greetings[message.node] = replace(incoming, frames=())
-                self._hello(incoming.route, message)
+                self._receive_hello(incoming.route, message)
             return
         node = NodeId(identity.name) if identity and identity.role == NODE else NodeId("")
         session = self._sessions.get(node)
@@ -268,7 +251,7 @@ class NodeSessions:
             return
         self._apply(node, session.receive(message, self._now()))
 
-    def _hello(self, route: bytes, hello: Hello) -> None:
+    def _receive_hello(self, route: bytes, hello: Hello) -> None:
         if not hello.spec.slots:
             refusal = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
             self._orders.send(route, encode(refusal))
@@ -276,24 +259,23 @@ class NodeSessions:
 
         known = self._node(hello.node)
         if known is not None and hello.boot in known.former:
-            why = f"{hello.node} lives on as {known.boot}: {hello.boot} is a former life"
+            why = f"boot {hello.boot} of {hello.node} was replaced by {known.boot}"
             self._audit.refused("hello", why, peer=hello.node)
-            hint = "end this agent, or give it a name and a key of its own"
+            hint = "stop this agent, or give it its own name and key"
             self._orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
             return
         session = self._session(hello.node)
         if known is not None and known.phase in SILENT and not session.hears(hello):
             self._answer(route, session.ask_to_greet())
             return
-        if known is not None and known.phase in IN_TOUCH and session.says_nothing_new(hello):
+        if known is not None and known.phase in CONNECTED and session.says_nothing_new(hello):
             self._routes[hello.node] = route
             self._apply(hello.node, session.greeted_again(hello, self._now(), *self._ports))
             return
         self._hellos.put(route, hello)
-        self._admit()
+        self._greet_waiting()
 
-    def _admit(self) -> None:
-        """Handle as many hellos as may be under way; the others wait."""
+    def _greet_waiting(self) -> None:
         while (hello := self._hellos.take()) is not None:
             self._greet(hello)
 
@@ -302,14 +284,14 @@ class NodeSessions:
         same = known is not None and known.boot == hello.boot
         committed = known.committed if known is not None and same else 0
         if hello.events_dropped > committed:
-            log.warning("events are lost: the journal is older than its node", node=hello.node)
+            log.warning("events lost: the journal is older than the node", node=hello.node)
             committed = hello.events_dropped
 
         def welcome() -> None:
             route = self._hellos.done(hello.node)
-            if hello.node in self._greetings:  # else its key was taken out meanwhile
+            if hello.node in self._greetings:  # False if its key was revoked meanwhile
                 self._routes[hello.node] = route
-            asyncio.get_running_loop().call_soon(self._admit)
+            asyncio.get_running_loop().call_soon(self._greet_waiting)
             session = self._session(hello.node)
             outputs = session.greeted(hello, committed, self._now(), *self._ports)
             self._apply(hello.node, outputs)
@@ -330,7 +312,7 @@ class NodeSessions:
             self._hellos.done(hello.node)
             raise
 
-    def _published(self, numbered: Numbered) -> None:
+    def _receive_event(self, numbered: Numbered) -> None:
         session = self._sessions.get(numbered.node)
         if session is not None:
             outputs = session.published((numbered,), self._now())
@@ -339,24 +321,15 @@ class NodeSessions:
     # --- what leaves
 
     def send(self, command: SendDelta | SendSweepDelta) -> None:
-        """Send a delta, if the node is there; if not, it is cut again when the node says hello.
-
-        Args:
-            command: the delta and its node, which may be unknown.
-        """
+        """Send a delta if the node has a session; otherwise its next hello causes a new delta."""
         session = self._sessions.get(command.node)
         if session is not None:
             self._apply(command.node, session.order(command.delta, self._now()))
 
     def ask(self, node: NodeId, message: files.ToNode) -> bool:
-        """Ask a node's agent something that is no matter of its session.
+        """Send an agent a request outside of its session; the reply arrives on the bulk port.
 
-        Args:
-            node: may be unknown.
-            message: is sent once; the answer comes over the bulk port.
-
-        Returns:
-            Whether there is a way to it now.
+        The request is sent once. Returns True if the node is connected now.
         """
         route, session = self._routes.get(node), self._sessions.get(node)
         if route is None or session is None or session.condition(self._now()) is Condition.LOST:
@@ -374,18 +347,20 @@ class NodeSessions:
                     self._deliver(numbered)
 
     def _send(self, node: NodeId, route: bytes, message: ToSession) -> None:
-        """An agent would cut off a controller that sends more than a message may have."""
+        """Send a message; withdraw an oversized order, for which the agent would disconnect."""
         data = encode(message)
         if len(data) <= MAX_BYTES or not isinstance(message, GroupDelta | SweepDelta):
             self._orders.send(route, data)
             return
-        log.error("an order is too large", job=message.job, node=node, bytes=len(data))
+        log.error(
+            "order exceeds the size of a message", job=message.job, node=node, bytes=len(data)
+        )
         self._sessions[node].withdraw(message)
         told = OrderTooLarge(job=message.job, node=node, size=len(data), most=MAX_BYTES)
         asyncio.get_running_loop().call_soon(self._commit_loop.handle, told)
 
     def _answer(self, route: bytes, outputs: Iterable[ControllerOutput]) -> None:
-        """Say something to whoever spoke, without a session."""
+        """Send messages on a route that has no session."""
         for output in outputs:
             if isinstance(output, ToNode):
                 self._orders.send(route, encode(output.message))
@@ -406,14 +381,14 @@ class NodeSessions:
         self._commit_loop.handle(reported, before_effects=committed)
 
     def _acknowledge(self) -> None:
-        """Tell each agent once how far its events are durable, whatever became so together."""
+        """Acknowledge the durable events once per node, however many became durable together."""
         durable, self._durable = self._durable, {}
         for node, (boot, seq) in durable.items():
             session = self._sessions[node]
             if session.boot == boot:
                 self._apply(node, session.committed(seq))
 
-    def _note_silence(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
+    def _check_silence(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
         known = self._node(node)
         if known is None:
             return
@@ -430,13 +405,13 @@ class NodeSessions:
         elif condition is Condition.ALIVE and known.phase is NodePhase.SUSPECT and session.session:
             self._commit_loop.handle(NodeHeard(node=node))
         elif condition is Condition.ALIVE and known.phase is NodePhase.LOST:
-            session.session = None  # its next heartbeat is asked for a greeting, with all it runs
+            session.session = None  # its next heartbeat is answered with a request for a hello
 
     # --- helpers
 
     @staticmethod
     def _now() -> Seconds:
-        """Monotonic: silence has nothing to do with what the wall clock says."""
+        """Return monotonic seconds; the wall clock must not affect the detection of silence."""
         return Seconds(asyncio.get_running_loop().time())
 
     def _node(self, node: NodeId) -> Node | None:
@@ -448,7 +423,7 @@ class NodeSessions:
 
     def _session(self, node: NodeId) -> ControllerSession:
         session = self._sessions.get(node)
-        if session is None:  # it was not silent before we listened
+        if session is None:  # silence counts from now
             now = self._now()
             session = ControllerSession(node, self._term, self._timings, last_heard=now)
             self._sessions[node] = session
@@ -458,7 +433,7 @@ class NodeSessions:
         identity = incoming.identity
         if identity is not None and identity.role == NODE and identity.name == node:
             return True
-        why = f"the key of {identity} speaks for node {node!r}"
+        why = f"key of {identity} used for node {node!r}"
         self._audit.refused("message", why, peer=str(identity))
         return False
 

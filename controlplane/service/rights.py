@@ -1,6 +1,7 @@
-"""Who may do what: one table of roles and jobs, and one of requests.
+"""Rights: one table of roles and jobs.
 
-Whose a job is, whether it is here or has left: looked up for every right.
+Each port lists its requests with the right that each needs, and `permit` checks it. `JobOwners`
+looks up the owner of a job.
 """
 
 from __future__ import annotations
@@ -11,25 +12,22 @@ from typing import Final
 
 from controlplane.core.model.job import JobOwner
 from controlplane.service.commit_loop import CommitLoop
-from schemas.errors import BadFieldError, DeniedError, UnknownJobError
+from schemas.errors import DeniedError, UnknownJobError
 from schemas.ids import JobId
 from schemas.transport import Identity, Incoming
-from schemas.wire import Message, client
-from schemas.wire import client as asked
-from schemas.wire.feed import ReadLog
-from schemas.wire.files import ListFiles, ReadFile
+from schemas.wire import Message
 
-READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may ask at all
-WRITERS: Final = frozenset({"admin", "operator", "user"})  # have jobs of their own
-OPERATORS: Final = frozenset({"admin", "operator"})  # drain nodes
-ADMINS: Final = frozenset({"admin"})  # keep keys
-NODE: Final = "node"  # an agent: says what happens on the node that its key names
-REVOKED: Final = ("this key is not authorised any more", "ask an admin for another one")
-WATCHER: Final = "viewer of all"  # a viewer without a project
+READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may send requests
+WRITERS: Final = frozenset({"admin", "operator", "user"})  # may have own jobs
+OPERATORS: Final = frozenset({"admin", "operator"})  # may drain nodes
+ADMINS: Final = frozenset({"admin"})  # may manage keys
+NODE: Final = "node"  # an agent, which reports for the node that its key names
+REVOKED: Final = ("this key is no longer authorised", "ask an admin for a new key")
+VIEWER_OF_ALL: Final = "viewer of all"  # a viewer without a project
 
 
 class Action(Enum):
-    """What somebody may do with a job."""
+    """Permissions on a job."""
 
     STATE = "know of it: its row, state, decisions, events"
     ARGS = "read the arguments of its script"
@@ -39,8 +37,8 @@ class Action(Enum):
     CHANGE = "cancel, resize, pause or resume it, and change its trials"
 
 
-class Whose(Enum):
-    """A job, as somebody sees it."""
+class Relation(Enum):
+    """Relation of a user to a job."""
 
     OWN = "own"
     PROJECT = "of a project that his key names, or is his own"
@@ -49,96 +47,60 @@ class Whose(Enum):
 
 _ALL: Final = frozenset(Action)
 _NOTHING: Final[frozenset[Action]] = frozenset()
-_KNOWS: Final = frozenset({Action.STATE})
+_STATE_ONLY: Final = frozenset({Action.STATE})
 _READS: Final = frozenset({Action.STATE, Action.ARGS, Action.OUTPUT})
 _ADMIN: Final = _ALL - {Action.ENV}
 
-RIGHTS: Final[Mapping[tuple[str, Whose], frozenset[Action]]] = {
-    ("admin", Whose.OWN): _ALL,
-    ("admin", Whose.PROJECT): _ADMIN,
-    ("admin", Whose.OTHER): _ADMIN,
-    ("operator", Whose.OWN): _ALL,
-    ("operator", Whose.PROJECT): _KNOWS,
-    ("operator", Whose.OTHER): _KNOWS,
-    ("user", Whose.OWN): _ALL,
-    ("user", Whose.PROJECT): _READS | {Action.FILES},
-    ("user", Whose.OTHER): _NOTHING,
-    ("viewer", Whose.PROJECT): _READS,
-    ("viewer", Whose.OTHER): _NOTHING,
-    (WATCHER, Whose.OTHER): _KNOWS,
+RIGHTS: Final[Mapping[tuple[str, Relation], frozenset[Action]]] = {
+    ("admin", Relation.OWN): _ALL,
+    ("admin", Relation.PROJECT): _ADMIN,
+    ("admin", Relation.OTHER): _ADMIN,
+    ("operator", Relation.OWN): _ALL,
+    ("operator", Relation.PROJECT): _STATE_ONLY,
+    ("operator", Relation.OTHER): _STATE_ONLY,
+    ("user", Relation.OWN): _ALL,
+    ("user", Relation.PROJECT): _READS | {Action.FILES},
+    ("user", Relation.OTHER): _NOTHING,
+    ("viewer", Relation.PROJECT): _READS,
+    ("viewer", Relation.OTHER): _NOTHING,
+    (VIEWER_OF_ALL, Relation.OTHER): _STATE_ONLY,
 }
 
-REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
-    # answered with what the asker may know
-    asked.GetCluster: READERS,
-    asked.GetSearch: READERS,
-    asked.CheckJob: READERS,
-    asked.ListJobs: READERS,
-    asked.ListNodes: READERS,
-    asked.ReadEvents: READERS,
-    # about one job
-    asked.GetJob: Action.STATE,
-    asked.WaitJob: Action.STATE,
-    asked.ExplainJob: Action.STATE,
-    asked.GetSweep: Action.STATE,
-    asked.GetLedger: Action.STATE,
-    asked.CancelJob: Action.CHANGE,
-    asked.ResizeJob: Action.CHANGE,
-    asked.PauseJob: Action.CHANGE,
-    asked.ResumeJob: Action.CHANGE,
-    asked.ChangeSweep: Action.CHANGE,
-    ReadLog: Action.OUTPUT,
-    ListFiles: Action.FILES,
-    ReadFile: Action.FILES,
-    # of some roles
-    asked.PutSnapshot: WRITERS,
-    asked.SubmitJob: WRITERS,
-    asked.DrainNode: OPERATORS,
-    asked.UndrainNode: OPERATORS,
-    client.AddKey: ADMINS,
-    client.ListKeys: ADMINS,
-    client.RevokeKey: ADMINS,
-}
+Right = Action | frozenset[str]  # on the job that a request names, or for these roles
 
 
 def may(who: Identity, action: Action, job: JobOwner) -> bool:
-    """Whether somebody may do that with a job."""
-    return action in RIGHTS.get((_kind(who), _whose(who, job)), _NOTHING)
+    """True if `who` may perform the action on a job of this owner."""
+    return action in RIGHTS.get((_effective_role(who), _relation_to(who, job)), _NOTHING)
 
 
 def sees_all(who: Identity) -> bool:
-    """Whether somebody may know of every job."""
-    return Action.STATE in RIGHTS.get((_kind(who), Whose.OTHER), _NOTHING)
+    """True if `who` may know of every job."""
+    return Action.STATE in RIGHTS.get((_effective_role(who), Relation.OTHER), _NOTHING)
 
 
 def projects_of(who: Identity) -> tuple[str, ...]:
-    """Whose jobs somebody may know of, beside his own; what he submits is the first one's."""
+    """Return the projects whose jobs `who` may know of; the first one is that of submissions."""
     return who.projects or ((who.name,) if who.role in WRITERS else ())
 
 
-def permit(who: Identity, request: Message, job: JobOwner | None) -> None:
-    """Refuse what somebody may not ask for.
+def permit(who: Identity, right: Right, request: Message, job: JobOwner | None) -> None:
+    """Refuse a request that needs a right which the owner of a key does not have.
 
-    Args:
-        who: the owner of the key that asks.
-        job: whose the job is that it names; None: there is no such job, or it names none.
+    `job` is the owner of the job that the request names; None: no such job, or none named.
 
     Raises:
-        DeniedError: if it is for others.
-        UnknownJobError: if there is no such job, or he may not know of it.
-        BadFieldError: if it is no request.
+        DeniedError: if the role or the job's owner forbids the request.
+        UnknownJobError: if there is no such job, or `who` may not know of it.
     """
     if who.role not in READERS:
-        raise DeniedError(f"the key of {who} may not use this port", "use a user's key")
-    needs = REQUESTS.get(type(request))
-    if needs is None:
-        raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
-    if isinstance(needs, Action):
-        _permit_on_job(who, needs, JobId(getattr(request, "job", "")), job)
-    elif who.role not in needs:
-        of_few = {OPERATORS: "may not drain nodes", ADMINS: "may not keep keys"}
-        what = of_few.get(needs, "may only read")
-        hint = f"ask for a key of {' or '.join(sorted(needs))}"
+        raise DeniedError(f"a key of {who} may not use this port", "use a user's key")
+    if isinstance(right, Action):
+        _permit_on_job(who, right, JobId(getattr(request, "job", "")), job)
+    elif who.role not in right:
+        of_few = {OPERATORS: "may not drain nodes", ADMINS: "may not manage keys"}
+        what = of_few.get(right, "may only read")
+        hint = f"ask for a key of {' or '.join(sorted(right))}"
         raise DeniedError(f"{who.role} {who.name} {what}", hint)
 
 
@@ -154,18 +116,11 @@ def _permit_on_job(who: Identity, action: Action, name: JobId, job: JobOwner | N
 
 
 def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
-    """What somebody hears of the feed who asks for a topic.
-
-    Args:
-        topic: the first bytes of the messages that he wants.
-
-    Returns:
-        Topics that are granted in its place; none if there is nothing for him below it.
-    """
+    """Return the topics to grant to a key that subscribes to `topic`; empty if there are none."""
     if who.role not in READERS:
         return ()
     if sees_all(who) and topic.startswith(b"project/"):
-        return (topic,)  # the same events once more: only for those who name it
+        return (topic,)  # duplicates of job/ events: only on explicit subscription
     found = dict.fromkeys(
         topic if topic.startswith(mine) else mine
         for mine in map(str.encode, topics_of(who))
@@ -175,47 +130,43 @@ def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
 
 
 def topics_of(who: Identity) -> tuple[str, ...]:
-    """All of the feed that somebody may hear, as prefixes.
-
-    Args:
-        who: the owner of a key that may read.
-    """
+    """Return the prefixes of all feed topics that the owner of a key may read."""
     jobs = ["job/"] if sees_all(who) else [f"project/{name}/" for name in projects_of(who)]
     return (*jobs, "node/", "cluster")
 
 
 def refuse_revoked(incoming: Incoming) -> None:
-    """Whoever connected while his key was authorised may do nothing when it is not any more.
+    """Refuse a message on an open connection whose key was revoked.
 
     Raises:
-        DeniedError: if it is not.
+        DeniedError: if the key was revoked.
     """
     if incoming.revoked:
         raise DeniedError(*REVOKED)
 
 
-def _kind(who: Identity) -> str:
-    return WATCHER if who.role == "viewer" and not who.projects else who.role
+def _effective_role(who: Identity) -> str:
+    return VIEWER_OF_ALL if who.role == "viewer" and not who.projects else who.role
 
 
-def _whose(who: Identity, job: JobOwner) -> Whose:
-    if who.name == job.user and who.role in WRITERS:  # a viewer has no jobs: his name says nothing
-        return Whose.OWN
-    return Whose.PROJECT if job.project in projects_of(who) else Whose.OTHER
+def _relation_to(who: Identity, job: JobOwner) -> Relation:
+    if who.name == job.user and who.role in WRITERS:  # a viewer's name means nothing
+        return Relation.OWN
+    return Relation.PROJECT if job.project in projects_of(who) else Relation.OTHER
 
 
-REMEMBERED: Final = 10_000  # of those that left: it never changes
+MAX_DEPARTED: Final = 10_000  # owners of jobs that left the state; they never change
 
 
 class JobOwners:
-    """Answers from the newest state, else from the journal."""
+    """Owners of jobs, from the newest state or else from the journal."""
 
     def __init__(self, commit_loop: CommitLoop) -> None:
         self._commit_loop = commit_loop
-        self._left: dict[JobId, JobOwner] = {}
+        self._departed: dict[JobId, JobOwner] = {}
 
     def of(self, name: JobId) -> JobOwner | None:
-        """Whose a job is; None if there is none, or it is not kept any more.
+        """Return the owner of a job; None if there is no such job, or it is no longer kept.
 
         Raises:
             JournalError: if the journal cannot be read.
@@ -224,9 +175,9 @@ class JobOwners:
         job = loop.reactor.state.jobs.get(name) or loop.committed.state.jobs.get(name)
         if job is not None:
             return job.owner
-        known = self._left.get(name)
+        known = self._departed.get(name)
         if known is None and (known := loop.reader.ended.owner(name)) is not None:
-            if len(self._left) >= REMEMBERED:
-                self._left.clear()
-            self._left[name] = known
+            if len(self._departed) >= MAX_DEPARTED:
+                self._departed.clear()
+            self._departed[name] = known
         return known

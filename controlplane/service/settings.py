@@ -1,4 +1,4 @@
-"""Controller settings."""
+"""Settings of the controller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Interval = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the controller listens; every socket asks for a key."""
+    """Addresses of the controller; every ZeroMQ socket requires a key."""
 
     host: str = "127.0.0.1"
     events: Port = 7700
@@ -28,7 +28,7 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
     feed: Port = 7703
     shippers: Port = 7704
     followers: Port = 7705
-    metrics: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 9464  # HTTP, for Prometheus; 0: none
+    metrics: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 9464  # HTTP, for Prometheus; 0: off
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,56 +39,56 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which policy decides."""
+    """Scheduling policy and its options."""
 
     name: str = "ones"
-    options: dict[str, Any] = {}  # its own; see the policy's page
+    options: dict[str, Any] = {}  # see the policy's page
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """When a silent node is suspect and when it is lost, in seconds."""
+    """Seconds of silence after which a node is suspect, and after which it is lost."""
 
     suspect_s: Interval = 6.0
     lost_s: Interval = 30.0
-    missed_s: Interval = 5.0  # lost as early, where workers of other nodes miss theirs
+    missed_s: Interval = 5.0  # lost this early if workers on other nodes miss its workers
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of what is kept."""
+    """Bounds on stored files."""
 
     log_bytes_per_job: Bytes = 1 << 30
-    log_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 4 << 20  # of one job; more waits
+    log_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 4 << 20  # of one job; excess output waits
     snapshot_bytes: Bytes = 512 << 20
     workdir: ArchiveBounds = ArchiveBounds()  # of a job's working directory, unpacked
-    upload_bytes: Bytes = 2 << 30  # of one user's uploads that are not complete
-    keep_uploads_s: NotNegative = 3600.0  # behind the last piece of one that is not complete
-    keep_logs_s: NotNegative = 30 * DAY_S  # behind a job's end
+    upload_bytes: Bytes = 2 << 30  # of one user's unfinished uploads
+    keep_uploads_s: NotNegative = 3600.0  # after the last piece of an unfinished upload
+    keep_logs_s: NotNegative = 30 * DAY_S  # after the end of the job
     keep_logs_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 << 30  # of all ended jobs
     keep_archives_s: NotNegative = 30 * DAY_S  # of working directories that no job needs
     keep_archives_bytes: Annotated[int, msgspec.Meta(ge=0)] = 20 << 30
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one user may have at once."""
+    """Bounds for each user."""
 
-    requests_per_s: Annotated[float, msgspec.Meta(ge=1)] = 2000.0  # others wait behind these
+    requests_per_s: Annotated[float, msgspec.Meta(ge=1)] = 2000.0  # further requests wait
     live_jobs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # that have not ended
-    archive_bytes: Bytes = 8 << 30  # of working directories; those that no job needs give way
+    archive_bytes: Bytes = 8 << 30  # of working directories; unneeded ones are deleted first
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the past the journal keeps; docs/operations.md has all of it in one table."""
+    """Retention of the journal; docs/operations.md has one table of all retention settings."""
 
-    snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # behind the last snapshot
+    snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # since the last snapshot
     keep_inputs_s: NotNegative = 7 * DAY_S
     keep_events_s: NotNegative = 30 * DAY_S
-    keep_jobs_s: NotNegative = 365 * DAY_S  # jobs that have ended, with their past
-    keep_records: Annotated[int, msgspec.Meta(ge=1000)] = 100_000  # of each list of a job's past
+    keep_jobs_s: NotNegative = 365 * DAY_S  # ended jobs, with their records
+    keep_records: Annotated[int, msgspec.Meta(ge=1000)] = 100_000  # of each list of a job's records
     keep_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 4 << 30  # of the file
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's TOML file."""
+    """Contents of the controller's TOML file."""
 
     state: str = "state"  # journal, logs and snapshots, relative to the settings file
     pid_file: str = ""
@@ -102,9 +102,9 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> ControllerSettings:
-    """The settings in `path`, overridden by `ONES__SECTION__KEY` variables.
+    """Read the settings in `path`; `ONES__SECTION__KEY` variables override them.
 
     Raises:
-        SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
+        SettingsError: if the file cannot be read, or a key is unknown or has an invalid value.
     """
     return settings.load(ControllerSettings, path, os.environ)

@@ -1,4 +1,4 @@
-"""`ones config check` of a controller: everything that its start would trip over, at once."""
+"""`ones config check` of a controller: reports all problems that would prevent its start."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ from schemas.transport import load_authorised, load_keys
 
 
 def check(path: Path) -> list[SettingsError]:
-    """Look at a controller's settings and at this host; nothing is changed.
+    """Return every problem of the settings on this host, with field and remedy; change nothing.
 
-    Args:
-        path: of the TOML file. Ports that are in use by a controller with this very file are free.
-
-    Returns:
-        Each problem with its field and what helps; empty: it can start.
+    Ports in use by a controller with this very settings file count as free.
 
     Raises:
-        SettingsError: if the file cannot be read, or is no TOML.
+        SettingsError: if the file cannot be read, or is not TOML.
     """
     findings, settings = look_through(ControllerSettings, path)
     silence, home = settings.silence, path.parent
@@ -57,8 +53,8 @@ def _check_ports(findings: Findings, listen: Listen) -> None:
         if name == "host" or not port:
             continue
         if port in taken:
-            what = f"port {port} is that of listen.{taken[port]}, too"
-            findings.add(f"listen.{name}", what, "give each its own")
+            what = f"port {port} is also used by listen.{taken[port]}"
+            findings.add(f"listen.{name}", what, "use different ports")
         else:
             taken[port] = name
             findings.port(f"listen.{name}", listen.host, port)

@@ -1,6 +1,7 @@
-"""Archives of working directories, by the sha256 of their bytes.
+"""Archives of working directories, stored by their SHA-256.
 
-Whose archives are whose: what each user sent, and what of it goes where it is too much.
+`ArchiveSenders` records which user uploaded which archive; `unneeded_archives` and
+`excess_archives` choose the archives to delete when there are too many.
 """
 
 from __future__ import annotations
@@ -23,32 +24,27 @@ from schemas.host.files import FileSeen
 
 
 class ArchiveSenders:
-    """A folder for each user, with an empty file for each archive that he sent all of.
-
-    Args:
-        folder: of these; it need not be there.
-        archives: the folder of the archives themselves.
-    """
+    """Folder with a subfolder per user, which has an empty file for each archive the user sent."""
 
     def __init__(self, folder: Path, archives: Path) -> None:
         self._folder = folder
         self._archives = archives
 
     def sent(self, who: str, digest: str) -> bool:
-        """Whether somebody sent an archive himself."""
+        """True if the user uploaded the archive."""
         return (self._of(who) / digest).is_file()
 
     def note(self, who: str, digest: str) -> None:
-        """Somebody sent an archive.
+        """Record that a user uploaded an archive.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: if the file cannot be created.
         """
         self._of(who).mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._of(who) / digest).touch(mode=0o600)
 
     def archives_of(self, who: str) -> list[FileSeen]:
-        """What a user sent and is still here; when it was asked for last."""
+        """Return the stored archives that a user uploaded, with the times of their last use."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for mark in self._of(who).iterdir():
@@ -58,7 +54,7 @@ class ArchiveSenders:
         return found
 
     def drop(self, who: str, digest: str) -> None:
-        """An archive is a user's no more, and goes if it is nobody else's.
+        """Remove an archive from a user's, and delete it if no other user uploaded it.
 
         Raises:
             OSError: if it cannot be deleted.
@@ -68,16 +64,16 @@ class ArchiveSenders:
             (self._archives / digest).unlink(missing_ok=True)
 
     def forget(self, digest: str) -> None:
-        """An archive is gone.
+        """Remove a deleted archive from all users' archives.
 
         Raises:
-            OSError: if a mark of it cannot be deleted.
+            OSError: if an entry cannot be deleted.
         """
         for mark in self._folder.glob(f"*/{digest}"):
             mark.unlink(missing_ok=True)
 
     def all(self) -> dict[str, set[str]]:
-        """The senders of each archive, without their names."""
+        """Return the senders of each archive, as hashes of their names."""
         found = defaultdict[str, set[str]](set)
         for mark in self._folder.glob("*/*"):
             found[mark.name].add(mark.parent.name)
@@ -88,82 +84,71 @@ class ArchiveSenders:
 
 
 def folder_of(who: str) -> str:
-    """A name for files of a user."""
+    """Return the file name that stands for a user."""
     return hashlib.sha256(who.encode()).hexdigest()[:16]
 
 
-def make_room(
-    archives: Iterable[FileSeen], most: int, *, stay: Collection[str], before: float
+def unneeded_archives(
+    archives: Iterable[FileSeen], most: int, *, needed: Collection[str], before: float
 ) -> tuple[list[FileSeen], int]:
-    """Which archives of a user go: those that no job needs, the oldest first.
+    """Choose archives of one user to delete, the oldest first; return them and the bytes left.
 
-    Args:
-        most: bytes that they may have then.
-        stay: names of those that some job needs.
-        before: what was asked for since stays, seconds since the epoch.
-
-    Returns:
-        Those that go, and how many bytes are left then.
+    At most `most` bytes should be left. Archives in `needed` and archives used
+    after `before` (seconds since the epoch) are kept.
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
-    going = []
+    dropped = []
     for file in ordered:
-        if left > most and file.name not in stay and file.at <= before:
-            going.append(file)
+        if left > most and file.name not in needed and file.at <= before:
+            dropped.append(file)
             left -= file.size
-    return going, left
+    return dropped, left
 
 
-def beyond_share(
+def excess_archives(
     archives: Iterable[FileSeen], most: int, senders: Mapping[str, Collection[str]]
 ) -> list[FileSeen]:
-    """Which archives of all users go: the oldest of whoever has the most, again and again.
+    """Choose archives of all users to delete: repeatedly the oldest of the largest user.
 
-    Args:
-        archives: that may go.
-        most: bytes that they may have together.
-        senders: of each, by its name; those of nobody count as one more user's.
-
-    Returns:
-        Those that go.
+    At most `most` bytes should be left in total. Archives without a sender count as those of one
+    more user.
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
-    theirs = defaultdict[str, dict[str, FileSeen]](dict)  # the oldest first
+    by_user = defaultdict[str, dict[str, FileSeen]](dict)  # oldest first
     sizes = Counter[str]()
     for file in ordered:
         for who in senders.get(file.name) or ("",):
-            theirs[who][file.name] = file
+            by_user[who][file.name] = file
             sizes[who] += file.size
-    going = []
+    dropped = []
     while left > most:
-        most_of_all = max(theirs, key=lambda who: (sizes[who], bool(theirs[who])))
-        file = next(iter(theirs[most_of_all].values()))
+        largest = max(by_user, key=lambda who: (sizes[who], bool(by_user[who])))
+        file = next(iter(by_user[largest].values()))
         for who in senders.get(file.name) or ("",):
-            del theirs[who][file.name]
+            del by_user[who][file.name]
             sizes[who] -= file.size
-        going.append(file)
+        dropped.append(file)
         left -= file.size
-    return going
+    return dropped
 
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 PIECE_BYTES: Final = 1 << 20
-SENDERS: Final = "snapshot-senders"  # beside the folder of archives
-IDLE_S: Final = 60.0  # an upload that stands still for so long gives way to another of its user
-REMEMBERED: Final = 10_000  # archives that were found in order
+SENDERS_FOLDER: Final = "snapshot-senders"  # next to the folder of archives
+IDLE_AFTER_S: Final = 60.0  # an upload idle for longer may be deleted for another one of its user
+MAX_INSPECTED: Final = 10_000  # inspected archives
 
 
 class SnapshotStore:
-    """A folder of archives; a name there is only taken when its content proved right.
+    """Folder of archives; a file gets its final name only after its content was verified.
 
-    Args:
-        folder: where they are; it is made if there is none, and left-over parts are deleted.
-        user_bytes: of one user's archives together.
+    Unfinished uploads in `folder` are deleted. `upload_bytes` and `user_bytes` bound the unfinished
+    uploads and the archives of one user.
     """
 
-    needed: Callable[[], Collection[str]] = frozenset  # those of jobs that have not ended
+    needed: Callable[[], Collection[str]] = frozenset  # archives of jobs that have not ended
 
     def __init__(
         self,
@@ -175,32 +160,24 @@ class SnapshotStore:
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
-        self.senders = ArchiveSenders(folder.with_name(SENDERS), folder)
+        self.senders = ArchiveSenders(folder.with_name(SENDERS_FOLDER), folder)
         self.max_bytes = max_bytes
         self.bounds = bounds
         self.upload_bytes = upload_bytes
         self.user_bytes = user_bytes
-        self._counting = threading.Lock()  # what a user has, and what comes to it
+        self._quota_lock = threading.Lock()  # held while archives of a user are counted and added
         self._parts = defaultdict[str, dict[Path, int]](dict)  # bytes of each, by user
-        self._inspected: dict[str, ArchiveBounds] = {}  # found in order, and by which bounds
-        self._finishing: dict[Path, asyncio.Future[None]] = {}  # parts that are being hashed
+        self._inspected: dict[str, ArchiveBounds] = {}  # valid archives, and by which bounds
+        self._finishing: dict[Path, asyncio.Future[None]] = {}  # unfinished uploads being hashed
         for left_over in folder.glob("*.part"):
             left_over.unlink()
 
     def is_of(self, who: str, digest: str) -> bool:
-        """Whether the whole archive is here, and somebody sent all of it himself.
-
-        Args:
-            digest: sha256 of the archive, hexadecimal; False for anything else.
-        """
+        """True if the complete archive is stored and the user uploaded all of it."""
         return self.has(digest) and self.senders.sent(who, digest)
 
     def has(self, digest: str) -> bool:
-        """Whether the whole archive is here; one that is asked for is as good as new.
-
-        Args:
-            digest: sha256 of the archive, hexadecimal; False for anything else.
-        """
+        """True if the complete archive is stored; marks it as used now."""
         if not DIGEST.fullmatch(digest):
             return False
         try:
@@ -210,25 +187,22 @@ class SnapshotStore:
         return True
 
     async def inspect(self, digest: str) -> None:
-        """Refuse an archive that no node would unpack; once for each, in a thread.
+        """Refuse an archive that no node would unpack; checks each archive once, in a thread.
 
         Raises:
-            TooLargeError: if it comes to more than its bounds.
-            BadFieldError: if it cannot be unpacked at all.
+            TooLargeError: if the unpacked archive exceeds its bounds.
+            BadFieldError: if it cannot be unpacked.
         """
         if self._inspected.get(digest) == self.bounds:
             return
         bounds = self.bounds
         await asyncio.to_thread(_inspect, self.folder / digest, bounds)
-        if len(self._inspected) >= REMEMBERED:
+        if len(self._inspected) >= MAX_INSPECTED:
             self._inspected.clear()
         self._inspected[digest] = bounds
 
     def forget(self, name: str) -> None:
-        """Delete an archive, or a part of one.
-
-        Args:
-            name: of its file; nothing happens if it is not there.
+        """Delete an archive or an unfinished upload, if it exists.
 
         Raises:
             OSError: if it cannot be deleted.
@@ -239,34 +213,31 @@ class SnapshotStore:
             parts.pop(self.folder / name, None)
 
     async def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
-        """Store a piece; the whole is held against its digest in a thread.
+        """Store a piece, and return how many bytes are stored; a complete archive is verified.
 
         Args:
-            who: whose piece it is; two who send the same archive do not disturb each other, and do
-                not hear of each other's: who names a digest need not have the archive.
-            digest: sha256 of the whole archive, hexadecimal.
-            offset: of `data`, bytes; 0 begins anew.
+            who: the sender. Two users who upload the same archive neither disturb nor notice each
+                other, because knowing a digest does not prove possession of the archive.
+            digest: SHA-256 of the complete archive, hexadecimal.
+            offset: of `data`, bytes; 0 restarts the upload.
             total: size of the archive, bytes.
 
-        Returns:
-            How many bytes are here; `total` when the archive is complete.
-
         Raises:
-            BadFieldError: if the digest is none, or the whole does not have it.
-            TooLargeError: if it is larger than this cluster takes, or this user may have.
-            UnavailableError: if the disk does not take it.
+            BadFieldError: if the digest is malformed or does not match the archive.
+            TooLargeError: if the archive exceeds the bound of the cluster or of the user.
+            UnavailableError: if the disk cannot be written.
         """
         if not DIGEST.fullmatch(digest):
-            raise BadFieldError("digest is no sha256", "give 64 hexadecimal digits", "digest")
+            raise BadFieldError("digest is not a SHA-256", "give 64 hexadecimal digits", "digest")
         if total > self.max_bytes:
-            what = f"the working directory packs to {total} bytes, the bound is {self.max_bytes}"
-            raise TooLargeError(what, "leave data out of it (.onesignore)", "total")
+            what = f"the packed working directory has {total} bytes, the limit is {self.max_bytes}"
+            raise TooLargeError(what, "exclude data from it (.onesignore)", "total")
         if self.is_of(who, digest):
             return total
         part = self.folder / f"{digest}.{folder_of(who)}.part"
         if offset == 0:
-            await asyncio.to_thread(self._count, who, total, self.needed())
-        if (finishing := self._finishing.get(part)) is not None:  # the last piece was repeated
+            await asyncio.to_thread(self._fit_archive, who, total, self.needed())
+        if (finishing := self._finishing.get(part)) is not None:  # the last piece was sent twice
             await asyncio.shield(finishing)
             return total
         have = part.stat().st_size if part.exists() else 0
@@ -274,7 +245,7 @@ class SnapshotStore:
             have = 0
         if offset != have or have + len(data) > total:
             return have
-        self._make_room(who, part, have, total if offset == 0 else have + len(data))
+        self._fit_upload(who, part, have, total if offset == 0 else have + len(data))
         try:
             with part.open("ab" if have else "wb") as file:
                 file.write(data)
@@ -296,36 +267,46 @@ class SnapshotStore:
         if not self._parts[who]:
             del self._parts[who]
 
-    def _make_room(self, who: str, part: Path, have: int, wanted: int) -> None:
-        """A user's parts stay within their bound: those that nobody goes on with give way."""
+    def _fit_upload(self, who: str, part: Path, have: int, wanted: int) -> None:
+        """Delete a user's abandoned uploads until the uploads are within the user's bound.
+
+        Raises:
+            TooLargeError: if they do not fit.
+        """
         others = {path: size for path, size in self._parts[who].items() if path != part}
         left = sum(others.values())
-        for path, size in others.items():  # the one that was begun first
+        for path, size in others.items():  # oldest first
             if left + wanted <= self.upload_bytes:
                 break
-            if path not in self._finishing and time.time() - _changed_at(path) > IDLE_S:
+            if path not in self._finishing and time.time() - _changed_at(path) > IDLE_AFTER_S:
                 path.unlink(missing_ok=True)
                 del self._parts[who][path]
                 left -= size
         if left + wanted > self.upload_bytes:
-            what = f"your unfinished uploads take {left + have} bytes, with this one more than "
-            hint = "let the others end, or wait a minute"
+            what = f"your unfinished uploads have {left + have} bytes, with this one more than "
+            hint = "finish the others, or wait a minute"
             raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
-    def _count(self, who: str, size: int, needed: Collection[str]) -> None:
-        """Have room for one more of a user's archives; his that no job needs give way."""
+    def _fit_archive(self, who: str, size: int, needed: Collection[str]) -> None:
+        """Delete a user's unneeded archives until one of `size` bytes fits the user's bound.
+
+        Raises:
+            TooLargeError: if it does not fit.
+        """
         mine = self.senders.archives_of(who)
-        before = time.time() - IDLE_S  # what was just sent may be submitted any moment
-        going, left = make_room(mine, self.user_bytes - size, stay=needed, before=before)
+        before = time.time() - IDLE_AFTER_S  # newer archives may be submitted at any moment
+        dropped, left = unneeded_archives(
+            mine, self.user_bytes - size, needed=needed, before=before
+        )
         if left + size > self.user_bytes:
-            what = f"your working directories of live jobs and of the last minute take {left} bytes"
-            hint = "let jobs end, leave data out of it (.onesignore), or have limits.archive_bytes "
+            what = f"your working directories of live jobs and of the last minute have {left} bytes"
+            hint = "wait until jobs end, exclude data (.onesignore), or have limits.archive_bytes "
             raise TooLargeError(
-                f"{what}, with this one more than {self.user_bytes}",
+                f"{what}; with this one they would exceed {self.user_bytes}",
                 f"{hint}raised",
                 "limits.archive_bytes",
             )
-        for file in going:
+        for file in dropped:
             self.senders.drop(who, file.name)
 
     def _finish(self, part: Path, digest: str, who: str, needed: Collection[str]) -> None:
@@ -336,11 +317,11 @@ class SnapshotStore:
                 size = os.fstat(file.fileno()).st_size
             if found != digest:
                 part.unlink()
-                what = "the archive does not have its digest"
+                what = "the archive does not match its digest"
                 raise BadFieldError(what, "send it again", "digest")
-            with self._counting:
+            with self._quota_lock:
                 try:
-                    self._count(who, size, needed)
+                    self._fit_archive(who, size, needed)
                 except TooLargeError:
                     part.unlink()
                     raise
@@ -350,14 +331,7 @@ class SnapshotStore:
             raise UnavailableError(f"snapshot: {error.strerror}", "send it again") from None
 
     def piece(self, digest: str, offset: int) -> tuple[bytes, int]:
-        """A piece of an archive.
-
-        Args:
-            offset: where the piece begins, bytes.
-
-        Returns:
-            At most 1 MiB from there on, and the archive's size; -1 when it is not here.
-        """
+        """Return up to 1 MiB of an archive from `offset` on, and its size; -1 if not stored."""
         if not self.has(digest) or offset < 0:
             return b"", -1
         with (self.folder / digest).open("rb") as file:
@@ -377,7 +351,7 @@ def _inspect(path: Path, bounds: ArchiveBounds) -> None:
         with path.open("rb") as file:
             inspect(file, bounds)
     except FileNotFoundError:
-        return  # it went as it was asked for: nodes will say so
+        return  # deleted meanwhile; nodes will report it
     except UNREADABLE as error:
         what = f"snapshot: its archive cannot be unpacked: {error}"
         raise BadFieldError(what, "pack a tar file of files and folders", "snapshot") from None

@@ -23,15 +23,15 @@ from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent
 from controlplane.policy.registry import make
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
-    Answer,
-    Ask,
-    Begin,
-    Frames,
-    Observed,
+    EventObserved,
+    FrameDecoder,
+    FullView,
+    PlanFound,
+    RequestPlan,
+    StartSearch,
     ToSearch,
     ViewDelta,
-    WholeView,
-    frame,
+    encode_frame,
     view_delta,
 )
 from controlplane.sim.run import simulate
@@ -51,31 +51,31 @@ class Search:
     def __init__(self, *, patience: int, history: list[tuple[Seconds, PolicyEvent]]) -> None:
         command = [sys.executable, "-P", "-m", "controlplane.service.planner.search_process"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.frames, self.number = Frames(), 0
+        self.frames, self.number = FrameDecoder(), 0
         self.sent: ClusterView | None = None
         options = {"patience": patience, "search": "evolution" if patience else "auto"}
-        self.say(Begin(policy="ones", options=options, seed=0, history=history))
+        self.say(StartSearch(policy="ones", options=options, seed=0, history=history))
 
     def say(self, message: ToSearch) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(frame(message))
+        self.process.stdin.write(encode_frame(message))
         self.process.stdin.flush()
 
-    def ask(self, view: ClusterView, now: Seconds) -> tuple[Answer, float]:
+    def ask(self, view: ClusterView, now: Seconds) -> tuple[PlanFound, float]:
         """The answer, and the seconds from the difference of the views to it."""
         began = time.perf_counter()
         told: ViewDelta | None = view_delta(self.sent, view) if self.sent is not None else None
-        self.say(told if told is not None else WholeView(view=view))
+        self.say(told if told is not None else FullView(view=view))
         self.sent = view
         self.number += 1
-        self.say(Ask(number=self.number, now=now))
+        self.say(RequestPlan(number=self.number, now=now))
         while True:
             assert self.process.stdout is not None
             data = os.read(self.process.stdout.fileno(), READ)
             assert data, "the search process ended"
             for body in self.frames.feed(data):
                 message = FROM_SEARCH.decode(body)
-                if isinstance(message, Answer) and message.number == self.number:
+                if isinstance(message, PlanFound) and message.number == self.number:
                     return message, time.perf_counter() - began
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class World:
         at = Seconds(self.now)
         self.jobs[job.job] = msgspec.structs.replace(job, running_on=placed, moved_at=at)
 
-    def follow(self, answer: Answer) -> None:
+    def follow(self, answer: PlanFound) -> None:
         for job in list(self.jobs.values()):
             self.run(job, answer.plan.local_batch.get(job.job, {}))
 
@@ -209,7 +209,7 @@ def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[f
         took: list[float] = []
         for number in range(events):
             for event in world.event(number):
-                search.say(Observed(event=event, at=Seconds(world.now)))
+                search.say(EventObserved(event=event, at=Seconds(world.now)))
             answer, seconds = search.ask(world.view(), Seconds(world.now))
             world.follow(answer)
             took.append(seconds * 1000.0)

@@ -226,7 +226,7 @@ REFUSED = (
     (("--batch", "97"), "batch: 97 is outside"),
     (("--slots", "4", "--batch", "3"), "batch: 3 is outside 4 to 96"),
     (("--on", "nowhere/0"), "there is no slot 'nowhere/0'"),
-    ((), "nothing is asked for"),
+    ((), "the request changes nothing"),
 )
 
 

@@ -26,8 +26,8 @@ ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers")
 ROLE_OF: Final = {N1: "node", "root": "admin"}
 DENIED: Final = Failed(
     code="denied",
-    message="this key is not authorised any more",
-    hint="ask an admin for another one",
+    message="this key is no longer authorised",
+    hint="ask an admin for a new key",
     field="",
 )
 

@@ -14,11 +14,11 @@ from controlplane.core.commands import Announce, Command
 from controlplane.core.history import Record
 from controlplane.core.inputs import Input, NodeReported
 from controlplane.policy.api import PolicyEvent
-from controlplane.service.api.server import LoopTime, RequestServer
+from controlplane.service.api.server import LoopUsage, RequestServer
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyFile, KeyTable
-from controlplane.service.planner.plan_coordinator import PlanExchange, PolicyObserver
+from controlplane.service.planner.plan_coordinator import PlanCoordinator, PolicyObserver
 from controlplane.service.rights import JobOwners
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
@@ -46,7 +46,7 @@ class LiveService:
         self._said: Counter[NodeId] = Counter()
         self.loop = CommitLoop(folder / "journal.sqlite", self._perform, self._record)
         telemetry = TelemetryTable()
-        plans = PlanExchange(self.loop)
+        plans = PlanCoordinator(self.loop)
         planner = SimpleNamespace(observe=lambda event, _: self.heard.append(event))
         self._observer = PolicyObserver(self.loop, cast("Any", planner), telemetry)
         owners = JobOwners(self.loop)
@@ -107,7 +107,7 @@ class LiveService:
     async def ask(self, request: Message, who: Identity = ANN) -> Any:
         """The reply as it arrives; a refusal is raised."""
         asked = REQUEST.decode(encode(request))
-        return REPLY.decode(encode(await self.server._dispatch(asked, who, LoopTime())))
+        return REPLY.decode(encode(await self.server._dispatch(asked, who, LoopUsage())))
 
     @asynccontextmanager
     async def full_disk(self) -> AsyncIterator[None]:

@@ -1,12 +1,7 @@
-"""What users change: each request checked against the newest state, then made an input.
+"""Requests that change something: each is checked against the newest state and becomes an input.
 
-Checks what operators ask of nodes, before it becomes an input.
-
-How many jobs one user may have that have not ended.
-
-Whether an order of `ones resize` could ever be followed; what cannot is refused at once.
-
-What a user wants of a trial, checked before it becomes an input.
+The checks refuse orders that could never be followed: drains, resizes, and changes of trials.
+`JobQuota` bounds the live jobs of a user.
 """
 
 from __future__ import annotations
@@ -50,7 +45,6 @@ from schemas.ids import JobId
 from schemas.jobs import JobSpec, problems
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 from schemas.transport import Identity
-from schemas.wire import Message
 from schemas.wire.client import (
     CancelJob,
     ChangeSweep,
@@ -58,6 +52,7 @@ from schemas.wire.client import (
     DrainNode,
     JobAccepted,
     JobChecked,
+    JobDetail,
     Nodes,
     PauseJob,
     PutSnapshot,
@@ -69,49 +64,41 @@ from schemas.wire.client import (
     UndrainNode,
 )
 
-LONGEST_S: Final = 1e8  # three years
-REASON_CHARACTERS: Final = 500
+MAX_DRAIN_S: Final = 1e8  # three years
+MAX_REASON: Final = 500
 
 
 def drain_input(
     state: State, request: DrainNode | UndrainNode, who: Identity
 ) -> DrainRequested | UndrainRequested | None:
-    """The input that a request becomes.
-
-    Returns:
-        None if there is nothing to do: the node is not drained.
+    """Return the input for a request, or None if there is nothing to do: the node is not drained.
 
     Raises:
         UnknownNodeError: if no such node ever joined.
-        BadFieldError: if the deadline is no time that can come.
+        BadFieldError: if the deadline is out of range, or the reason too long.
     """
     node = state.nodes.get(request.node)
     if node is None:
         what = f"no node {request.node[:64]!r} ever joined"
-        hint = suggestion(request.node, state.nodes, "`ones node list` has every one")
+        hint = suggestion(request.node, state.nodes, "`ones node list` lists all nodes")
         raise UnknownNodeError(what, hint, "node")
     if isinstance(request, UndrainNode):
         return None if node.drain is None else UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s
-    if within_s is not None and not (math.isfinite(within_s) and 0 <= within_s <= LONGEST_S):
-        what = f"within_s: {within_s} is not between 0 and {LONGEST_S:g} seconds"
-        raise BadFieldError(what, "leave it out to wait for as long as it takes", "within_s")
-    if len(request.reason) > REASON_CHARACTERS:
-        what = f"reason: {len(request.reason)} characters, at most {REASON_CHARACTERS}"
-        raise BadFieldError(what, "say it shorter", "reason")
+    if within_s is not None and not (math.isfinite(within_s) and 0 <= within_s <= MAX_DRAIN_S):
+        what = f"within_s: {within_s} is not between 0 and {MAX_DRAIN_S:g} seconds"
+        raise BadFieldError(what, "omit it to wait without limit", "within_s")
+    if len(request.reason) > MAX_REASON:
+        what = f"reason: {len(request.reason)} characters exceed {MAX_REASON}"
+        raise BadFieldError(what, "shorten it", "reason")
     return DrainRequested(node=node.node, user=who.name, reason=request.reason, within_s=within_s)
 
 
-COUNTED_AGAIN_S: Final = 1.0  # at the earliest: thousands of jobs are not counted for each refusal
+RECOUNT_S: Final = 1.0  # counting thousands of jobs for each refusal is slow
 
 
 class JobQuota:
-    """Counts a user's jobs when that many could be there, and only then.
-
-    Args:
-        state: that the next submission meets.
-        clock: seconds that only grow.
-    """
+    """Bound on the live jobs of each user; counts them only when the bound could be reached."""
 
     def __init__(
         self,
@@ -122,44 +109,45 @@ class JobQuota:
         self._state = state
         self._most = most
         self._clock = clock
-        self._at_most: dict[str, int] = {}  # what was counted, and what came since
+        self._upper_bounds: dict[str, int] = {}  # jobs at the last count, plus submissions since
         self._counted_at: dict[str, float] = {}
 
     def take(self, user: str) -> None:
-        """One more job is about to be submitted.
+        """Count one more job of the user, which is about to be submitted.
 
         Raises:
-            DeniedError: if it has as many as may be.
+            DeniedError: if the user has reached the bound.
         """
         most = self._most()
-        if self._at_most.get(user, most) >= most:
+        if self._upper_bounds.get(user, most) >= most:
             now = self._clock()
-            if now - self._counted_at.get(user, -COUNTED_AGAIN_S) >= COUNTED_AGAIN_S:
+            if now - self._counted_at.get(user, -RECOUNT_S) >= RECOUNT_S:
                 jobs = self._state().jobs.values()
-                self._at_most[user] = sum(job.user == user and not job.ended for job in jobs)
+                self._upper_bounds[user] = sum(job.user == user and not job.ended for job in jobs)
                 self._counted_at[user] = now
-        if self._at_most[user] >= most:
-            what = f"{user} has {most} jobs that have not ended, as many as one user may"
-            raise DeniedError(what, "wait for some of them, or cancel them (limits.live_jobs)")
-        self._at_most[user] += 1
+        if self._upper_bounds[user] >= most:
+            what = f"{user} has {most} live jobs, the limit for one user"
+            raise DeniedError(
+                what, "wait until some end, cancel some, or have limits.live_jobs raised"
+            )
+        self._upper_bounds[user] += 1
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
-    """Refuse an order that could never be followed.
-
-    Args:
-        request: slots (0 pauses), global batch in samples, exact places; each may be left out.
+    """Refuse a resize that could never be carried out; each of its fields may be omitted.
 
     Raises:
-        BadFieldError: naming the field and the bound.
+        BadFieldError: with the field and its bound.
     """
     least, most = job.spec.slots
     size = len(request.on) if request.on else request.slots
     if request.on and request.slots not in {None, len(request.on)}:
-        what = f"slots: {request.slots} is not the number of slots in `on`, {len(request.on)}"
-        raise BadFieldError(what, "leave one of them out", "slots")
+        what = f"slots: {request.slots} differs from the number of slots in `on`, {len(request.on)}"
+        raise BadFieldError(what, "omit one of them", "slots")
     if size is None and request.batch is None:
-        raise BadFieldError("slots: nothing is asked for", "give slots, batch or both", "slots")
+        raise BadFieldError(
+            "slots: the request changes nothing", "give slots, batch or both", "slots"
+        )
     if size is not None and size != 0 and not least <= size <= most:
         what = f"slots: {size} is outside the job's slots [{least}, {most}]"
         raise BadFieldError(what, f"choose {least} to {most}, or 0 to pause it", "slots")
@@ -169,9 +157,9 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
             what = f"on: there is no slot {slot[:80]!r}"
             raise BadFieldError(what, "give NODE/INDEX as in `ones show`", "on")
     if len(set(request.on)) != len(request.on):
-        raise BadFieldError("on: a slot is given twice", "give each once", "on")
+        raise BadFieldError("on: a slot is listed twice", "list each slot once", "on")
     if size is not None and size > len(known):
-        what = f"slots: the cluster has {len(known)}, not {size}"
+        what = f"slots: {size} exceeds the {len(known)} slots of the cluster"
         raise BadFieldError(what, "choose fewer, or add nodes", "slots")
     batch = request.batch
     if batch is not None and size != 0:
@@ -179,39 +167,33 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
         lowest = max(1, size if size is not None else now)
         if not lowest <= batch <= job.spec.batch_limit:
             what = f"batch: {batch} is outside {lowest} to {job.spec.batch_limit}"
-            most_of = "max_batch_size of the job file"
+            limit_source = "max_batch_size of the job file"
             if job.spec.batch_limit_is_left_open:
-                most_of = "what fits its slots, where the job file has no max_batch_size"
-            hint = f"at least one sample for each slot, at most {most_of}"
+                limit_source = "what fits its slots, where the job file has no max_batch_size"
+            hint = f"at least one sample for each slot, at most {limit_source}"
             raise BadFieldError(what, hint, "batch")
 
 
-def known_change(job: Job, request: ChangeSweep, user: str) -> int | None:
-    """The trial of a request that was done already; None if it was not.
-
-    Args:
-        request: the same key was used before, or not.
+def earlier_change(job: Job, request: ChangeSweep, user: str) -> int | None:
+    """Return the trial of an earlier request with the same key; None if there was none.
 
     Raises:
-        BadFieldError: if the job is no sweep.
+        BadFieldError: if the job is not a sweep.
     """
     sweep, _ = sweep_of(job)
     return sweep.keys.get(f"{user}/{request.key}") if request.key else None
 
 
-def changed(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
-    """The answer to a request that was done."""
+def change_reply(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
+    """Return the reply to a change that was carried out."""
     return SweepChanged(job=job.job, trial=number, state=trial_state(sweep, number))
 
 
-def checked_change(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
-    """A request as an input, if it can be done.
-
-    Returns:
-        A new trial that has a parent has the parent's values, too, where it has none of its own.
+def change_input(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
+    """Return the input for a change of a sweep; a new trial inherits its parent's values.
 
     Raises:
-        BadFieldError: naming the field and the remedy.
+        BadFieldError: with the field and the remedy.
     """
     sweep, spec = sweep_of(job)
     if job.ended:
@@ -235,59 +217,59 @@ def checked_change(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequ
 def _values_of_new(sweep: JobSweep, spec: SweepSpec, request: ChangeSweep) -> dict[str, Value]:
     trials = sweep.engine.state.trials
     if len(trials) >= MAX_CONFIGURATIONS:
-        what = f"change: the sweep has {len(trials)} trials, the most that there may be"
+        what = f"change: the sweep has {len(trials)} trials, the maximum"
         raise BadFieldError(what, "submit another sweep", "change")
     values = dict(request.values)
     if request.parent is not None:
         _check_number(sweep, "parent", request.parent)
-        _check_left(sweep, request.parent)
+        _check_epochs_left(sweep, request.parent)
         values = {**trials[request.parent].values, **values}
     check_values(spec.search.space, values)
     return dict(values)
 
 
-def _check_left(sweep: JobSweep, parent: int) -> None:
+def _check_epochs_left(sweep: JobSweep, parent: int) -> None:
     state = sweep.engine.state
     if state.models[parent].whole_epochs >= state.spec.epochs:
         what = f"parent: trial {parent} has trained all {state.spec.epochs} epochs"
-        remedy = "nothing is left to train from it: add one without a parent"
+        remedy = "add a trial without a parent, or choose another parent"
         raise BadFieldError(what, remedy, "parent")
 
 
 def _check_trial(sweep: JobSweep, request: ChangeSweep) -> None:
     if request.trial is None:
-        what = f"trial: {request.change} is of one trial"
-        raise BadFieldError(what, "name its number", "trial")
+        what = f"trial: missing, {request.change} needs one"
+        raise BadFieldError(what, "give its number", "trial")
     _check_number(sweep, "trial", request.trial)
     trial = sweep.engine.state.trials[request.trial]
     if trial.ended and request.change != "delete":
-        what = f"trial: {trial.number} is {trial.ended} already"
-        raise BadFieldError(what, "add one with it as `parent` to go on from its state", "trial")
+        what = f"trial: {trial.number} is already {trial.ended}"
+        raise BadFieldError(
+            what, "add a trial with it as `parent` to continue from its state", "trial"
+        )
     if request.change == "resume" and trial.number not in sweep.engine.state.paused:
         what = f"trial: {trial.number} is not paused"
-        raise BadFieldError(what, "it goes on by itself", "trial")
+        raise BadFieldError(what, "only paused trials can be resumed", "trial")
 
 
 def _check_number(sweep: JobSweep, field: str, number: int) -> None:
-    many = len(sweep.engine.state.trials)
-    if not 0 <= number < many:
-        what = f"{field}: there is no trial {number}"
-        raise BadFieldError(what, f"give one of 0 to {many - 1}", field)
+    count = len(sweep.engine.state.trials)
+    if not 0 <= number < count:
+        what = f"{field}: no trial {number}"
+        raise BadFieldError(what, f"give one of 0 to {count - 1}", field)
 
 
-MAX_KEY: Final = 200  # characters of a request's; all of them are kept
+MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
-Drains = DrainRequested | UndrainRequested
-Asked = JobSubmitted | CancelRequested | Override | Drains | SweepChangeRequested
+DrainInput = DrainRequested | UndrainRequested
+ChangeInput = JobSubmitted | CancelRequested | Override | DrainInput | SweepChangeRequested
 T = TypeVar("T")
 
 
 class ChangeRequests:
     """Requests that become inputs; each is answered when its input is durable.
 
-    Args:
-        reads: what is told of a job afterwards.
-        snapshots: archives of working directories.
+    A request that cannot be carried out raises an `OnesError` and changes nothing.
     """
 
     def __init__(
@@ -304,57 +286,37 @@ class ChangeRequests:
 
     @property
     def _state(self) -> State:
-        """Of all that is durable: what may be told."""
+        """Durable state, from which replies are made."""
         return self._commit_loop.committed.state
 
     @property
     def _newest(self) -> State:
-        """Ahead of the journal: what decisions are made on."""
+        """State ahead of the journal, on which decisions are made."""
         return self._commit_loop.reactor.state
 
-    def check(self, request: CheckJob) -> JobChecked:
-        """Whether a job would be accepted.
+    def check(self, request: CheckJob, _: Identity) -> JobChecked:
+        """Return the notes for a job file that would be accepted.
 
         Raises:
-            BadFieldError: if it would not.
+            BadFieldError: if the job would not be accepted.
         """
         _check(request.spec)
         notes = self._reads.notes.of_spec(request.spec)
         return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
 
-    async def answer(self, request: Message, who: Identity) -> Message:
-        """Do what is asked, and say what came of it.
+    async def put_snapshot(self, request: PutSnapshot, who: Identity) -> SnapshotStored:
+        """Store a piece of a working directory."""
+        size = await self._snapshots.put(
+            who.name, request.digest, request.offset, request.data, request.total
+        )
+        return SnapshotStored(digest=request.digest, size=size)
 
-        Args:
-            who: the owner of the key that asks.
-
-        Raises:
-            OnesError: if it cannot be done; nothing was changed.
-        """
-        match request:
-            case PutSnapshot():
-                size = await self._snapshots.put(
-                    who.name, request.digest, request.offset, request.data, request.total
-                )
-                return SnapshotStored(digest=request.digest, size=size)
-            case SubmitJob():
-                return await self._submit(request, who)
-            case CancelJob():
-                return await self._cancel(request, who)
-            case ResizeJob() | PauseJob() | ResumeJob():
-                return await self._override(request, who)
-            case DrainNode() | UndrainNode():
-                return await self._drain(request, who)
-            case ChangeSweep():
-                return await self._change_sweep(request, who)
-            case _:
-                raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
-
-    async def _submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
+    async def submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
+        """Submit a job; repeating a request with the same key submits nothing."""
         _check(request.spec)
         _check_key(request.key)
         if not self._may_use(request.snapshot, who):
-            what = f"snapshot {request.snapshot[:64]!r} is not stored here"
+            what = f"snapshot {request.snapshot[:64]!r} is not stored"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
         await self._snapshots.inspect(request.snapshot)
         submitted = JobSubmitted(
@@ -364,7 +326,7 @@ class ChangeRequests:
             key=request.key,
             project=_project(request.project, who),
         )
-        known = self._known(f"{who.name}/{request.key}") if request.key else None
+        known = self._earlier_job(f"{who.name}/{request.key}") if request.key else None
         if known and (self._commit_loop.stalled or known not in self._newest.jobs):
             if self._is_durable(known):
                 return self._accepted(known)
@@ -372,16 +334,16 @@ class ChangeRequests:
                 await self._commit_loop.caught_up()
                 return self._accepted(known)
             what = f"{known} waits until the journal can be written ({self._commit_loop.stalled})"
-            raise UnavailableError(what, "free space there; it need not be submitted again")
+            raise UnavailableError(what, "free space there; the job need not be submitted again")
         if known is None:
             self._quota.take(who.name)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)
-        raise UnavailableError("the submission was not taken", "look at the controller's log")
+        raise UnavailableError("the submission was not accepted", "see the controller's log")
 
     def _may_use(self, snapshot: str, who: Identity) -> bool:
-        """Whether an archive is here, and not only somebody else's who may keep it to himself."""
+        """True if the archive is stored and `who` sent it or may read files of a job with it."""
         if self._snapshots.is_of(who.name, snapshot):
             return True
         jobs = self._newest.jobs.values()
@@ -389,8 +351,8 @@ class ChangeRequests:
             job.snapshot == snapshot and may(who, Action.FILES, job.owner) for job in jobs
         )
 
-    def _known(self, key: str) -> JobId | None:
-        """The job of an earlier submission with that key, whether it is here or has left."""
+    def _earlier_job(self, key: str) -> JobId | None:
+        """Return the job of an earlier submission with this key, even if it has left the state."""
         newest = self._newest
         known = newest.keys.get(key) or newest.left_keys.get(key)
         return known or self._commit_loop.reader.ended.of_key(key)
@@ -404,7 +366,8 @@ class ChangeRequests:
         notes = (*size, *self._reads.notes.of(job))
         return JobAccepted(job=name, state=job.phase.value, notes=notes)
 
-    async def _cancel(self, request: CancelJob, who: Identity) -> Message:
+    async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:
+        """Cancel a job; a job that has ended stays as it is."""
         job = self._newest.jobs.get(request.job)
         if job is None or job.ended:
             await self._commit_loop.caught_up()
@@ -412,8 +375,8 @@ class ChangeRequests:
             await self._durable(CancelRequested(job=request.job, user=who.name))
         return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
 
-    async def _override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Message:
-        """Override the policy for a job, or give the job back to it."""
+    async def override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> JobDetail:
+        """Override the policy for a job, or return the job to the policy's control."""
         event = await self._checked(lambda: self._override_input(request, who))
         await self._durable(event)
         return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
@@ -421,7 +384,7 @@ class ChangeRequests:
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
         job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
         if job.ended or job.job not in self._newest.jobs:
-            raise BadFieldError(f"job: {job.job} has {_end_of(job)}", "submit it again", "job")
+            raise BadFieldError(f"job: {job.job} has {_end_state(job)}", "submit it again", "job")
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
                 check_resize(self._newest, job, request)
@@ -430,11 +393,12 @@ class ChangeRequests:
                 return PauseRequested(job=job.job, user=who.name)
             case ResumeJob(auto=auto):
                 if job.override is None:
-                    what = f"job: {job.job} is under no manual override"
-                    raise BadFieldError(what, "the policy rules it already", "job")
+                    what = f"job: {job.job} has no manual override"
+                    raise BadFieldError(what, "the policy already controls it", "job")
                 return ResumeRequested(job=job.job, user=who.name, auto=auto)
 
-    async def _drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
+    async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
+        """Drain a node, or end its drain."""
         event = await self._checked(lambda: drain_input(self._newest, request, who))
         if event is None:
             await self._commit_loop.caught_up()
@@ -442,16 +406,17 @@ class ChangeRequests:
             await self._durable(event)
         return Nodes(nodes=(self._reads.view(who).node(node_info(self._state, request.node)),))
 
-    async def _change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
+    async def change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
+        """Change a trial of a sweep, or add one."""
         _check_key(request.key)
 
         def check() -> tuple[int, SweepChangeRequested | None]:
             job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
             sweep, _ = sweep_replies.sweep_of(job)
-            known = known_change(job, request, who.name)
+            known = earlier_change(job, request, who.name)
             if known is not None:
                 return known, None
-            event = checked_change(job, request, who.name)
+            event = change_input(job, request, who.name)
             return event.trial if event.trial is not None else len(sweep.engine.state.trials), event
 
         number, event = await self._checked(check)
@@ -461,17 +426,17 @@ class ChangeRequests:
             await self._durable(event)
         job = self._commit_loop.job(request.job)
         sweep, _ = sweep_replies.sweep_of(job)
-        return changed(job, sweep, number)
+        return change_reply(job, sweep, number)
 
     async def _checked(self, check: Callable[[], T]) -> T:
-        """What `check` finds in the newest state; a refusal leaves when its reason is durable."""
+        """Run a check on the newest state; delay its refusal until the reason is durable."""
         try:
             return check()
         except OnesError:
             await self._commit_loop.caught_up()
             raise
 
-    async def _durable(self, event: Asked) -> list[Command]:
+    async def _durable(self, event: ChangeInput) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
 
         def committed(commands: list[Command]) -> None:
@@ -482,22 +447,22 @@ class ChangeRequests:
         return await done
 
 
-def _end_of(job: Job) -> str:
+def _end_state(job: Job) -> str:
     return job.phase.value if job.ended else "ended"
 
 
 def _project(asked: str, who: Identity) -> str:
     mine = projects_of(who)
     if asked and asked not in mine:
-        what = f"project: {asked[:64]!r} is none of {', '.join(mine)}"
-        raise BadFieldError(what, "leave it out, or ask an admin for a key of it", "project")
+        what = f"project: {asked[:64]!r} is not one of {', '.join(mine)}"
+        raise BadFieldError(what, "omit it, or ask an admin for a key with this project", "project")
     return asked or mine[0]
 
 
 def _check_key(key: str) -> None:
     if len(key) > MAX_KEY:
-        what = f"key: it has {len(key)} characters, at most {MAX_KEY}"
-        raise BadFieldError(what, "give a short one that is yours alone", "key")
+        what = f"key: {len(key)} characters exceed {MAX_KEY}"
+        raise BadFieldError(what, "use a shorter key", "key")
 
 
 def _check(spec: JobSpec) -> None:

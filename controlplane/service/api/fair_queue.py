@@ -1,10 +1,7 @@
-"""How much of this process one user's requests may have: a flood slows down its sender alone.
+"""Fair queueing of requests per user, for any port: a flood slows down only its sender.
 
-What a client is told of a request that was not done.
-
-Requests that wait for something to happen: they end with the key of whoever asked.
-
-Until when a reply may be held back.
+`WaitingRequests` ends waiting requests whose keys are revoked; `deadline_of` bounds their wait;
+`failure_reply` makes the reply to a refused request.
 """
 
 from __future__ import annotations
@@ -22,32 +19,32 @@ from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableErr
 from schemas.transport import Incoming
 from schemas.wire.client import Failed
 
-UNDER_WAY: Final = 64  # of one user, without those that wait for something to happen
-QUEUED: Final = 2000  # of one user, behind these
+UNDER_WAY: Final = 64  # of one user, without waiting requests
+QUEUED: Final = 2000  # of one user, not started
 QUEUED_BYTES: Final = 64 << 20
-POLLS: Final = 256  # of one user, which wait for something to happen
-REFUSED: Final = 1000  # while others wait, until a connection that goes on so is cut off
-BURST_S: Final = 4.0  # of requests that a user may send at once
+POLLS: Final = 256  # waiting requests of one user
+REFUSED: Final = 1000  # of one user with a full queue; beyond it the connection is cut
+BURST_S: Final = 4.0  # seconds of requests at the full rate that a user may send at once
 TOKEN_BYTES: Final = 4096
-SENT_TOKEN_BYTES: Final = 16 << 10  # of a request, that cost as much as one more
-LOOP_PERCENT: Final = 25  # of the loop's time that one user's reading may take for long
+SENT_TOKEN_BYTES: Final = 16 << 10  # of a request, which cost one more token
+LOOP_PERCENT: Final = 25  # of the event loop's time, for one user's reading
 T = TypeVar("T")
 
 
 class Timer(Protocol):
-    """What ends a call that is to come."""
+    """Handle of a scheduled call."""
 
     def cancel(self) -> None:
-        """It does not come."""
+        """Cancel the call."""
 
 
 @dataclass(slots=True)
 class _User(Generic[T]):
     tokens: float
-    at: float  # when they were counted
+    at: float  # when the tokens were counted
     under_way: int = 0
     polls: int = 0
-    refused: int = 0  # since nothing waited
+    refused: int = 0  # since the queue was empty
     waiting: deque[tuple[T, int]] = field(default_factory=deque)
     bytes_waiting: int = 0
 
@@ -56,15 +53,12 @@ class _User(Generic[T]):
         return not (self.waiting or self.under_way or self.polls)
 
 
-class RequestShares(Generic[T]):
-    """Requests of each user wait behind his own, and begin one in each turn of the loop.
+class FairQueue(Generic[T]):
+    """Queue per user; each turn of the event loop starts one request of every user.
 
-    Args:
-        start: begins one; `ended` is told when it is over.
-        per_s: requests of one user each second.
-        token_bytes: of replies that cost as much as one request more.
-        clock: seconds that only grow.
-        later: calls back after so many seconds.
+    A token bucket limits each user's rate. Large requests, every `token_bytes` of replies, and
+    reading that occupies the event loop cost additional tokens. `start` starts a request, and
+    `ended` is called after its reply.
     """
 
     def __init__(
@@ -81,65 +75,58 @@ class RequestShares(Generic[T]):
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._later = later or (lambda s, call: asyncio.get_running_loop().call_later(s, call))
         self._users: dict[str, _User[T]] = {}
-        self._timer: Timer | None = None  # of the next turn
+        self._timer: Timer | None = None  # next turn
         self._due_at = 0.0
 
     def put(self, user: str, request: T, size: int) -> None:
-        """Begin a request when its turn comes.
-
-        Args:
-            size: that it keeps in memory meanwhile, bytes.
+        """Queue a request that holds `size` bytes of memory; it starts in the user's turn.
 
         Raises:
-            UnavailableError: if too many of that user wait already.
+            UnavailableError: if too many requests or bytes of this user are queued.
         """
         found = self._user(user)
         if len(found.waiting) >= QUEUED or found.bytes_waiting + size > QUEUED_BYTES:
             found.refused += 1
-            what = f"{len(found.waiting)} of your requests wait already"
-            raise UnavailableError(what, "send the next ones when these are answered")
+            what = f"{len(found.waiting)} of your requests are already queued"
+            raise UnavailableError(what, "wait for their replies before sending more")
         if not found.waiting:
             found.refused = 0
         found.waiting.append((request, size))
         found.bytes_waiting += size
-        self._soon(0.0)
+        self._schedule_turn(0.0)
 
     def floods(self, user: str) -> bool:
-        """Whether a user goes on although much of it was refused."""
+        """True if a user continues to send although many requests were refused."""
         return user in self._users and self._users[user].refused > REFUSED
 
     def ended(self, user: str, reply_bytes: int = 0, busy_s: float = 0.0) -> None:
-        """A request is answered.
+        """Count a request as answered.
 
-        Args:
-            busy_s: seconds of reading for which the loop did nothing else: a list of many jobs
-                costs more than one of a few.
+        `busy_s` are seconds for which the request occupied the event loop: a list of many jobs
+        costs more than a list of few.
         """
         found = self._user(user)
         found.under_way -= 1
         found.tokens -= reply_bytes / self._token_bytes
         found.tokens -= busy_s * self._per_s() * 100 / LOOP_PERCENT
-        self._soon(0.0)
+        self._schedule_turn(0.0)
 
     @contextlib.contextmanager
     def waits(self, user: str, wait_s: float) -> Iterator[None]:
-        """A request under way may wait for something to happen meanwhile.
-
-        Args:
-            wait_s: for how long; one that does not wait is under way as before.
+        """Count a request under way as waiting for an event meanwhile, if `wait_s` is above 0.
 
         Raises:
-            UnavailableError: if too many of that user wait already.
+            UnavailableError: if too many requests of this user wait.
         """
         if not wait_s > 0.0:
             yield
             return
         found = self._user(user)
         if found.polls >= POLLS:
-            what = f"{found.polls} of your requests wait for something to happen, as many as may"
-            raise UnavailableError(what, "end some of those that wait or follow")
+            what = f"{found.polls} of your requests are waiting, the limit for one user"
+            raise UnavailableError(what, "stop some `wait` or `follow` requests")
         found.polls, found.under_way = found.polls + 1, found.under_way - 1
-        self._soon(0.0)
+        self._schedule_turn(0.0)
         try:
             yield
         finally:
@@ -152,16 +139,16 @@ class RequestShares(Generic[T]):
             found = self._users[name] = _User(burst, self._clock())
         return found
 
-    def _soon(self, wait_s: float) -> None:
+    def _schedule_turn(self, wait_s: float) -> None:
         due_at = self._clock() + wait_s
         if self._timer is not None:
             if self._due_at <= due_at:
                 return
             self._timer.cancel()
-        self._due_at, self._timer = due_at, self._later(wait_s, self._turn)
+        self._due_at, self._timer = due_at, self._later(wait_s, self._start_requests)
 
-    def _turn(self) -> None:
-        """Begin one request of each user who may."""
+    def _start_requests(self) -> None:
+        """Start one request of each user that has one and may start it."""
         self._timer = None
         per_s, now = self._per_s(), self._clock()
         wait_s = float("inf")
@@ -184,38 +171,32 @@ class RequestShares(Generic[T]):
             wait_s = 0.0 if user.waiting else wait_s
             self._start(request)
         if wait_s < float("inf"):
-            self._soon(wait_s)
+            self._schedule_turn(wait_s)
 
 
-MAX_SAID: Final = 2000  # characters of each text: some repeat what was asked for
+MAX_SAID: Final = 2000  # characters of each text, which may quote the request
 
 
-def failed(error: OnesError) -> Failed:
-    """The reply for it.
-
-    Args:
-        error: why it was not done.
-    """
+def failure_reply(error: OnesError) -> Failed:
+    """Return the reply to a request that failed."""
     message, hint, field = (text[:MAX_SAID] for text in (error.message, error.hint, error.field))
     return Failed(code=error.code, message=message, hint=hint, field=field)
 
 
 class WaitingRequests:
-    """Those of one port, each in a task of its own."""
+    """Waiting requests of one port, each in its own task."""
 
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[object], Incoming] = {}
 
     @contextlib.contextmanager
-    def held(self, incoming: Incoming, wait_s: float) -> Iterator[None]:
-        """The running task answers a request, and may wait with that.
+    def interruptible(self, incoming: Incoming, wait_s: float) -> Iterator[None]:
+        """Register the current task as waiting, so that revoking its key ends the wait.
 
-        Args:
-            incoming: what was said, and with which key.
-            wait_s: for how long; a request that does not wait is never ended half done.
+        A request that does not wait (`wait_s` is 0) is never interrupted halfway.
 
         Raises:
-            DeniedError: if the key was taken away meanwhile.
+            DeniedError: if the key was revoked meanwhile.
         """
         task = asyncio.current_task()
         if task is None or not wait_s > 0.0:
@@ -225,7 +206,7 @@ class WaitingRequests:
         try:
             yield
         except asyncio.CancelledError:
-            if task in self._tasks:  # it was not `end_revoked`
+            if task in self._tasks:  # not cancelled by `end_revoked`
                 raise
             task.uncancel()
             raise DeniedError(*REVOKED) from None
@@ -233,7 +214,7 @@ class WaitingRequests:
             self._tasks.pop(task, None)
 
     def end_revoked(self) -> None:
-        """Those whose keys are not authorised any more are answered now."""
+        """End the waits of requests whose keys were revoked."""
         for task, incoming in list(self._tasks.items()):
             if incoming.revoked:
                 del self._tasks[task]
@@ -244,17 +225,11 @@ MAX_WAIT_S: Final = 30.0
 
 
 def deadline_of(wait_s: float) -> float:
-    """When a request that may wait has to be answered.
-
-    Args:
-        wait_s: seconds that it asked for; `MAX_WAIT_S` at most, none if it is negative.
-
-    Returns:
-        Seconds of the running loop's clock.
+    """Return the event loop time by which to answer; clamp `wait_s` to 0 to `MAX_WAIT_S`.
 
     Raises:
-        BadFieldError: if it is no number, which would never be over.
+        BadFieldError: if `wait_s` is NaN, which would never pass.
     """
     if math.isnan(wait_s):
-        raise BadFieldError("wait_s: nan is no time", "give seconds, 0 or more", "wait_s")
+        raise BadFieldError("wait_s: nan is not a duration", "give seconds, 0 or more", "wait_s")
     return asyncio.get_running_loop().time() + min(wait_s, MAX_WAIT_S)

@@ -1,7 +1,4 @@
-"""What users ask: answered from what is durable, with what workers said last filled in.
-
-Which jobs a list is asked for: those in the state, and those that have left it.
-"""
+"""Requests that only read: replies from the committed state and the latest telemetry."""
 
 from __future__ import annotations
 
@@ -25,14 +22,13 @@ from controlplane.service.api.replies import PolicyNotes
 from controlplane.service.api.views import Rows, View, numbered, page_of
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
-from controlplane.service.planner.plan_coordinator import PlanExchange
+from controlplane.service.planner.plan_coordinator import PlanCoordinator
 from controlplane.service.rights import JobOwners
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
 from schemas.transport import Identity
-from schemas.wire import Message
 from schemas.wire.client import (
     EventsPage,
     ExplainJob,
@@ -42,7 +38,9 @@ from schemas.wire.client import (
     GetSweep,
     JobDetail,
     Jobs,
+    JobState,
     JobSummary,
+    Ledger,
     ListJobs,
     ListNodes,
     Nodes,
@@ -51,9 +49,9 @@ from schemas.wire.client import (
     WaitJob,
 )
 
-MAX_PATTERN: Final = 200  # characters; one of millions would be looked at for minutes
-Found = tuple[int, int, Callable[[], JobSummary]]  # number, and which come first of the same
-DAMAGED: Final = "its row in the journal is damaged: `ones admin check`"
+MAX_PATTERN: Final = 200  # characters; matching a pattern of millions takes minutes
+FoundRow = tuple[int, int, Callable[[], JobSummary]]  # number, order of equal numbers, row
+DAMAGED_REASON: Final = "its row in the journal is damaged: run `ones admin check`"
 
 
 def job_rows(
@@ -63,70 +61,68 @@ def job_rows(
     summary: Callable[[Job], JobSummary],
     sees: Callable[[JobOwner], bool] = lambda _: True,
 ) -> Rows:
-    """The lines of `ones ps`, oldest first; their positions are the numbers of jobs.
-
-    Args:
-        state: the core's, which is only read.
-        sees: whether who asks may know of somebody's jobs.
+    """Return the rows of `ones ps`, oldest first; the positions are the numbers of the jobs.
 
     Raises:
-        BadFieldError: if one of its states is none, or its pattern is too long to look at.
+        BadFieldError: if a requested state is unknown, or the pattern is too long.
     """
     if len(request.name) > MAX_PATTERN:
-        what = f"name: a pattern of {len(request.name)} characters, at most {MAX_PATTERN}"
-        raise BadFieldError(what, "names of jobs have fewer", "name")
+        what = f"name: pattern of {len(request.name)} characters exceeds {MAX_PATTERN}"
+        raise BadFieldError(what, "shorten it", "name")
     for wanted in request.states:
         if wanted not in STATES:
             raise BadFieldError(
-                f"no job is ever {wanted!r}", f"one of {', '.join(STATES)}", "state"
+                f"unknown state {wanted!r}", f"use one of {', '.join(STATES)}", "state"
             )
-    every = request.ended or not ENDED.isdisjoint(request.states)
-    any_will_do = not (request.states or request.user or request.name)
+    include_ended = request.ended or not ENDED.isdisjoint(request.states)
+    unfiltered = not (request.states or request.user or request.name)
 
-    def here(after: int) -> Iterator[Found]:
-        for job in state.jobs.values() if every else map(state.jobs.__getitem__, state.active):
+    def present_rows(after: int) -> Iterator[FoundRow]:
+        jobs = state.jobs.values() if include_ended else map(state.jobs.__getitem__, state.active)
+        for job in jobs:
             if (number := number_of(job.job)) <= after or not sees(job.owner):
                 continue
             names = job.job, job.spec.name, job.user
-            if any_will_do or _is_asked_for(request, *names, job.phase.value):
+            if unfiltered or _matches(request, *names, job.phase.value):
                 yield number, 0, partial(summary, job)
 
-    def behind(after: int) -> Iterator[tuple[int, JobSummary]]:
-        left = _left(ended, request, after, summary, sees) if every else ()
-        for number, _, read in merge(here(after), left):
+    def rows_after(after: int) -> Iterator[tuple[int, JobSummary]]:
+        left = _departed_rows(ended, request, after, summary, sees) if include_ended else ()
+        for number, _, read in merge(present_rows(after), left):
             yield number, read()
 
-    return Rows(behind, state.jobs_accepted)
+    return Rows(rows_after, state.jobs_accepted)
 
 
-def _left(
+def _departed_rows(
     ended: EndedJobs,
     request: ListJobs,
     after: int,
     summary: Callable[[Job], JobSummary],
     sees: Callable[[JobOwner], bool],
-) -> Iterator[Found]:
+) -> Iterator[FoundRow]:
     for job in ended.behind(after):
-        asked_for = _is_asked_for(request, job.job, job.name, job.user, job.state)
+        asked_for = _matches(request, job.job, job.name, job.user, job.state)
         if asked_for and sees(job.owner()):
             yield job.number, 1, partial(_summary_of, job, summary)
 
 
 def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSummary:
-    """Of a damaged row no more than what lists are chosen by."""
+    """Return the summary of an ended job; for a damaged row only the columns that filters use."""
     try:
         job = ended.read()
     except JournalError:
         return JobSummary(
-            job=ended.job, name=ended.name, user=ended.user, state=ended.state, reason=DAMAGED,
-            slots=0, global_batch=0, lr=None, epoch=0, samples_per_s=0.0, progress=None,
-            train_loss=None, metrics={}, submitted_at=Seconds(0.0), queued_s=Seconds(0.0),
-            running_s=Seconds(0.0), rescales=0, batch_changes=0,
+            job=ended.job, name=ended.name, user=ended.user, state=ended.state,
+            reason=DAMAGED_REASON, slots=0, global_batch=0, lr=None, epoch=0,
+            samples_per_s=0.0, progress=None, train_loss=None, metrics={},
+            submitted_at=Seconds(0.0), queued_s=Seconds(0.0), running_s=Seconds(0.0),
+            rescales=0, batch_changes=0,
         )  # fmt: skip
     return summary(job)
 
 
-def _is_asked_for(request: ListJobs, job: JobId, name: str, user: str, state: str) -> bool:
+def _matches(request: ListJobs, job: JobId, name: str, user: str, state: str) -> bool:
     return (
         (not request.states or state in request.states)
         and request.user in ("", user)
@@ -135,24 +131,21 @@ def _is_asked_for(request: ListJobs, job: JobId, name: str, user: str, state: st
 
 
 MAX_EVENTS: Final = 1000
-MAX_HIDDEN_PAGES: Final = 20  # of events that may not be seen, until an answer without any
+MAX_HIDDEN_PAGES: Final = 20  # of invisible events, before an empty reply
 
 
 class ReadRequests:
     """Requests that change nothing.
 
-    Nothing is told that a crash could take back: every answer is made of the committed state, which
-    goes on while nothing can become durable.
-
-    Args:
-        notes: what the policy of this cluster lacks of jobs.
+    Every reply is made from the committed state, so that a crash cannot revoke it. Reading also
+    continues while nothing can become durable.
     """
 
     def __init__(
         self,
         *,
         commit_loop: CommitLoop,
-        plans: PlanExchange,
+        plans: PlanCoordinator,
         feed: EventFeed,
         telemetry: TelemetryTable,
         notes: PolicyNotes,
@@ -173,61 +166,54 @@ class ReadRequests:
     def _totals(self) -> Totals:
         return self._commit_loop.committed.totals
 
-    async def answer(self, request: Message, who: Identity) -> Message | None:
-        """What is known; None if the request is none of these.
-
-        Raises:
-            OnesError: if it cannot be answered.
-        """
-        view = self.view(who)
-        match request:
-            case ListJobs():
-                return self._jobs(request, view)
-            case GetJob(job=name, wait_s=wait_s, cursor=cursor):
-                return self.detail(await self._when_ended(name, wait_s), view, cursor)
-            case WaitJob(job=name, wait_s=wait_s):
-                job = await self._when_ended(name, wait_s)
-                return replies.job_state(job, view.text(self._summary(job).reason))
-            case ExplainJob():
-                return view.explanation(self._explain(request))
-            case ListNodes(cursor=cursor):
-                lists, following = page_of({"nodes": replies.node_rows(self._state)}, cursor)
-                return Nodes(nodes=tuple(map(view.node, lists["nodes"])), next=following)
-            case GetSweep():
-                return view.sweep(self._sweep(request))
-            case GetLedger(job=name):
-                return sweep_replies.ledger(self._commit_loop.job(name), self._past(name), request)
-            case ReadEvents():
-                return await self._events(request, view)
-        return None
-
     def view(self, who: Identity) -> View:
-        """What somebody may know."""
+        """Return the view of the state that `who` may read."""
         return View(who, self._owners.of)
 
-    def _sweep(self, request: GetSweep) -> SweepDetail:
+    async def job(self, request: GetJob, who: Identity) -> JobDetail:
+        """Return a page of a job, once it has ended or the wait is over."""
+        job = await self._when_ended(request.job, request.wait_s)
+        return self.detail(job, self.view(who), request.cursor)
+
+    async def job_state(self, request: WaitJob, who: Identity) -> JobState:
+        """Return the state of a job, once it has ended or the wait is over."""
+        job = await self._when_ended(request.job, request.wait_s)
+        return replies.job_state(job, self.view(who).text(self._summary(job).reason))
+
+    def nodes(self, request: ListNodes, who: Identity) -> Nodes:
+        """Return a page of all nodes."""
+        lists, following = page_of({"nodes": replies.node_rows(self._state)}, request.cursor)
+        return Nodes(nodes=tuple(map(self.view(who).node, lists["nodes"])), next=following)
+
+    def sweep(self, request: GetSweep, who: Identity) -> SweepDetail:
+        """Return the state of a sweep with a page of its trials."""
         job = self._commit_loop.job(request.job)
         sweep_replies.sweep_of(job)
         past = self._past(job.job)
         now, reason = self._commit_loop.now(), self._plans.reason(job.job)
         summary = replies.job_summary(job, reason, self._telemetry, now)
-        return sweep_replies.sweep_detail(job, past, summary, request, now)
+        return self.view(who).sweep(sweep_replies.sweep_detail(job, past, summary, request, now))
 
-    def _past(self, name: JobId) -> sweep_replies.Past:
+    def ledger(self, request: GetLedger, _: Identity) -> Ledger:
+        """Return a page of the counted units of a sweep."""
+        job = self._commit_loop.job(request.job)
+        return sweep_replies.ledger(job, self._past(request.job), request)
+
+    def _past(self, name: JobId) -> sweep_replies.SweepPast:
         if name in self._state.jobs:
             return self._totals.sweep_of(name)
         return self._commit_loop.reader.sweeps
 
     async def _when_ended(self, name: JobId, wait_s: float) -> Job:
-        """The job when it has ended, or the wait is over."""
         job, deadline = self._commit_loop.job(name), deadline_of(wait_s)
         while not job.ended and (left := deadline - _clock()) > 0:
             await self._feed.wait(left)
             job = self._commit_loop.job(name)
         return job
 
-    async def _events(self, request: ReadEvents, view: View) -> EventsPage:
-        """The next of them that may be seen; looks through many that may not before it answers."""
+    async def events(self, request: ReadEvents, who: Identity) -> EventsPage:
+        """Return the next visible events, skipping a bounded number of invisible ones."""
+        view = self.view(who)
         first, deadline = max(1, request.from_seq), deadline_of(request.wait_s)
         limit = max(1, min(request.limit, MAX_EVENTS))
         for _ in range(MAX_HIDDEN_PAGES):
@@ -244,8 +230,9 @@ class ReadRequests:
             await asyncio.sleep(0)
         return EventsPage(events=(), next_seq=first)
 
-    def _jobs(self, request: ListJobs, view: View) -> Jobs:
-        state, ended = self._state, self._commit_loop.reader.ended
+    def jobs(self, request: ListJobs, who: Identity) -> Jobs:
+        """Return a page of `ones ps`."""
+        state, ended, view = self._state, self._commit_loop.reader.ended, self.view(who)
         rows = job_rows(
             state, ended, request, lambda job: view.summary(self._summary(job)), view.sees
         )
@@ -262,13 +249,10 @@ class ReadRequests:
         )
 
     def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
-        """Everything about a job, a page.
-
-        Args:
-            view: of who asks, who may know of it.
+        """Return one page of everything about a job that the reader may know of.
 
         Raises:
-            BadFieldError: if the cursor is none of this job's.
+            BadFieldError: if the cursor does not belong to this job.
         """
         reason = self._plans.reason(job.job)
         records, now = self._commit_loop.records, self._commit_loop.now()
@@ -284,37 +268,35 @@ class ReadRequests:
         )
         notes = (
             *self.notes.of(job, detail.summary.train_loss),
-            *_not_told(records, job.job),
+            *_missing_notes(records, job.job),
         )
         return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
 
-    def _explain(self, request: ExplainJob) -> Explanation:
+    def explain(self, request: ExplainJob, who: Identity) -> Explanation:
+        """Return a page of the decisions about a job."""
         job = self._commit_loop.job(request.job)
         reason = self._plans.reason(job.job)
         records, now = self._commit_loop.records, self._commit_loop.now()
-        told = replies.job_explanation(job, records, reason, now, request.cursor)
-        notes = () if request.cursor else _not_told(records, job.job)
-        return msgspec.structs.replace(told, notes=notes)
+        explanation = replies.job_explanation(job, records, reason, now, request.cursor)
+        notes = () if request.cursor else _missing_notes(records, job.job)
+        return self.view(who).explanation(msgspec.structs.replace(explanation, notes=notes))
 
 
-def _not_told(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """Notes about what of a job's past is gone."""
+def _missing_notes(records: JobRecords, job: JobId) -> tuple[str, ...]:
     return (*_dropped(records, job), *_damage(records, job))
 
 
 def _dropped(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """A note about what is not kept of a job's past, if there is anything."""
     dropped = ", ".join(f"{rows} of {name}" for name, rows in sorted(records.dropped(job).items()))
     return (f"older records are not kept: {dropped} (keep_records)",) if dropped else ()
 
 
 def _damage(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    """A note about what could not be read of a job's past, if there is anything."""
     damaged = records.damage_of(job)
     if not damaged:
         return ()
     more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-    return (f"left out, as damaged in the journal: {damaged[0]}{more} (`ones admin check`)",)
+    return (f"omitted because damaged in the journal: {damaged[0]}{more} (`ones admin check`)",)
 
 
 def _clock() -> float:

@@ -1,6 +1,6 @@
-"""Core state to what clients see; `telemetry` fills in what happened since the last epoch.
+"""Replies about jobs and nodes: core state, with `telemetry` since the last epoch.
 
-Notes in replies about a job: what the policy or the cluster lacks for it.
+`PolicyNotes` and `size_notes` tell what the policy or the cluster lacks for a job.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from schemas.wire.client import (
     WorkerInfo,
 )
 
-DRAINING: Final = "draining"  # a node that is up and that an operator empties
-DRAINED: Final = "drained"  # it is empty
-UNHEALTHY: Final = "unhealthy"  # a node that is up and cannot start workers
+DRAINING: Final = "draining"  # up, and an operator is emptying it
+DRAINED: Final = "drained"  # up and empty
+UNHEALTHY: Final = "unhealthy"  # up, but cannot start workers
 COUNTDOWN: Final = re.compile(r"\btried again in \d+ s\b")  # of a job whose script failed
-SLOW_START_S: Final = 60.0  # most scripts have loaded by then
-STANDING_S: Final = 60.0  # without a step: most evaluate faster
+SLOW_START_S: Final = 60.0  # most scripts start faster
+STUCK_S: Final = 60.0  # without a step; most evaluations are faster
 
 
 def job_summary(
@@ -55,27 +55,23 @@ def job_summary(
     *,
     predicted_loss: float | None = None,
 ) -> JobSummary:
-    """A line of `ones ps`.
+    """Return a row of `ones ps`.
 
-    Args:
-        reason: why the latest plan lets it wait, if it said so.
-        telemetry: fills in what happened since the last epoch.
-        now: seconds since the epoch; queueing and running times are counted until then.
-        predicted_loss: by the latest plan, if it said so.
+    `reason` is why the latest plan lets the job wait, if it does.
     """
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
-    reason = None if job.override else reason  # of a plan from before an operator's order
+    reason = None if job.override else reason  # the plan is older than the operator's order
     why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("tried again", job.why)
     if reason and waiting:
-        why = reason.text if job.phase is Phase.QUEUED else why_it_waits(why, reason)
+        why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
     if job.override_waits:
         why = f"{job.why}; {job.override_waits}"
-    slow = _slow_start(job, now) or _standing(job, telemetry.stands_s(job.job, now), now)
-    if slow:
-        why = f"{slow}; {why}"
+    remark = _slow_start_note(job, now) or _stuck_note(job, telemetry.idle_s(job.job, now), now)
+    if remark:
+        why = f"{remark}; {why}"
     return JobSummary(
         job=job.job,
         name=job.spec.name,
@@ -86,7 +82,7 @@ def job_summary(
         global_batch=job.group.global_batch if job.group else 0,
         lr=live.lr if live else job.progress.lr or job.spec.lr,
         epoch=job.progress.epoch,
-        samples_per_s=_speed(job, live),
+        samples_per_s=_samples_per_s(job, live),
         progress=_progress(job, live),
         train_loss=_train_loss(job, live),
         metrics=job.progress.metrics,
@@ -103,18 +99,13 @@ def job_summary(
     )
 
 
-def why_it_waits(stopped: str, reason: Reason) -> str:
-    """Why a job stopped, and why it still waits if that is for another reason.
-
-    Args:
-        reason: why the latest plan lets it wait.
-    """
+def waiting_reason(stopped: str, reason: Reason) -> str:
+    """Return why a job stopped and, if the latest plan's reason is another, why it still waits."""
     same = reason.text.removeprefix("waits: ") in stopped
     return stopped if same else f"{stopped}; {reason.text}"
 
 
-def _slow_start(job: Job, now: Seconds) -> str | None:
-    """What to say of a script that runs for long and does not come to its first epoch."""
+def _slow_start_note(job: Job, now: Seconds) -> str | None:
     if job.phase is not Phase.STARTING:
         return None
     waited_s = now - job.accounting.since
@@ -129,16 +120,15 @@ def _slow_start(job: Job, now: Seconds) -> str | None:
     )
 
 
-def _standing(job: Job, stands_s: float, now: Seconds) -> str | None:
-    """Return a remark about a script that no longer makes steps."""
+def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
     if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
         return None
-    if job.phase is Phase.RUNNING:  # its last report may be from before a pause
-        stands_s = min(stands_s, now - job.accounting.since)
-    if stands_s < STANDING_S:
+    if job.phase is Phase.RUNNING:  # the last report may be older than a pause
+        idle_s = min(idle_s, now - job.accounting.since)
+    if idle_s < STUCK_S:
         return None
     return (
-        f"no step for {stands_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
+        f"no step for {idle_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
         "of its slots wait for its next step"
     )
 
@@ -153,16 +143,10 @@ def job_detail(
     predicted_loss: float | None = None,
     cursor: str = "",
 ) -> JobDetail:
-    """Everything about one job, as `ones show` prints it, a page at a time.
-
-    Args:
-        reason: why the latest plan lets it wait, if it said so.
-        telemetry: fills in what happened since the last epoch.
-        now: seconds since the epoch.
-        predicted_loss: by the latest plan, if it said so.
+    """Return one page of `ones show`: everything about a job.
 
     Raises:
-        BadFieldError: if the cursor is none of this job's.
+        BadFieldError: if the cursor does not belong to this job.
     """
     live = telemetry.of(job.job) if job.group else None
     ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
@@ -202,13 +186,12 @@ def _lists_of(job: JobId, records: JobRecords) -> dict[str, Rows]:
 
 
 def job_state(job: Job, reason: str) -> JobState:
-    """What `ones wait` asks for."""
+    """Return the reply to `ones wait`."""
     code = job.attempts.exit_code
     return JobState(job=job.job, state=job.phase.value, reason=reason, exit_code=code)
 
 
 def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
-    """One process of a job, with its rank in the group that trains."""
     return WorkerInfo(
         rank=rank,
         node=node_of(worker.slot),
@@ -225,14 +208,10 @@ def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
 def job_explanation(
     job: Job, records: JobRecords, reason: Reason | None, now: Seconds, cursor: str = ""
 ) -> Explanation:
-    """Every decision about a job, a page; of one that waits also why, as the very last entry.
-
-    Args:
-        reason: why the latest plan lets it wait, if it said so.
-        now: seconds since the epoch, the time of that last entry.
+    """Return a page of the decisions about a job; the last entry says why a waiting job waits.
 
     Raises:
-        BadFieldError: if the cursor is none of this job's.
+        BadFieldError: if the cursor does not belong to this job.
     """
 
     def decided(after: int) -> Iterator[tuple[int, Decision]]:
@@ -241,7 +220,7 @@ def job_explanation(
     rows = Rows(decided, records.last(job.job, GROUPS))
     lists, following = page_of({"decisions": rows}, cursor)
     decisions = lists["decisions"]
-    if job.override is not None:  # the policy's reason is from before the order
+    if job.override is not None:  # the policy's reason is older than the order
         reason = Reason("operator", job.override_waits or job.why)
     if reason is not None and job.group is None and not job.ended and not following:
         waits = Decision(
@@ -253,13 +232,9 @@ def job_explanation(
 
 
 def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
-    """How the scheduler stands: the same numbers for clients and for Prometheus.
+    """Return the statistics of the scheduler, for clients and for Prometheus.
 
-    Args:
-        totals: counts of plans and changes, predicted and realised gains.
-
-    Returns:
-        Gains are geometric means of speed-ups, None before the first.
+    Gains are geometric means of speed-ups, None before the first.
     """
     stats = planner.stats
     return SearchInfo(
@@ -285,7 +260,7 @@ def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
 
 
 def _gain_error(gains: Sequence[tuple[float, float]]) -> float | None:
-    """The factor by which what came was off from what was promised, either way."""
+    """Return the geometric mean of the factors by which realised and predicted gains differ."""
     sane = [pair for pair in gains if min(pair) > 0.0]
     return _geometric_mean([max(pair) / min(pair) for pair in sane])
 
@@ -296,32 +271,21 @@ def _geometric_mean(values: list[float]) -> float | None:
 
 
 def node_rows(state: State) -> Rows:
-    """The lines of `ones node list`.
-
-    Args:
-        state: the core's, which is only read.
-
-    Returns:
-        One for each node that ever joined, in that order; lost ones, too.
-    """
+    """Return the rows of `ones node list`: every node that ever joined, in that order."""
     nodes = list(state.nodes.values())
     owned: dict[NodeId, dict[SlotId, JobId]] = {}
     for slot, job in state.slot_index.owners().items():
         owned.setdefault(node_of(slot), {})[slot] = job
 
-    def behind(after: int) -> Iterator[tuple[int, NodeInfo]]:
+    def rows_after(after: int) -> Iterator[tuple[int, NodeInfo]]:
         for place, node in enumerate(nodes[after:], after + 1):
             yield place, _node_info(node, owned.get(node.node, {}))
 
-    return Rows(behind, len(nodes))
+    return Rows(rows_after, len(nodes))
 
 
 def node_info(state: State, name: NodeId) -> NodeInfo:
-    """One line of `ones node list`.
-
-    Args:
-        state: the core's, which is only read.
-    """
+    """Return one row of `ones node list`."""
     node, owners = state.nodes[name], state.slot_index.owners()
     slots = [slot_id(name, slot.index) for slot in node.spec.slots]
     return _node_info(node, {slot: owners[slot] for slot in slots if slot in owners})
@@ -361,7 +325,7 @@ def _train_loss(job: Job, live: StepsReported | None) -> float | None:
     return job.progress.train_loss
 
 
-def _speed(job: Job, live: StepsReported | None) -> float:
+def _samples_per_s(job: Job, live: StepsReported | None) -> float:
     if not job.group:
         return 0.0
     return live.samples_per_s if live else job.progress.samples_per_s
@@ -382,28 +346,27 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
 
 
 def _samples_done(job: Job, live: StepsReported | None) -> int:
-    """As far as is known; a worker of a sweep knows of its own only."""
+    """Return the samples done; a worker of a sweep knows only its own, so they are ignored."""
     counts = live is not None and job.sweep is None
     return max(job.progress.samples_done, live.samples_done if live and counts else 0)
 
 
 class PolicyNotes:
-    """Notes about jobs under one policy."""
+    """Notes on what a policy lacks for a job."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self._needs = entry(policy).needs
 
     def of_spec(self, spec: JobSpec) -> tuple[str, ...]:
-        """About a job that has not begun."""
+        """Return the notes on a job that has not started."""
         stated = spec.stated_utility is not None
         return job_notes(self._policy, self._needs, utility_stated=stated)
 
     def of(self, job: Job, train_loss: float | None = None) -> tuple[str, ...]:
-        """About a job as it is now; nothing of one that has ended.
+        """Return the notes on a job as it is now; none on an ended job.
 
-        Args:
-            train_loss: that it reported last, if anybody heard of one since its last epoch.
+        `train_loss` is the latest reported loss, if newer than the last epoch.
         """
         if job.ended:
             return ()

@@ -1,39 +1,41 @@
-"""Answers clients: what asks becomes a reply, what changes something an input of the core.
+"""Request server (port 7702): permits and answers the requests of clients.
 
-How long a coroutine held the loop, without the time for which it waited.
+`LoopUsage` measures how long a coroutine occupied the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 from msgspec.structs import asdict
 
-from controlplane.core.inputs import (
-    CancelRequested,
-    JobSubmitted,
-    PauseRequested,
-    ResizeRequested,
-    ResumeRequested,
-    SweepChangeRequested,
-)
 from controlplane.service.api.changes import ChangeRequests, JobQuota
-from controlplane.service.api.fair_queue import RequestShares, WaitingRequests, failed
+from controlplane.service.api.fair_queue import FairQueue, WaitingRequests, failure_reply
 from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import PolicyNotes
-from controlplane.service.api.views import answer_about_keys
+from controlplane.service.api.views import key_list
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyTable
-from controlplane.service.planner.plan_coordinator import PlanExchange
-from controlplane.service.rights import JobOwners, permit, refuse_revoked
+from controlplane.service.planner.plan_coordinator import PlanCoordinator
+from controlplane.service.rights import (
+    ADMINS,
+    OPERATORS,
+    READERS,
+    WRITERS,
+    Action,
+    JobOwners,
+    Right,
+    permit,
+    refuse_revoked,
+)
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -49,38 +51,41 @@ from schemas.wire.client import (
     CheckJob,
     Cluster,
     DrainNode,
+    ExplainJob,
     GetCluster,
+    GetJob,
+    GetLedger,
     GetSearch,
+    GetSweep,
+    Keys,
+    ListJobs,
     ListKeys,
+    ListNodes,
     PauseJob,
+    PutSnapshot,
+    ReadEvents,
     ResizeJob,
     ResumeJob,
     RevokeKey,
     SearchInfo,
+    SubmitJob,
     UndrainNode,
+    WaitJob,
 )
 
 T = TypeVar("T")
 
 
-class LoopTime:
-    """Counts seconds of the loop.
-
-    Args:
-        clock: seconds that only grow.
-    """
+class LoopUsage:
+    """Stopwatch for the time that coroutines occupy the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.busy_s = 0.0  # so far
+        self.busy_s = 0.0
 
     @coroutine
-    def of(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """What `work` gives, awaited in its place.
-
-        Args:
-            work: not begun yet.
-        """
+    def measure(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        """Await a coroutine and count the seconds for which it ran, without those it waited."""
         resume: Callable[[], Any] = partial(work.send, None)
         while True:
             began = self._clock()
@@ -93,34 +98,31 @@ class LoopTime:
                 self.busy_s += self._clock() - began
             try:
                 resume = partial(work.send, (yield awaited))
-            except BaseException as error:  # noqa: BLE001 - a cancellation is its to handle
+            except BaseException as error:  # noqa: BLE001 - the coroutine handles its cancellation
                 resume = partial(work.throw, error)
 
 
 log = structlog.get_logger("client_api")
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
-NOTED: Final = (DrainNode, UndrainNode, AddKey, RevokeKey)  # lines of the audit, whoever asks
-ON_JOBS: Final = (CancelJob, ResizeJob, PauseJob, ResumeJob, ChangeSweep)  # the same, if of others
-MAX_REPLY: Final = 2 << 20
-Override = ResizeRequested | PauseRequested | ResumeRequested
-Asked = JobSubmitted | CancelRequested | Override | SweepChangeRequested
+
+
+class Route(NamedTuple):
+    """Handling of one kind of request."""
+
+    right: Right
+    handle: Callable[[Any, Identity], Message | Awaitable[Message]]
+    measured: bool = False  # the sender pays for the event loop's time
+    audited: bool = False  # changes of other users' jobs are audited, too
 
 
 class RequestServer:
-    """Answers every request once; a request that cannot be done says why and changes nothing.
-
-    Args:
-        commit_loop: takes what a request changes; every answer is made of its committed state.
-        snapshots: archives of working directories.
-        cluster_info: what `GetCluster` tells the owner of a key.
-        keys: who may connect.
-    """
+    """Answers every request exactly once; a failed request changes nothing and gets the reason."""
 
     def __init__(
         self,
         *,
         commit_loop: CommitLoop,
-        plans: PlanExchange,
+        plans: PlanCoordinator,
         socket: Socket,
         feed: EventFeed,
         snapshots: SnapshotStore,
@@ -147,93 +149,117 @@ class RequestServer:
         )
         quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits.live_jobs)
         self._changes = ChangeRequests(commit_loop, self._reads, snapshots, quota)
-        self._cluster_info = cluster_info
-        self._search_info = search_info
+        reads, changes = self._reads, self._changes
+        self.routes: Mapping[type[Message], Route] = {
+            # replies are filtered for the reader
+            GetCluster: Route(READERS, lambda _, who: cluster_info(who)),
+            GetSearch: Route(READERS, lambda *_: search_info()),
+            CheckJob: Route(READERS, changes.check),
+            ListJobs: Route(READERS, reads.jobs, measured=True),
+            ListNodes: Route(READERS, reads.nodes, measured=True),
+            ReadEvents: Route(READERS, reads.events, measured=True),
+            # about one job
+            GetJob: Route(Action.STATE, reads.job, measured=True),
+            WaitJob: Route(Action.STATE, reads.job_state, measured=True),
+            ExplainJob: Route(Action.STATE, reads.explain, measured=True),
+            GetSweep: Route(Action.STATE, reads.sweep, measured=True),
+            GetLedger: Route(Action.STATE, reads.ledger, measured=True),
+            CancelJob: Route(Action.CHANGE, changes.cancel),
+            ResizeJob: Route(Action.CHANGE, changes.override),
+            PauseJob: Route(Action.CHANGE, changes.override),
+            ResumeJob: Route(Action.CHANGE, changes.override),
+            ChangeSweep: Route(Action.CHANGE, changes.change_sweep),
+            # for some roles
+            PutSnapshot: Route(WRITERS, changes.put_snapshot),
+            SubmitJob: Route(WRITERS, changes.submit),
+            DrainNode: Route(OPERATORS, changes.drain, audited=True),
+            UndrainNode: Route(OPERATORS, changes.drain, audited=True),
+            AddKey: Route(
+                ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True
+            ),
+            ListKeys: Route(ADMINS, lambda page, _: key_list(keys, page.cursor)),
+            RevokeKey: Route(
+                ADMINS, lambda old, who: Keys(keys=keys.revoke(old.key, who.name)), audited=True
+            ),
+        }
         self._owners = owners
-        self._shares = RequestShares(self._begin, lambda: self.limits.requests_per_s)
-        self._keys = keys
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._queue = FairQueue(self._start, lambda: self.limits.requests_per_s)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = WaitingRequests()
 
     def end_revoked(self) -> None:
-        """Who waits with a key that is not authorised any more hears that now."""
+        """Answer the waiting requests whose keys were revoked."""
         self._waiting.end_revoked()
 
     async def serve(self) -> None:
-        """Take requests, for ever."""
+        """Handle requests until cancelled."""
         async for incoming in self._socket:
             user = str(incoming.identity)
             try:
-                self._shares.put(user, incoming, sum(map(len, incoming.frames)))
+                self._queue.put(user, incoming, sum(map(len, incoming.frames)))
             except UnavailableError as error:
-                if not self._shares.floods(user):
-                    self._fail(incoming, error)
+                if not self._queue.floods(user):
+                    self._send_error(incoming, error)
                 elif self._socket.cut(incoming):
                     self._audit.refused("flood", str(error), peer=user)
 
-    def _begin(self, incoming: Incoming) -> None:
+    def _start(self, incoming: Incoming) -> None:
         task = asyncio.create_task(self._answer(incoming))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, incoming: Incoming) -> None:
-        user, reply, took = str(incoming.identity), b"", LoopTime()
+        user, reply, usage = str(incoming.identity), b"", LoopUsage()
         try:
             refuse_revoked(incoming)
             if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
                 raise BadFieldError(*TWO_FRAMES)  # noqa: TRY301 - answered like any other error
             request = REQUEST.decode(incoming.frames[2])
-            incoming = replace(incoming, frames=incoming.frames[:2])  # it may wait for long
+            incoming = replace(incoming, frames=incoming.frames[:2])  # frees the payload
             who = incoming.identity or Identity("", "")
             wait_s = getattr(request, "wait_s", 0.0)
-            with self._shares.waits(user, wait_s), self._waiting.held(incoming, wait_s):
-                reply = _fitting(await self._dispatch(request, who, took))
-            if not isinstance(request, RevokeKey):  # who ends his own key hears of it
-                refuse_revoked(incoming)  # it may have waited
+            with self._queue.waits(user, wait_s), self._waiting.interruptible(incoming, wait_s):
+                reply = _encode_reply(await self._dispatch(request, who, usage))
+            if not isinstance(request, RevokeKey):  # reply even if it revoked its own key
+                refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
-            self._fail(incoming, error)
+            self._send_error(incoming, error)
         except Exception:
             log.exception("request failed", peer=str(incoming.identity))
-            what = "the controller could not do this, by a fault of its own"
-            self._fail(incoming, UnavailableError(what, "its log says more"))
+            what = "the request failed because of an error in the controller"
+            self._send_error(incoming, UnavailableError(what, "see the controller's log"))
         else:
             self._socket.send(*incoming.frames, reply)
         finally:
-            self._shares.ended(user, len(reply), took.busy_s)
+            self._queue.ended(user, len(reply), usage.busy_s)
 
-    def _fail(self, incoming: Incoming, error: OnesError) -> None:
+    def _send_error(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("request", str(error), peer=str(incoming.identity))
-        self._socket.send(*incoming.frames[:2], encode(failed(error)))
+        self._socket.send(*incoming.frames[:2], encode(failure_reply(error)))
 
-    async def _dispatch(self, request: Message, who: Identity, took: LoopTime) -> Message:
+    async def _dispatch(self, request: Message, who: Identity, usage: LoopUsage) -> Message:
         name = getattr(request, "job", None)
         owner = None if name is None else self._owners.of(name)
-        permit(who, request, owner)
-        reply = await self._reply(request, who, took)
+        route = self.routes[type(request)]
+        permit(who, route.right, request, owner)
+        work = _carry_out(route, request, who)
+        reply = await (usage.measure(work) if route.measured else work)
         of_others = owner is not None and owner.user != who.name
-        if isinstance(request, NOTED) or (of_others and isinstance(request, ON_JOBS)):
+        if route.audited or (of_others and route.right is Action.CHANGE):
             detail = {name: str(value)[:200] for name, value in asdict(request).items()}
             self._audit.done(type(request).__name__, by=str(who), **detail)
         return reply
 
-    async def _reply(self, request: Message, who: Identity, took: LoopTime) -> Message:
-        match request:
-            case AddKey() | ListKeys() | RevokeKey():
-                return answer_about_keys(self._keys, request, who)
-            case GetCluster():
-                return self._cluster_info(who)
-            case GetSearch():
-                return self._search_info()
-            case CheckJob():
-                return self._changes.check(request)
-        reply = await took.of(self._reads.answer(request, who))
-        return reply if reply is not None else await self._changes.answer(request, who)
+
+async def _carry_out(route: Route, request: Message, who: Identity) -> Message:
+    reply = route.handle(request, who)
+    return reply if isinstance(reply, Message) else await reply
 
 
-def _fitting(reply: Message) -> bytes:
-    """Its bytes; a peer would be cut off that is sent more than a message may have."""
+def _encode_reply(reply: Message) -> bytes:
+    """Encode a reply; refuse one that exceeds a message, for which the peer would disconnect."""
     data = encode(reply)
     if len(data) > MAX_BYTES:
-        what = f"{type(reply).__name__} has {len(data)} bytes, a message at most {MAX_BYTES}"
-        raise TooLargeError(what, "ask for less: `ones wait` and `ones ps` have a job's state")
+        what = f"{type(reply).__name__} of {len(data)} bytes exceeds {MAX_BYTES} bytes"
+        raise TooLargeError(what, "request less; `ones wait` and `ones ps` show the state of a job")
     return data

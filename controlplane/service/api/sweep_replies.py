@@ -1,4 +1,4 @@
-"""Sweeps to what clients see: a table of trials, and the ledger."""
+"""Replies about sweeps: the table of trials and the ledger."""
 
 from __future__ import annotations
 
@@ -18,36 +18,33 @@ from schemas.sweeps import SweepSpec
 from schemas.wire.client import GetLedger, GetSweep, JobSummary, Ledger, SweepDetail, TrialInfo
 
 MAX_PAGE: Final = 2000
-FURTHEST: Final = 1 << 31  # no sweep has so many
-SHOWN_EPOCHS: Final = 5000  # of a trial, the latest
-MAX_ROW_BYTES: Final = PAGE_BYTES // 2  # of their metrics
+MAX_POSITION: Final = 1 << 31  # above any number of trials or units
+SHOWN_EPOCHS: Final = 5000  # of a trial; the latest are shown
+MAX_ROW_BYTES: Final = PAGE_BYTES // 2  # metrics of one trial
 Row = TypeVar("Row")
-Past = SweepHistory | EndedSweeps  # of one that is in the state, of one that left it
+SweepPast = SweepHistory | EndedSweeps  # of a sweep in the state, or one that left it
 
 
 def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
-    """The sweep that a job is.
+    """Return the sweep of a job.
 
     Raises:
-        BadFieldError: if it is none.
+        BadFieldError: if the job is not a sweep.
     """
     spec = job.spec.stated_sweep
     if job.sweep is None or spec is None:
-        raise BadFieldError(f"job: {job.job} is no sweep", "`ones show` is for jobs", "job")
+        raise BadFieldError(f"job: {job.job} is not a sweep", "use `ones show` for jobs", "job")
     return job.sweep, spec
 
 
 def sweep_detail(
-    job: Job, past: Past, summary: JobSummary, request: GetSweep, now: Seconds
+    job: Job, past: SweepPast, summary: JobSummary, request: GetSweep, now: Seconds
 ) -> SweepDetail:
-    """How a sweep stands.
-
-    Args:
-        now: seconds since the epoch.
+    """Return the state of a sweep with a page of its trials.
 
     Raises:
-        BadFieldError: if the job is no sweep.
-        JournalError: if the sweep has left the state and what was counted of it is damaged.
+        BadFieldError: if the job is not a sweep.
+        JournalError: if the sweep has left the state and its counters in the journal are damaged.
     """
     sweep, spec = sweep_of(job)
     state = sweep.engine.state
@@ -61,7 +58,7 @@ def sweep_detail(
     return SweepDetail(
         summary=summary,
         spec=spec,
-        trials=_fitting([trial_info(job, sweep, history, number) for number in numbers]),
+        trials=_first_page([trial_info(job, sweep, history, number) for number in numbers]),
         trials_in_all=len(state.trials),
         best=best_trial(sweep),
         best_score=best_score(sweep),
@@ -77,7 +74,7 @@ def sweep_detail(
 
 
 def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) -> TrialInfo:
-    """One configuration of a sweep."""
+    """Return the row of one trial."""
     state, past = sweep.engine.state, history.trial(number)
     trial, model, lease = state.trials[number], state.models[number], state.lease_of(number)
     slot: SlotId | None = None
@@ -109,13 +106,13 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
 
 
 def _shown_epochs(past: TrialHistory) -> int:
-    """As many as a row of the table can have; trials have the same metrics in every epoch."""
+    """Return how many epochs fit into a row; trials have the same metrics in every epoch."""
     size = len(msgspec.msgpack.encode(past.metrics[-1])) if past.metrics else 1
     return max(1, min(SHOWN_EPOCHS, MAX_ROW_BYTES // size))
 
 
 def trial_state(sweep: JobSweep, number: int) -> str:
-    """Where a trial stands, in the words of `TrialInfo.state`."""
+    """Return the state of a trial, as in `TrialInfo.state`."""
     state = sweep.engine.state
     trial = state.trials[number]
     if number in state.deleted:
@@ -129,15 +126,12 @@ def trial_state(sweep: JobSweep, number: int) -> str:
     return "granted" if trial.waits else "waiting"
 
 
-def ledger(job: Job, past: Past, request: GetLedger) -> Ledger:
-    """The units that count.
-
-    Args:
-        request: which units.
+def ledger(job: Job, past: SweepPast, request: GetLedger) -> Ledger:
+    """Return the counted units of a sweep, a page.
 
     Raises:
-        BadFieldError: if the job is no sweep.
-        JournalError: if the sweep has left the state and the units are damaged.
+        BadFieldError: if the job is not a sweep.
+        JournalError: if the sweep has left the state and its units in the journal are damaged.
     """
     _, spec = sweep_of(job)
     first, most = _first(request.from_unit), _page(request.limit)
@@ -149,19 +143,19 @@ def ledger(job: Job, past: Past, request: GetLedger) -> Ledger:
         job=job.job,
         spec=spec,
         snapshot=job.snapshot,
-        units=_fitting(units),
+        units=_first_page(units),
         units_in_all=in_all,
     )
 
 
 def _first(place: int) -> int:
-    return max(0, min(place, FURTHEST))
+    return max(0, min(place, MAX_POSITION))
 
 
 def _page(limit: int) -> int:
     return max(1, min(limit, MAX_PAGE))
 
 
-def _fitting(rows: list[Row]) -> tuple[Row, ...]:
-    """The first of them, as many as a page can have; at least one."""
+def _first_page(rows: list[Row]) -> tuple[Row, ...]:
+    """Return the first rows, as many as fit into a page but at least one."""
     return page_of({"rows": numbered(rows)}, "")[0]["rows"]

@@ -1,9 +1,4 @@
-"""What is told, cut down to what its reader may know: other people's secrets, jobs and names.
-
-Lists in pages that fit into a message, and the cursors by which clients ask for the next one.
-
-Keys that admins list, add and revoke, while the controller runs.
-"""
+"""Replies reduced to what their reader may know, and divided into pages."""
 
 from __future__ import annotations
 
@@ -25,34 +20,26 @@ from schemas.ids import JobId
 from schemas.jobs import JobSpec
 from schemas.transport import Identity
 from schemas.wire.client import (
-    AddKey,
     Decision,
     EpochInfo,
     Explanation,
     JobDetail,
     JobSummary,
     Keys,
-    ListKeys,
     NodeInfo,
-    RevokeKey,
     SweepDetail,
 )
 from schemas.wire.feed import Detail, FeedEvent
 
-HIDDEN: Final = "***"  # in the place of a value that its reader may not have
-SOMEBODY: Final = "a job of others"
+HIDDEN: Final = "***"  # replaces a value that the reader must not see
+OTHER_JOB: Final = "a job of others"
 WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 JOB: Final = re.compile(r"[A-Za-z0-9_-]+-[0-9]+")
-_SALT: Final = secrets.token_bytes(16)  # families are told apart, and cannot be guessed
+_SALT: Final = secrets.token_bytes(16)  # keeps families distinguishable but not guessable
 
 
 class View:
-    """What one reader may know.
-
-    Args:
-        who: the owner of the key that asks.
-        owner_of: whose a job is; None: there is no such job.
-    """
+    """Filter for replies to one reader."""
 
     def __init__(self, who: Identity, owner_of: Callable[[JobId], JobOwner | None]) -> None:
         self._who = who
@@ -60,27 +47,19 @@ class View:
         self._all = sees_all(who)
 
     def sees(self, job: JobOwner | None) -> bool:
-        """Whether he may know of a job.
-
-        Args:
-            job: whose it is; None: it is not kept any more.
-        """
+        """True if the reader may know of a job with this owner; None: the job is not kept."""
         return self._all or (job is not None and may(self._who, Action.STATE, job))
 
     def text(self, text: str) -> str:
-        """A reason without names of jobs that he may not know of.
-
-        Args:
-            text: that may name any.
-        """
+        """Return a text with the names of jobs replaced that the reader must not know."""
         return text if self._all else hide_names(text, self._hides)
 
     def summary(self, row: JobSummary) -> JobSummary:
-        """A line of `ones ps`."""
+        """Filter a row of `ones ps`."""
         return row if self._all else replace(row, reason=self.text(row.reason))
 
     def detail(self, detail: JobDetail, owner: JobOwner) -> JobDetail:
-        """A page of `ones show`."""
+        """Filter a page of `ones show`."""
         history = tuple(
             replace(one, why=self.text(one.why), detail=self._detail(one.detail))
             for one in detail.history
@@ -88,36 +67,32 @@ class View:
         return replace(
             detail,
             summary=self.summary(detail.summary),
-            spec=shown_spec(detail.spec, self._who, owner),
+            spec=redacted_spec(detail.spec, self._who, owner),
             history=detail.history if self._all else history,
             epochs=tuple(map(self._epoch, detail.epochs)),
         )
 
-    def explanation(self, told: Explanation) -> Explanation:
-        """A page of `ones explain`."""
+    def explanation(self, reply: Explanation) -> Explanation:
+        """Filter a page of `ones explain`."""
         return (
-            told
+            reply
             if self._all
-            else replace(told, decisions=tuple(map(self._decision, told.decisions)))
+            else replace(reply, decisions=tuple(map(self._decision, reply.decisions)))
         )
 
-    def sweep(self, told: SweepDetail) -> SweepDetail:
-        """A page of `ones sweep show`.
-
-        Args:
-            told: of a sweep that he may know of.
-        """
-        return replace(told, summary=self.summary(told.summary))
+    def sweep(self, reply: SweepDetail) -> SweepDetail:
+        """Filter a page of `ones sweep show` about a visible sweep."""
+        return replace(reply, summary=self.summary(reply.summary))
 
     def node(self, node: NodeInfo) -> NodeInfo:
-        """A line of `ones node list`: slots of other people's jobs are taken, and that is all."""
+        """Filter a row of `ones node list`; slots of invisible jobs only count as taken."""
         if self._all:
             return node
         jobs = tuple(job for job in node.jobs if self.sees(self._owner_of(job)))
         return replace(node, jobs=jobs, reason=self.text(node.reason))
 
     def event(self, event: FeedEvent) -> FeedEvent | None:
-        """An event of the feed; None: it is about a job that he may not know of."""
+        """Filter an event of the feed; None if it is about an invisible job."""
         if self._all:
             return event
         if event.job is not None and not self.sees(self._owner_of(event.job)):
@@ -134,13 +109,13 @@ class View:
         }
 
     def _epoch(self, epoch: EpochInfo) -> EpochInfo:
-        """Families are names and arguments of scripts: of others no more than who is who."""
+        """Replace families of other users, which are script names and arguments, by pseudonyms."""
         if epoch.beside is None or self._who.role == "admin":
             return epoch
         mine = f"{self._who.name}/" if self._who.role in WRITERS else "\0"
         beside = tuple(
-            (many, tuple(one if one.startswith(mine) else _pseudonym(one) for one in families))
-            for many, families in epoch.beside
+            (count, tuple(one if one.startswith(mine) else _pseudonym(one) for one in families))
+            for count, families in epoch.beside
         )
         return replace(epoch, beside=beside)
 
@@ -149,8 +124,8 @@ class View:
         return owner is not None and not self.sees(owner)
 
 
-def shown_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
-    """A job file without what its reader may not have: names of variables stay."""
+def redacted_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
+    """Return a job file without the values that its reader must not see; variable names stay."""
     env, args = spec.env, spec.args
     if not may(who, Action.ENV, owner):
         env = dict.fromkeys(env, HIDDEN)
@@ -160,16 +135,11 @@ def shown_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
 
 
 def hide_names(text: str, hides: Callable[[JobId], bool]) -> str:
-    """A text with names of some jobs replaced.
-
-    Args:
-        text: that may name any.
-        hides: whether there is such a job and its name is not to be told.
-    """
+    """Return a text with the names of some jobs replaced."""
 
     def shown(word: re.Match[str]) -> str:
         name = word[0]
-        return SOMEBODY if JOB.fullmatch(name) and hides(JobId(name)) else name
+        return OTHER_JOB if JOB.fullmatch(name) and hides(JobId(name)) else name
 
     return WORD.sub(shown, text)
 
@@ -182,35 +152,30 @@ def _pseudonym(family: str) -> str:
 
 PAGE_BYTES: Final = 1 << 20  # of rows, encoded
 CURSOR: Final = re.compile(r"([a-z]{1,16})\.([0-9]{1,18})")
-FROM_START: Final = "begin again without one: a cursor is what the page before gave"
+CURSOR_REMEDY: Final = "restart without a cursor, then use the one of each page"
 
 
 class Rows(NamedTuple):
-    """One list of a reply."""
+    """A list of a reply."""
 
-    behind: Callable[[int], Iterator[tuple[int, Any]]]  # its rows behind a position, with theirs
-    last: int  # position of its last row; positions only grow, and mean the same for ever
+    after: Callable[[int], Iterator[tuple[int, Any]]]  # rows behind a position, each with its own
+    last: int  # position of the last row; positions grow and never change
 
 
 def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any, ...]], str]:
-    """The next page of some lists, one behind the other.
+    """Return the next page of several consecutive lists, and the cursor of the page after it.
 
-    Args:
-        lists: by name, in the order in which they are told.
-        cursor: that the page before gave; empty: the first page.
-
-    Returns:
-        Rows of each list, at most `PAGE_BYTES` of them or a single larger one; and the cursor of
-        the next page, empty if this is the last.
+    A page has at most `PAGE_BYTES` of rows, or a single larger row. An empty cursor stands for the
+    first page, and is returned with the last one.
 
     Raises:
-        BadFieldError: if the cursor is none of these lists.
+        BadFieldError: if the cursor does not belong to these lists.
     """
     first, position = _parsed(lists, cursor)
     found: dict[str, list[Any]] = {name: [] for name in lists}
     room, any_row = PAGE_BYTES, False
     for name in list(lists)[list(lists).index(first) :]:
-        for at, row in lists[name].behind(position):
+        for at, row in lists[name].after(position):
             size = len(msgspec.msgpack.encode(row))
             if size > room and any_row:
                 return _frozen(found), f"{name}.{position}"
@@ -221,7 +186,7 @@ def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any
 
 
 def numbered(rows: list[Any]) -> Rows:
-    """A list that is there and only grows, its positions counted from 1."""
+    """Return the rows of an append-only list; positions count from 1."""
     return Rows(lambda after: enumerate(rows[after:], after + 1), len(rows))
 
 
@@ -234,28 +199,15 @@ def _parsed(lists: Mapping[str, Rows], cursor: str) -> tuple[str, int]:
         return next(iter(lists)), 0
     known = CURSOR.fullmatch(cursor)
     if known is None or known[1] not in lists:
-        what = f"cursor: {cursor[:40]!r} is none of this list"
-        raise BadFieldError(what, FROM_START, "cursor")
+        what = f"cursor: {cursor[:40]!r} does not belong to this list"
+        raise BadFieldError(what, CURSOR_REMEDY, "cursor")
     if int(known[2]) > lists[known[1]].last:
         what = f"cursor: {cursor!r} is beyond the end of this list"
-        raise BadFieldError(what, FROM_START, "cursor")
+        raise BadFieldError(what, CURSOR_REMEDY, "cursor")
     return known[1], int(known[2])
 
 
-KeyRequest = AddKey | ListKeys | RevokeKey
-
-
-def answer_about_keys(table: KeyTable, request: KeyRequest, who: Identity) -> Keys:
-    """Do what is asked, and say what came of it.
-
-    Raises:
-        OnesError: if it cannot be done.
-    """
-    match request:
-        case AddKey():
-            return Keys(keys=(table.add(request, who.name),))
-        case RevokeKey(key=key):
-            return Keys(keys=table.revoke(key, who.name))
-        case ListKeys(cursor=cursor):
-            lists, following = page_of({"keys": numbered(list(table.rows()))}, cursor)
-            return Keys(keys=lists["keys"], next=following)
+def key_list(table: KeyTable, cursor: str) -> Keys:
+    """Return a page of all keys."""
+    lists, following = page_of({"keys": numbered(list(table.rows()))}, cursor)
+    return Keys(keys=lists["keys"], next=following)

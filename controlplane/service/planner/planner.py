@@ -1,7 +1,4 @@
-"""What a planner is to the rest of the service: asked for plans; observes what happened.
-
-A policy that is quick enough to be asked in this process.
-"""
+"""Interface to whatever produces plans, and the planner that runs a policy in this process."""
 
 from __future__ import annotations
 
@@ -15,82 +12,70 @@ from schemas.ids import Seconds
 ViewNow = Callable[[], tuple[ClusterView, Seconds]]
 
 
-class Propose(Protocol):
-    """Takes plans."""
+class ProposePlan(Protocol):
+    """Callback that accepts a plan."""
 
-    def __call__(self, plan: Plan, stats: SearchStats | None, /, *, whole: bool = True) -> None:
-        """Put a plan in force, as far as it still fits.
+    def __call__(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
+        """Put a plan into force, as far as it still fits the current state.
 
-        Args:
-            plan: based on a view of this moment or of an earlier one.
-            stats: how the search stood with it; None if no search made it.
-            whole: whether a running job that it leaves out is to stop; else it goes on as it is.
+        `stats` is None if no search made the plan. A complete plan stops the running jobs that it
+        omits; otherwise they continue.
         """
         ...
 
 
 class Planner(Protocol):
-    """Whoever is asked for plans."""
+    """Producer of plans."""
 
     restarts: int
 
     @property
     def running(self) -> bool:
-        """Whether it thinks for itself now."""
+        """True if the policy itself produces the plans, False while a fallback does."""
         ...
 
     @property
     def stats(self) -> SearchStats:
-        """How it stood last."""
+        """Latest statistics of the policy's search."""
         ...
 
-    def ask(self) -> None:
-        """A plan for the present is wanted; it comes through `propose`."""
+    def request_plan(self) -> None:
+        """Request a plan for the current state; it arrives through `propose`."""
         ...
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Something happened at `now` (seconds since the epoch) that the policy can learn from.
-
-        Args:
-            event: an epoch, telemetry, the end of a job, or a plan that was put in force.
-            now: seconds since the epoch.
-        """
+        """Pass an event to the policy: an epoch, telemetry, a job's end or an accepted plan."""
         ...
 
     async def run(self) -> None:
-        """Work, for ever."""
+        """Serve until cancelled."""
         ...
 
 
 class InlinePlanner:
-    """A policy that answers in microseconds.
-
-    Args:
-        policy: asked in this process, between two events of its loop.
-        view_now: what it may see at the moment, and the time.
-    """
+    """Planner that runs a policy in this process; the policy must answer within microseconds."""
 
     restarts = 0
     running = True
 
-    def __init__(self, policy: Policy, view_now: ViewNow, propose: Propose) -> None:
+    def __init__(self, policy: Policy, view_now: ViewNow, propose: ProposePlan) -> None:
         self._policy = policy
         self._view_now = view_now
         self._propose = propose
 
     @property
     def stats(self) -> SearchStats:
-        """Those of the policy."""
+        """Latest statistics of the policy."""
         return self._policy.stats()
 
-    def ask(self) -> None:
-        """Answer at once."""
+    def request_plan(self) -> None:
+        """Propose a plan at once."""
         self._propose(self._policy.plan(*self._view_now()), None)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Hand it on."""
+        """Pass the event to the policy."""
         self._policy.observe(event, now)
 
     async def run(self) -> None:
-        """There is nothing to do between questions."""
+        """Wait until cancelled: there is nothing to do between requests."""
         await asyncio.Event().wait()

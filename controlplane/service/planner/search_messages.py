@@ -1,6 +1,6 @@
-"""What controller and search process say to each other, over two pipes.
+"""Messages between the controller and the search process, over two pipes.
 
-What changed from one view to the next: the search process hears of nothing else.
+The search process receives the full view once and then only the differences (`ViewDelta`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import msgspec
 from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 
-HEAD: Final = struct.Struct("!I")
-MAX_FRAME: Final = 1 << 30
+HEADER: Final = struct.Struct("!I")
+MAX_FRAME_BYTES: Final = 1 << 30
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
-    """Which policy it is, how it is set, and what was learnt before."""
+class StartSearch(msgspec.Struct, frozen=True, kw_only=True, tag="start_search"):
+    """Start the policy with these options, after it has observed the history."""
 
     policy: str
     options: dict[str, Any]
@@ -27,14 +27,14 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     history: list[tuple[Seconds, PolicyEvent]]
 
 
-class WholeView(msgspec.Struct, frozen=True, kw_only=True, tag="whole_view"):
-    """The whole view."""
+class FullView(msgspec.Struct, frozen=True, kw_only=True, tag="full_view"):
+    """The full view of the cluster."""
 
     view: ClusterView
 
 
 class ViewDelta(msgspec.Struct, frozen=True, kw_only=True, tag="view_delta"):
-    """What is different from the view before."""
+    """Difference from the view before."""
 
     version: int
     slots: dict[SlotId, SlotView]
@@ -42,95 +42,84 @@ class ViewDelta(msgspec.Struct, frozen=True, kw_only=True, tag="view_delta"):
     removed: list[JobId]
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
-    """Something happened."""
+class EventObserved(msgspec.Struct, frozen=True, kw_only=True, tag="event_observed"):
+    """An event for the policy."""
 
     event: PolicyEvent
     at: Seconds
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """What should run now?"""
+class RequestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="request_plan"):
+    """Request a plan for the current view."""
 
     number: int
     now: Seconds
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The process knows all that was learnt before."""
+    """The history has been processed."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """A plan; number 0 was not asked for: thinking on found something better."""
+class PlanFound(msgspec.Struct, frozen=True, kw_only=True, tag="plan_found"):
+    """A plan. Number 0: unrequested, the continued search found something better."""
 
     number: int
     plan: Plan
     stats: SearchStats
 
 
-class Batches(msgspec.Struct, frozen=True, kw_only=True, tag="batches"):
-    """Other batches on the slots that jobs have; nobody asked. Jobs that it leaves out go on."""
+class BatchesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="batches_chosen"):
+    """Unrequested: new batch sizes for some jobs on their present slots; other jobs continue."""
 
     plan: Plan
 
 
 class Converged(msgspec.Struct, frozen=True, kw_only=True, tag="converged"):
-    """The search rests."""
+    """The search has nothing left to improve and sleeps until the next message."""
 
     stats: SearchStats
 
 
-ToSearch = Begin | WholeView | ViewDelta | Observed | Ask
-FromSearch = Ready | Answer | Batches | Converged
+ToSearch = StartSearch | FullView | ViewDelta | EventObserved | RequestPlan
+FromSearch = Ready | PlanFound | BatchesChosen | Converged
 TO_SEARCH: Final[msgspec.msgpack.Decoder[ToSearch]] = msgspec.msgpack.Decoder(ToSearch)
 FROM_SEARCH: Final[msgspec.msgpack.Decoder[FromSearch]] = msgspec.msgpack.Decoder(FromSearch)
 
 
-def frame(message: ToSearch | FromSearch) -> bytes:
-    """One message with its length before it.
-
-    Args:
-        message: to or from the search process.
-
-    Returns:
-        The length of the body in bytes (4 bytes, big-endian), and the body as MessagePack.
-    """
+def encode_frame(message: ToSearch | FromSearch) -> bytes:
+    """Return a message as MessagePack, preceded by its length in bytes (4 bytes, big-endian)."""
     body = msgspec.msgpack.encode(message)
-    return HEAD.pack(len(body)) + body
+    return HEADER.pack(len(body)) + body
 
 
-class Frames:
-    """Cuts a stream of bytes into message bodies."""
+class FrameDecoder:
+    """Splits a stream of bytes into message bodies."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Every body that is complete with `data`.
-
-        Args:
-            data: the next bytes of the stream, cut anywhere.
+        """Yield each body that is complete once `data` is appended to the stream.
 
         Raises:
-            ValueError: if a length makes no sense.
+            ValueError: if a length exceeds `MAX_FRAME_BYTES`.
         """
         self._rest += data
-        while len(self._rest) >= HEAD.size:
-            (size,) = HEAD.unpack_from(self._rest)
-            if size > MAX_FRAME:
-                raise ValueError(f"a frame of {size} bytes")
-            if len(self._rest) < HEAD.size + size:
+        while len(self._rest) >= HEADER.size:
+            (size,) = HEADER.unpack_from(self._rest)
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"frame of {size} bytes exceeds {MAX_FRAME_BYTES} bytes")
+            if len(self._rest) < HEADER.size + size:
                 return
-            body = bytes(self._rest[HEAD.size : HEAD.size + size])
-            del self._rest[: HEAD.size + size]
+            body = bytes(self._rest[HEADER.size : HEADER.size + size])
+            del self._rest[: HEADER.size + size]
             yield body
 
 
 def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
-    """What changed from one view to the next.
+    """Return the difference between two views, or None if only the full view can describe it.
 
-    Returns:
-        None where only the whole view will do: other slots, or a job that came back in the middle.
+    The full view is needed if the slots differ or a job returned to the middle of the order.
     """
     if len(before.slots) != len(after.slots):
         return None
@@ -150,13 +139,9 @@ def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
 
 
 def apply_delta(view: ClusterView, delta: ViewDelta) -> ClusterView:
-    """The view after `delta`; jobs keep the order in which they arrived.
+    """Return the view after `delta`, which was made from `view`; jobs keep their order of arrival.
 
-    Args:
-        view: the one that `delta` was made from.
-
-    Returns:
-        A view that shares with `view` whatever did not change.
+    The result shares everything that did not change with `view`.
     """
     slots = view.slots
     if delta.slots:

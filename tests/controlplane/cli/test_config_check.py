@@ -96,7 +96,7 @@ def test_everything_that_is_wrong_with_a_controllers_file_is_named_at_once(
         f"keys.server: {secret} is accessible to other users (mode 644); chmod 600 {secret}",
         f'keys.authorised: {keys}/authorised.toml: key[0].public: is missing; write public = "40 characters"',
         f"pid_file: {home}/file is not a folder; choose another folder",
-        f"listen.feed: port {taken} is that of listen.agents, too; give each its own",
+        f"listen.feed: port {taken} is also used by listen.agents; use different ports",
     ]
     assert [line[:46] for line in lines if "choose one of" in line] == [
         "policy: unknown policy 'fif'; did you mean fif"

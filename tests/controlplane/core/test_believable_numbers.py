@@ -14,7 +14,7 @@ from controlplane.core import policy_events
 from controlplane.core.model.job import MAX_FAMILY_CHARACTERS
 from controlplane.core.model.report_bounds import LARGEST, MOST, clamp_numbers
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
-from controlplane.service.planner.search_messages import TO_SEARCH, WholeView, frame
+from controlplane.service.planner.search_messages import TO_SEARCH, FullView, encode_frame
 from schemas.ids import JobId
 from schemas.jobs import StopRule
 from schemas.sweeps import MAX_METRIC
@@ -89,8 +89,8 @@ def test_a_job_of_more_epochs_than_can_be_counted_has_as_many_samples_as_can_be(
     view = controller.view()
     assert view.jobs[A].stop_samples == MOST
     assert view.jobs[A].stop == StopRule(epochs=MOST)
-    sent = TO_SEARCH.decode(frame(WholeView(view=view))[4:])
-    assert isinstance(sent, WholeView)
+    sent = TO_SEARCH.decode(encode_frame(FullView(view=view))[4:])
+    assert isinstance(sent, FullView)
     assert sent.view == view
 
 
@@ -125,6 +125,6 @@ def test_a_view_of_many_jobs_with_the_largest_job_files_is_small() -> None:
     one = view_of(large)
     jobs = {JobId(f"a-{n}"): msgspec.structs.replace(one, job=JobId(f"a-{n}")) for n in range(100)}
 
-    sent = frame(WholeView(view=ClusterView(version=1, slots=(), jobs=jobs)))
+    sent = encode_frame(FullView(view=ClusterView(version=1, slots=(), jobs=jobs)))
 
     assert len(sent) < 100 * 2500

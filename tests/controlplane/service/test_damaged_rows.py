@@ -119,7 +119,7 @@ def test_a_damaged_epoch_is_left_out_and_named_and_all_else_is_told(tmp_path: Pa
         assert detail.epochs == whole.epochs[1:]
         (said,) = [line["row"] for line in logs]
         assert said.startswith("epochs of a-1, record of input ")
-        note = f"left out, as damaged in the journal: {said} (`ones admin check`)"
+        note = f"omitted because damaged in the journal: {said} (`ones admin check`)"
         assert (detail.notes, explained.notes) == ((note,), ())
         assert await service.ask(ExplainJob(job=A)) == replace(explained, notes=(note,))
 
@@ -134,7 +134,7 @@ def test_a_job_that_left_and_is_damaged_is_in_lists_and_asking_for_it_is_refused
 
         jobs = (await service.ask(ListJobs(ended=True))).jobs
         assert [(one.job, one.state) for one in jobs] == [(A, "succeeded"), (B, "queued")]
-        assert jobs[0].reason == "its row in the journal is damaged: `ones admin check`"
+        assert jobs[0].reason == "its row in the journal is damaged: run `ones admin check`"
         with pytest.raises(JournalError, match=f"ended job a-1: {OTHER}"):
             await service.ask(GetJob(job=A))
         assert (await service.ask(GetJob(job=B))).summary.state == "queued"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controlplane.policy.api import Reason, StartForecast
-from controlplane.service.planner.plan_coordinator import with_start
+from controlplane.service.planner.plan_coordinator import with_start_forecast
 from schemas.ids import Seconds
 
 WAITS = Reason("waits", "waits for 1 slot", {"needs": 1.0})
@@ -21,7 +21,7 @@ SAID = StartForecast(at=Seconds(400.0), earliest=Seconds(220.0), latest=Seconds(
     ],
 )
 def test_a_reason_says_when_a_job_will_start_from_now_on(now: float, words: str) -> None:
-    found = with_start(WAITS, SAID, Seconds(now))
+    found = with_start_forecast(WAITS, SAID, Seconds(now))
 
     assert found == Reason(
         "waits",

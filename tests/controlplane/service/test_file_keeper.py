@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.service.file_keeper import YOUNG_S, FileKeeper
+from controlplane.service.file_keeper import GRACE_S, FileKeeper
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import Store
-from controlplane.service.uploads import SnapshotStore, beyond_share
+from controlplane.service.uploads import SnapshotStore, excess_archives
 from schemas.host.files import FileSeen, outdated
 from schemas.ids import JobId, Seconds
 from tests.support.builders import S0, cancelled
@@ -23,7 +23,7 @@ from tests.support.controller import Controller, cluster_of, starting
 
 NOW: Final = Seconds(10_000_000.0)
 DAY: Final = 86_400.0
-MUCH: Final = 1 << 40
+UNLIMITED: Final = 1 << 40
 WHO: Final = (1, 0)
 
 FILES = st.lists(
@@ -62,7 +62,7 @@ SENDERS = st.dictionaries(
 def test_who_has_less_than_his_share_of_all_archives_loses_none(
     files: list[FileSeen], most: int, senders: dict[str, set[str]]
 ) -> None:
-    gone = beyond_share(files, most, senders)
+    gone = excess_archives(files, most, senders)
 
     left = [file for file in files if file not in gone]
     assert sum(file.size for file in left) <= most
@@ -81,8 +81,8 @@ class Folders:
     """Output and archives of one controller."""
 
     def __init__(self, base: Path, controller: Controller, **settings: Any) -> None:
-        self.logs = LogStore(base / "logs", MUCH)
-        self.archives = SnapshotStore(base / "snapshots", MUCH)
+        self.logs = LogStore(base / "logs", UNLIMITED)
+        self.archives = SnapshotStore(base / "snapshots", UNLIMITED)
         bounds = {"keep_logs_s": DAY, "keep_archives_s": DAY, **settings}
         self.keeper = FileKeeper(
             lambda: controller.state, self.logs, self.archives, Store(**bounds)
@@ -173,8 +173,8 @@ async def test_an_archive_that_was_just_sent_stays_however_little_is_kept(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller, keep_archives_s=0.0, keep_archives_bytes=0)
-    young = await folders.archive(b"young", days_ago=0.9 * YOUNG_S / DAY)
-    await folders.archive(b"older", days_ago=1.1 * YOUNG_S / DAY)
+    young = await folders.archive(b"young", days_ago=0.9 * GRACE_S / DAY)
+    await folders.archive(b"older", days_ago=1.1 * GRACE_S / DAY)
 
     await folders.keeper.tidy(NOW)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controlplane.policy.api import Reason
-from controlplane.service.api.replies import job_summary, why_it_waits
+from controlplane.service.api.replies import job_summary, waiting_reason
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import Seconds
 from tests.support.builders import N1, A, exited, paused, resized, resumed
@@ -39,7 +39,7 @@ def test_a_prediction_is_told_of_a_job_on_slots_and_of_no_other() -> None:
     ],
 )
 def test_why_a_job_waits_is_said_once(waits: str, said: str) -> None:
-    assert why_it_waits(PAUSED, Reason("wait", waits)) == said
+    assert waiting_reason(PAUSED, Reason("wait", waits)) == said
 
 
 def test_what_a_plan_said_before_an_operator_s_order_is_told_no_more() -> None:

@@ -35,7 +35,7 @@ class Table(KeyTable):
             KeyFile(folder / "keys.json"), {P: ROOT} if listed is None else listed, lambda: self.now
         )
         self.ended: list[Identity] = []
-        self.gone = self.ended.extend
+        self.on_revoked = self.ended.extend
 
 
 def asked(key: bytes = Q, name: str = "ann", role: Any = "user", **more: Any) -> AddKey:
@@ -88,11 +88,11 @@ def test_a_key_ends_with_its_time_wherever_it_was_said(tmp_path: Path) -> None:
 
     table.now = NOW + 5.0
     assert set(table.known) == {P, other}
-    table._settle()
+    table._refresh()
     table.now = NOW + 10.0
     assert set(table.known) == {P}
-    table._settle()
-    table._settle()
+    table._refresh()
+    table._refresh()
 
     assert [who.name for who in table.ended] == ["ann", "bob"]
     states = {row.name: row.state for row in table.rows()}
@@ -140,7 +140,7 @@ def test_what_is_no_key_is_refused_and_nothing_changes(
 
 
 def test_nobody_of_that_name_is_said(table: Table) -> None:
-    with pytest.raises(BadFieldError, match="there is none of 'nobody'"):
+    with pytest.raises(BadFieldError, match="no key or owner 'nobody'"):
         table.revoke("nobody", "root")
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from controlplane.service import log_relay
-from controlplane.service.log_relay import BURST_S, LEAST_CREDIT, MOST_CREDIT, LogRates, Of
+from controlplane.service.log_relay import BURST_S, LEAST_CREDIT, MOST_CREDIT, LogRates, StreamKey
 from tests.support.loop_clock import Clock
 
 PER_S = float(4 << 20)
@@ -21,12 +21,12 @@ class Shippers(LogRates[str]):
 
     def __init__(self) -> None:
         self.clock, self.sent, self.answered = Clock(), Counter[str](), list[str]()
-        self._of: dict[str, Of] = {}
+        self._of: dict[str, StreamKey] = {}
         super().__init__(
             self._answered, lambda: PER_S, clock=lambda: self.clock.now, later=self.clock.later
         )
 
-    def begin(self, of: Of, *workers: str) -> None:
+    def begin(self, of: StreamKey, *workers: str) -> None:
         for worker in workers:
             self._of[worker] = of
             self.answer(of, worker)
@@ -39,7 +39,7 @@ class Shippers(LogRates[str]):
     def _send(self, worker: str, credit: int) -> None:
         self.sent[worker] += credit
         assert self.sent.total() < BURST + 200.0 * PER_S
-        self.took(self._of[worker], credit)
+        self.count_output(self._of[worker], credit)
         self.answer(self._of[worker], worker)
 
 
@@ -81,7 +81,7 @@ def test_another_job_is_answered_at_once_and_has_all_of_its_credit() -> None:
 
 def test_who_asks_again_while_he_waits_is_answered_once_in_his_place() -> None:
     shippers = Shippers()
-    shippers.took(NOISY, int(BURST) + 1)
+    shippers.count_output(NOISY, int(BURST) + 1)
     for worker in ("r0", "r1", "r0"):
         shippers._of[worker] = NOISY
         shippers.answer(NOISY, worker)
@@ -95,7 +95,7 @@ def test_who_asks_again_while_he_waits_is_answered_once_in_his_place() -> None:
 
 def test_a_job_that_was_silent_for_long_has_its_burst_again() -> None:
     shippers = Shippers()
-    shippers.took(NOISY, int(BURST) + 1)
+    shippers.count_output(NOISY, int(BURST) + 1)
     shippers.clock.run(2 * BURST_S)
 
     shippers.begin(NOISY, "r0")
@@ -106,11 +106,11 @@ def test_a_job_that_was_silent_for_long_has_its_burst_again() -> None:
 def test_of_jobs_without_number_only_those_beyond_their_rate_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_relay, "REMEMBERED", 10)
+    monkeypatch.setattr(log_relay, "MAX_STREAMS", 10)
     shippers = Shippers()
-    shippers.took(NOISY, 2 * int(BURST))
+    shippers.count_output(NOISY, 2 * int(BURST))
     for number in range(1000):
-        shippers.took((f"c-{number}", "log"), 1)
+        shippers.count_output((f"c-{number}", "log"), 1)
         shippers.clock.run(0.001)
 
     assert len(shippers._streams) <= 11

@@ -147,8 +147,8 @@ async def test_a_follower_whose_key_is_taken_out_while_it_waits_gets_no_page(
         encode(
             Failed(
                 code="denied",
-                message="this key is not authorised any more",
-                hint="ask an admin for another one",
+                message="this key is no longer authorised",
+                hint="ask an admin for a new key",
             )
         )
     ]
@@ -165,7 +165,7 @@ async def test_a_wait_that_is_no_number_is_refused_by_name(tmp_path: Path) -> No
 
     refusal = Failed(
         code="bad_field",
-        message="wait_s: nan is no time",
+        message="wait_s: nan is not a duration",
         hint="give seconds, 0 or more",
         field="wait_s",
     )
@@ -237,7 +237,7 @@ async def test_followers_of_one_user_keep_no_other_from_a_page(tmp_path: Path) -
         while "ann" not in followers.answered:
             await asyncio.sleep(0)
 
-    assert len(made._under_way) <= POLLS + UNDER_WAY
-    for task in made._under_way:
+    assert len(made._tasks) <= POLLS + UNDER_WAY
+    for task in made._tasks:
         task.cancel()
-    await asyncio.gather(*made._under_way, return_exceptions=True)
+    await asyncio.gather(*made._tasks, return_exceptions=True)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.service.log_store import LENGTH, LogStore, Who
+from controlplane.service.log_store import LENGTH, LogStore, WorkerKey
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank, Version
 from schemas.wire.feed import LOG, SAMPLES, LogPiece
@@ -29,7 +29,7 @@ def midday() -> float:
     return 12.0
 
 
-def piece(data: bytes, offset: int = 0, who: Who = R0, time: float = 12.0) -> LogPiece:
+def piece(data: bytes, offset: int = 0, who: WorkerKey = R0, time: float = 12.0) -> LogPiece:
     version, rank = who
     return LogPiece(version=Version(version), rank=Rank(rank), offset=offset, data=data, time=time)
 
@@ -495,7 +495,9 @@ def inside(store: LogStore) -> int:
 
 
 @st.composite
-def deliveries(draw: st.DrawFn) -> tuple[dict[Who, bytes], list[tuple[Who, int, bytes]], list[int]]:
+def deliveries(
+    draw: st.DrawFn,
+) -> tuple[dict[WorkerKey, bytes], list[tuple[WorkerKey, int, bytes]], list[int]]:
     """Output of a few workers, cut into chunks of which some come again, and reopenings."""
     written = draw(
         st.dictionaries(st.sampled_from([R0, R1, V2]), st.binary(max_size=60), min_size=1)
@@ -517,7 +519,7 @@ def deliveries(draw: st.DrawFn) -> tuple[dict[Who, bytes], list[tuple[Who, int, 
 @given(delivery=deliveries(), page=st.integers(1, 40))
 def test_any_split_into_chunks_with_repetitions_reads_back_identical(
     tmp_path_factory: pytest.TempPathFactory,
-    delivery: tuple[dict[Who, bytes], list[tuple[Who, int, bytes]], list[int]],
+    delivery: tuple[dict[WorkerKey, bytes], list[tuple[WorkerKey, int, bytes]], list[int]],
     page: int,
 ) -> None:
     written, chunks, reopened_at = delivery
@@ -528,7 +530,7 @@ def test_any_split_into_chunks_with_repetitions_reads_back_identical(
             store = LogStore(folder, MUCH, midday)
         store.append(A, LOG, who, offset, data)
 
-    read: defaultdict[Who, bytes] = defaultdict(bytes)
+    read: defaultdict[WorkerKey, bytes] = defaultdict(bytes)
     cursor = 0
     while True:
         pieces, cursor = store.read(A, LOG, None, cursor, page)

@@ -82,7 +82,7 @@ async def test_three_hundred_idle_and_slow_connections_take_no_thread_and_no_scr
 
     assert answered.endswith(b"page 1\n")
     assert threading.active_count() == threads
-    assert len(house.server._visitors) <= MAX_CONNECTIONS
+    assert len(house.server._connections) <= MAX_CONNECTIONS
 
 
 async def test_many_connections_of_one_host_give_way_and_not_that_of_another(house: House) -> None:
@@ -97,14 +97,14 @@ async def test_many_connections_of_one_host_give_way_and_not_that_of_another(hou
 
 
 async def test_who_says_nothing_is_cut_off(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "REQUEST_S", 0.01)
+    monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", 0.01)
 
     assert await house.ask(b"") == b""
     assert await house.ask(GET[:-2]) == b""
 
 
 async def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "REPLY_S", 0.01)
+    monkeypatch.setattr(metrics, "REPLY_TIMEOUT_S", 0.01)
     house = House()
     house.server = MetricsServer(lambda _: (bytes(16 << 20), "text/plain"))
     async with house.server.served("127.0.0.1", house.port):
@@ -143,7 +143,7 @@ async def test_a_page_is_handed_out_again_for_a_while(
 ) -> None:
     first = await house.ask(GET)
     again = await house.ask(GET)
-    monkeypatch.setattr(metrics, "PAGE_S", -1.0)
+    monkeypatch.setattr(metrics, "PAGE_REUSE_S", -1.0)
 
     assert again == first
     assert (await house.ask(GET)).endswith(b"page 2\n")

@@ -107,7 +107,7 @@ class Service:
         frames, key = ((route or node).encode(), encode(message)), node.encode()
         if key not in self.taken_out:
             self.keys.setdefault(key, Identity("node", node))
-        self.sessions._received(Incoming(frames, self.keys.get(key), key, self.keys))
+        self.sessions._receive_message(Incoming(frames, self.keys.get(key), key, self.keys))
 
     def take_out(self, node: NodeId) -> None:
         """A reload without the node's key."""
@@ -295,8 +295,8 @@ async def test_a_hello_of_a_former_life_is_refused_with_the_reason() -> None:
             "the former one",
             Refused(
                 code="stale_boot",
-                message="n1 lives on as boot-2: boot-1 is a former life",
-                hint="end this agent, or give it a name and a key of its own",
+                message="boot boot-1 of n1 was replaced by boot-2",
+                hint="stop this agent, or give it its own name and key",
             ),
         )
     ]
@@ -353,8 +353,8 @@ async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello()
 
 DENIED = Refused(
     code="denied",
-    message="this key is not authorised any more",
-    hint="ask an admin for another one",
+    message="this key is no longer authorised",
+    hint="ask an admin for a new key",
 )
 
 
@@ -427,7 +427,7 @@ async def silent(controller: Controller, seconds: float) -> list[str]:
     service.sessions._sessions[N2].last_heard = Seconds(now - seconds)
     service.commit_loop.taken.clear()
     for name in (N1, N2):
-        service.sessions._note_silence(name, service.sessions._sessions[name], now)
+        service.sessions._check_silence(name, service.sessions._sessions[name], now)
     return [type(event).__name__ for event in service.commit_loop.taken]
 
 
@@ -477,7 +477,7 @@ async def test_a_new_controller_gives_each_node_its_time_from_its_own_beginning_
     judged = {}
     for after in (1.0, 29.0, 31.0):
         service.commit_loop.taken.clear()
-        service.sessions._note_silence(N1, session, Seconds(now + after))
+        service.sessions._check_silence(N1, session, Seconds(now + after))
         judged[after] = [type(event).__name__ for event in service.commit_loop.taken]
 
     assert judged == {1.0: [], 29.0: ["NodeSuspected"], 31.0: ["NodeLost"]}
@@ -497,7 +497,7 @@ async def test_a_node_that_greets_for_the_first_time_is_not_silent_while_that_is
     service.hear(hello())
 
     session = service.sessions._sessions[N1]
-    service.sessions._note_silence(N1, session, service.sessions._now())
+    service.sessions._check_silence(N1, session, service.sessions._now())
 
     assert [type(event) for event in service.commit_loop.taken] == [NodeGreeted]
 

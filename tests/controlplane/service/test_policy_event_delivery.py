@@ -125,7 +125,13 @@ def test_usage_that_makes_no_sense_is_dropped_with_one_line_for_each_job(service
 
     said = "cpu_cores -2 is not 0 to 65536; sent_bytes_per_s 1e+300 is not 0 to 1e+13"
     assert lines == [
-        {"log_level": "warning", "event": "figures dropped", "job": A, "rank": 0, "reason": said}
+        {
+            "log_level": "warning",
+            "event": "implausible telemetry dropped",
+            "job": A,
+            "rank": 0,
+            "reason": said,
+        }
     ]
     assert service.heard == [StepsSeen, StepsSeen]
 
@@ -141,7 +147,9 @@ def test_pass_times_that_make_no_sense_are_dropped_with_what_is_wrong_with_them(
             service.observer.steps_reported(report)
 
     said = "cpu_cores -2 is not 0 to 65536; sync_s 2 is not 0 to pass_s 1"
-    assert [(line["event"], line["reason"]) for line in lines] == [("figures dropped", said)]
+    assert [(line["event"], line["reason"]) for line in lines] == [
+        ("implausible telemetry dropped", said)
+    ]
 
 
 def test_of_a_job_that_nobody_submitted_nothing_is_kept(service: Service) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from controlplane.client.client import Client
 from controlplane.service.api import views
-from controlplane.service.api.server import _fitting
+from controlplane.service.api.server import _encode_reply
 from controlplane.service.api.views import page_of
 from schemas.codec import encode
 from schemas.errors import BadFieldError, TooLargeError
@@ -172,7 +172,7 @@ def test_a_wait_that_is_no_number_is_refused_by_name(kind: type, tmp_path: Path)
     what = {"from_seq": 10_000} if kind is ReadEvents else {"job": A}
 
     async def work(service: LiveService, _: Connected) -> None:
-        with pytest.raises(BadFieldError, match=r"wait_s: nan is no time") as refused:
+        with pytest.raises(BadFieldError, match=r"wait_s: nan is not a duration") as refused:
             await service.ask(kind(wait_s=math.nan, **what))
         assert (refused.value.field, refused.value.hint) == ("wait_s", "give seconds, 0 or more")
 
@@ -221,7 +221,7 @@ def test_a_reply_that_no_message_has_room_for_is_refused_and_nobody_is_cut_off(
     async def work(service: LiveService, _: Connected) -> None:
         detail = await service.ask(GetJob(job=A))
         large = msgspec.structs.replace(detail, notes=("x" * (5 << 20),))
-        with pytest.raises(TooLargeError, match=r"JobDetail has .* bytes, a message at most"):
-            _fitting(large)
+        with pytest.raises(TooLargeError, match=r"JobDetail of .* bytes exceeds"):
+            _encode_reply(large)
 
     run(tmp_path, work)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from controlplane.client.archive import digest_of, pack
-from controlplane.service.api.views import HIDDEN, SOMEBODY, hide_names
+from controlplane.service.api.views import HIDDEN, OTHER_JOB, hide_names
 from schemas.errors import BadFieldError, UnknownJobError
 from schemas.ids import JobId
 from schemas.transport import Identity
@@ -35,7 +35,7 @@ BOB: Final = Identity("user", "bob")
 MATE: Final = Identity("user", "bob", ("ann",))
 ADMIN: Final = Identity("admin", "root")
 OPERATOR: Final = Identity("operator", "olga")
-WATCHER: Final = Identity("viewer", "wall")
+VIEWER_OF_ALL: Final = Identity("viewer", "wall")
 SECRET: Final = {"TOKEN": "hunter2", "MODE": "fast"}
 
 
@@ -79,7 +79,7 @@ async def test_a_foreign_job_is_unknown_at_once(service: LiveService, request_: 
         (MATE, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
         (ADMIN, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
         (OPERATOR, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
-        (WATCHER, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
+        (VIEWER_OF_ALL, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
     ],
     ids=["owner", "project", "admin", "operator", "viewer of all"],
 )
@@ -132,7 +132,7 @@ async def test_a_wait_for_events_lasts_until_there_is_one_that_may_be_seen(
 async def test_names_of_foreign_jobs_are_hidden_in_reasons() -> None:
     told = hide_names("gives 2 slots to a-1, b-2 (on n1-0); a-1.v3.r0 leaves", {"a-1"}.__contains__)
 
-    assert told == f"gives 2 slots to {SOMEBODY}, b-2 (on n1-0); {SOMEBODY}.v3.r0 leaves"
+    assert told == f"gives 2 slots to {OTHER_JOB}, b-2 (on n1-0); {OTHER_JOB}.v3.r0 leaves"
 
 
 async def test_a_key_of_a_request_is_its_users_alone(service: LiveService, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.model.job import JobOwner
-from controlplane.service.rights import REQUESTS, granted_topics, permit, sees_all, topics_of
+from controlplane.service.api.server import RequestServer
+from controlplane.service.log_relay import FOLLOWER_RIGHTS
+from controlplane.service.rights import granted_topics, permit, sees_all, topics_of
 from schemas.codec import READ_LOG, REQUEST
 from schemas.errors import DeniedError, UnknownJobError
 from schemas.transport import Identity
@@ -68,6 +70,13 @@ WITHOUT: Final = {
     "node": {FREE: "-", OWN: "-", DRAINS: "-", KEYS: "-"},
 }
 SIGNS: Final = {"+": DONE, "-": DENIED, "?": UNKNOWN}
+NONE: Final[Any] = None
+ROUTES: Final = RequestServer(
+    commit_loop=NONE, plans=NONE, socket=NONE, feed=NONE, snapshots=NONE, telemetry=NONE,
+    audit=NONE, policy="fifo", cluster_info=NONE, search_info=NONE, owners=NONE, limits=NONE,
+    keys=NONE,
+).routes  # fmt: skip
+RIGHT_OF: Final = {kind: route.right for kind, route in ROUTES.items()} | {**FOLLOWER_RIGHTS}
 MESSAGES: Final = {type(example): example for example in EXAMPLES.values()}
 CASES: Final = [
     (role, kind, job, SIGNS[sign])
@@ -85,7 +94,7 @@ CASES: Final = [
 
 def outcome(who: Identity, kind: type[Any], job: JobOwner | None) -> str:
     try:
-        permit(who, MESSAGES[kind], job)
+        permit(who, RIGHT_OF[kind], MESSAGES[kind], job)
     except DeniedError:
         return DENIED
     except UnknownJobError:
@@ -96,7 +105,7 @@ def outcome(who: Identity, kind: type[Any], job: JobOwner | None) -> str:
 def test_no_request_is_without_a_rule() -> None:
     kinds = {*REQUEST.kinds, *READ_LOG.kinds}
 
-    assert set(REQUESTS) == kinds
+    assert set(RIGHT_OF) == kinds
     for role in WHO:
         assert {kind for name, kind, _, _ in CASES if name == role} == kinds
 
@@ -113,7 +122,7 @@ def test_each_role_may_do_what_the_table_says_and_nothing_else(role: str) -> Non
 def test_a_job_that_one_may_not_know_of_is_refused_as_one_that_is_not_there() -> None:
     def said(job: JobOwner | None, kind: type[Any]) -> tuple[str, ...]:
         with pytest.raises((UnknownJobError, DeniedError)) as refused:
-            permit(WHO["user"], MESSAGES[kind], job)
+            permit(WHO["user"], RIGHT_OF[kind], MESSAGES[kind], job)
         error = refused.value
         return type(error).__name__, error.message, error.hint, error.field
 

@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, Plan, Reason, SearchStats
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
-    HEAD,
-    MAX_FRAME,
+    HEADER,
+    MAX_FRAME_BYTES,
     TO_SEARCH,
-    Answer,
-    Ask,
-    Batches,
-    Begin,
+    BatchesChosen,
     Converged,
-    Frames,
+    EventObserved,
+    FrameDecoder,
     FromSearch,
-    Observed,
+    FullView,
+    PlanFound,
     Ready,
+    RequestPlan,
+    StartSearch,
     ToSearch,
     ViewDelta,
-    WholeView,
     apply_delta,
-    frame,
+    encode_frame,
     view_delta,
 )
 from schemas.ids import JobId, Seconds, SlotId
@@ -43,16 +43,16 @@ SEEN = EpochSeen(
 STATS = SearchStats(generations=3, best_fitness=1.5, diversity=0.25)
 PLAN = Plan(based_on=3, local_batch={A: {S0: 64}}, reasons={A: Reason("start", "starts", {"x": 1})})
 TO: tuple[ToSearch, ...] = (
-    Begin(policy="ones", options={"seed": 1}, seed=1, history=[(Seconds(1.0), SEEN)]),
-    WholeView(view=VIEW),
+    StartSearch(policy="ones", options={"seed": 1}, seed=1, history=[(Seconds(1.0), SEEN)]),
+    FullView(view=VIEW),
     ViewDelta(version=4, slots={S0: slot_view(S0)}, jobs={A: job_view(A)}, removed=[B]),
-    Observed(event=SEEN, at=Seconds(2.0)),
-    Ask(number=1, now=Seconds(2.5)),
+    EventObserved(event=SEEN, at=Seconds(2.0)),
+    RequestPlan(number=1, now=Seconds(2.5)),
 )
 FROM: tuple[FromSearch, ...] = (
     Ready(),
-    Answer(number=1, plan=PLAN, stats=STATS),
-    Batches(plan=PLAN),
+    PlanFound(number=1, plan=PLAN, stats=STATS),
+    BatchesChosen(plan=PLAN),
     Converged(stats=STATS),
 )
 
@@ -106,7 +106,7 @@ def test_a_slot_that_is_of_another_model_by_now_is_different() -> None:
     assert delta == ViewDelta(
         version=4, slots={T0: slot_view(T0, model="B200")}, jobs={}, removed=[]
     )
-    (body,) = Frames().feed(frame(delta))
+    (body,) = FrameDecoder().feed(encode_frame(delta))
     assert TO_SEARCH.decode(body) == delta
     assert apply_delta(before, delta) == after
 
@@ -143,19 +143,25 @@ def test_other_slots_want_the_whole_view(slots: tuple[SlotId, ...]) -> None:
 
 @pytest.mark.parametrize("message", TO, ids=lambda m: type(m).__name__)
 def test_what_the_controller_says_is_understood(message: ToSearch) -> None:
-    assert [TO_SEARCH.decode(body) for body in Frames().feed(frame(message))] == [message]
+    assert [TO_SEARCH.decode(body) for body in FrameDecoder().feed(encode_frame(message))] == [
+        message
+    ]
 
 
 @pytest.mark.parametrize("message", FROM, ids=lambda m: type(m).__name__)
 def test_what_the_search_says_is_understood(message: FromSearch) -> None:
-    assert [FROM_SEARCH.decode(body) for body in Frames().feed(frame(message))] == [message]
+    assert [FROM_SEARCH.decode(body) for body in FrameDecoder().feed(encode_frame(message))] == [
+        message
+    ]
 
 
-@given(cuts=st.lists(st.integers(0, sum(len(frame(message)) for message in TO)), max_size=12))
+@given(
+    cuts=st.lists(st.integers(0, sum(len(encode_frame(message)) for message in TO)), max_size=12)
+)
 def test_messages_come_whole_and_in_order_however_they_are_cut(cuts: list[int]) -> None:
-    stream = b"".join(map(frame, TO))
+    stream = b"".join(map(encode_frame, TO))
     ends = [0, *sorted(cuts), len(stream)]
-    frames = Frames()
+    frames = FrameDecoder()
 
     bodies = [
         body for begin, end in itertools.pairwise(ends) for body in frames.feed(stream[begin:end])
@@ -165,14 +171,14 @@ def test_messages_come_whole_and_in_order_however_they_are_cut(cuts: list[int]) 
 
 
 def test_a_message_that_is_not_complete_is_not_given_out() -> None:
-    frames = Frames()
-    data = frame(TO[1])
+    frames = FrameDecoder()
+    data = encode_frame(TO[1])
 
     assert list(frames.feed(data[:-1])) == []
     assert [TO_SEARCH.decode(body) for body in frames.feed(data[-1:])] == [TO[1]]
 
 
 def test_a_frame_of_absurd_size_is_refused_before_it_is_read() -> None:
-    with pytest.raises(ValueError, match=f"a frame of {MAX_FRAME + 1} bytes"):
-        list(Frames().feed(HEAD.pack(MAX_FRAME + 1)))
-    assert list(Frames().feed(HEAD.pack(MAX_FRAME))) == []
+    with pytest.raises(ValueError, match=f"frame of {MAX_FRAME_BYTES + 1} bytes exceeds"):
+        list(FrameDecoder().feed(HEADER.pack(MAX_FRAME_BYTES + 1)))
+    assert list(FrameDecoder().feed(HEADER.pack(MAX_FRAME_BYTES))) == []

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from controlplane.policy.api import ClusterView, Plan, PolicyEvent, SearchStats
-from controlplane.service.planner.search_messages import Batches
+from controlplane.service.planner.search_messages import BatchesChosen
 from controlplane.service.planner.search_planner import SearchPlanner
 from schemas.ids import JobId, Seconds
 from tests.support.builders import S0, A, B, job_view
@@ -43,8 +43,8 @@ class Board:
     def view_now(self) -> tuple[ClusterView, Seconds]:
         return self.view, Seconds(100.0)
 
-    def propose(self, plan: Plan, stats: SearchStats | None, /, *, whole: bool = True) -> None:
-        if whole:
+    def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
+        if complete:
             self.plans.append((plan, stats))
         else:
             self.batches.append(plan)
@@ -96,7 +96,7 @@ async def test_a_question_is_answered_by_the_process() -> None:
 async def test_before_it_is_there_free_slots_are_filled() -> None:
     board = Board(1, A)
 
-    board.planner.ask()
+    board.planner.request_plan()
 
     (plan, stats) = board.plans[0]
     assert (plan.reasons[A].code, stats) == ("fill", None)
@@ -121,10 +121,10 @@ async def test_a_process_that_dies_is_replaced_and_meanwhile_free_slots_are_fill
 async def test_what_happens_until_an_answer_comes_is_asked_about_then() -> None:
     async with searching(2, A) as board:
         os.kill(board.pid, signal.SIGSTOP)
-        board.planner.ask()
+        board.planner.request_plan()
         board.arrive(A, B)
-        board.planner.ask()
-        asked = len(board.planner._asked)
+        board.planner.request_plan()
+        asked = len(board.planner._unanswered)
         os.kill(board.pid, signal.SIGCONT)
 
         newest = board.view.version
@@ -140,7 +140,7 @@ async def test_a_process_that_is_silent_for_a_second_leaves_no_slot_idle() -> No
         board.plans.clear()
         board.arrive(A, B)
 
-        board.planner.ask()
+        board.planner.request_plan()
 
         filled = await board.until(lambda _, stats: stats is None)
         assert {*filled.local_batch} == {A, B}
@@ -151,6 +151,6 @@ async def test_a_process_that_is_silent_for_a_second_leaves_no_slot_idle() -> No
 async def test_a_choice_of_batches_says_nothing_of_jobs_that_it_does_not_name() -> None:
     board, plan = Board(2, A, B), Plan(based_on=1, local_batch={A: {S0: 128}})
 
-    board.planner._receive(Batches(plan=plan))
+    board.planner._receive(BatchesChosen(plan=plan))
 
     assert (board.batches, board.plans) == ([plan], [])

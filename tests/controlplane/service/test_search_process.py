@@ -11,16 +11,16 @@ from controlplane.policy.api import ClusterView, StepsSeen
 from controlplane.policy.registry import make
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
-    Answer,
-    Ask,
-    Batches,
+    BatchesChosen,
     Converged,
-    Frames,
+    EventObserved,
+    FrameDecoder,
     FromSearch,
-    Observed,
+    FullView,
+    PlanFound,
+    RequestPlan,
     ToSearch,
-    WholeView,
-    frame,
+    encode_frame,
 )
 from controlplane.service.planner.search_process import SearchProcess
 from schemas.ids import JobId, Seconds
@@ -38,13 +38,13 @@ class Search:
     def __init__(self, **options: object) -> None:
         self._source, self._to = os.pipe()
         self._from, self._sink = os.pipe()
-        self._frames, self._said = Frames(), list[FromSearch]()
+        self._frames, self._said = FrameDecoder(), list[FromSearch]()
         process = SearchProcess(make("ones", options), 0, self._source, self._sink)
         self._thread = threading.Thread(target=process.run)
         self._thread.start()
 
     def tell(self, *messages: ToSearch) -> None:
-        os.write(self._to, b"".join(frame(message) for message in messages))
+        os.write(self._to, b"".join(encode_frame(message) for message in messages))
 
     def next(self) -> FromSearch:
         while not self._said:
@@ -68,7 +68,7 @@ def at_rest(view: ClusterView, **options: object) -> Iterator[Search]:
     """A search without chance that was asked about a cluster and has nothing more to find."""
     search = Search(search="greedy", **options)
     try:
-        search.tell(WholeView(view=view), Ask(number=1, now=NOW))
+        search.tell(FullView(view=view), RequestPlan(number=1, now=NOW))
         search.until_it_rests()
         yield search
     finally:
@@ -84,13 +84,13 @@ def two_that_train() -> ClusterView:
     return view_of(row_of(2), *jobs)
 
 
-def telemetry(job: JobId) -> Observed:
+def telemetry(job: JobId) -> EventObserved:
     """Ten steps with a batch of 64."""
     steps = StepsSeen(
         job=job, family="f", group=1, slots=1, nodes=1, global_batch=64, step=10,
         samples_done=640, samples_per_s=640.0, noise_scale=LOUD, group_steps=10,
     )  # fmt: skip
-    return Observed(event=steps, at=NOW)
+    return EventObserved(event=steps, at=NOW)
 
 
 def test_telemetry_alone_gets_a_job_another_batch_before_a_whole_plan_is_read() -> None:
@@ -100,10 +100,10 @@ def test_telemetry_alone_gets_a_job_another_batch_before_a_whole_plan_is_read() 
 
         first, then = search.next(), search.next()
 
-    assert isinstance(first, Batches)
+    assert isinstance(first, BatchesChosen)
     assert first.plan.local_batch == {A: {S0: 128}}
     assert first.plan.reasons[A].code == "batch"
-    assert isinstance(then, Answer)
+    assert isinstance(then, PlanFound)
     assert then.plan.local_batch == {A: {S0: 128}, B: {S1: 64}}
 
 
@@ -113,17 +113,17 @@ def test_jobs_that_tell_something_at_one_time_are_chosen_for_together() -> None:
 
         found = search.next()
 
-    assert isinstance(found, Batches)
+    assert isinstance(found, BatchesChosen)
     assert found.plan.local_batch == {A: {S0: 128}, B: {S1: 128}}
 
 
 def test_a_question_is_answered_with_batches_and_nothing_is_said_twice() -> None:
     with at_rest(two_that_train()) as search:
-        search.tell(telemetry(A), Ask(number=2, now=NOW))
+        search.tell(telemetry(A), RequestPlan(number=2, now=NOW))
 
         first, then = search.next(), search.next()
 
-    assert isinstance(first, Answer)
+    assert isinstance(first, PlanFound)
     assert (first.number, first.plan.local_batch[A]) == (2, {S0: 128})
     assert isinstance(then, Converged)
 
@@ -133,4 +133,4 @@ def test_before_there_is_anything_to_look_at_telemetry_wakes_nobody() -> None:
 
     process._receive(telemetry(A))
 
-    assert process._wait_s() is None
+    assert process._timeout_s() is None

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controlplane.core.history import SweepHistory, TrialHistory
-from controlplane.service.api.changes import changed, checked_change, known_change
+from controlplane.service.api.changes import change_input, change_reply, earlier_change
 from controlplane.service.api.replies import job_summary
 from controlplane.service.api.sweep_replies import MAX_ROW_BYTES, ledger, sweep_detail, trial_info
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -128,7 +128,7 @@ def test_a_change_that_cannot_be_is_refused_with_its_field(
     cluster, name = running(space=SPACE)
 
     with pytest.raises(OnesError) as refused:
-        checked_change(cluster.job(name), ChangeSweep(job=name, **wanted), "ann")
+        change_input(cluster.job(name), ChangeSweep(job=name, **wanted), "ann")
 
     assert refused.value.message == what
     assert refused.value.field
@@ -143,7 +143,7 @@ def test_a_trial_that_is_through_is_no_parent() -> None:
     add = ChangeSweep(job=name, change="add", parent=through[0])
 
     with pytest.raises(OnesError, match="has trained all 2 epochs") as refused:
-        checked_change(cluster.job(name), add, "ann")
+        change_input(cluster.job(name), add, "ann")
 
     assert refused.value.field == "parent"
 
@@ -152,17 +152,17 @@ def test_an_ordinary_job_is_no_sweep() -> None:
     cluster = SweepCluster(n1=1)
     name = cluster.submit()
 
-    with pytest.raises(OnesError, match="is no sweep"):
-        known_change(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
+    with pytest.raises(OnesError, match="is not a sweep"):
+        earlier_change(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
 
 
 def test_a_change_that_was_done_is_answered_again() -> None:
     cluster, name = running(space={"layers": integer(1, 4)})
     request = ChangeSweep(job=name, change="add", values={"layers": 9}, key="k")
 
-    cluster.take(checked_change(cluster.job(name), request, "ann"))
+    cluster.take(change_input(cluster.job(name), request, "ann"))
 
-    again = known_change(cluster.job(name), request, "ann")
+    again = earlier_change(cluster.job(name), request, "ann")
     assert again == 3
-    assert changed(cluster.job(name), cluster.sweep(name), again).state == "waiting"
-    assert known_change(cluster.job(name), request, "bob") is None
+    assert change_reply(cluster.job(name), cluster.sweep(name), again).state == "waiting"
+    assert earlier_change(cluster.job(name), request, "bob") is None

@@ -16,7 +16,7 @@ import pytest
 
 from controlplane.client.archive import digest_of, pack
 from controlplane.service import uploads
-from controlplane.service.file_keeper import seen_in
+from controlplane.service.file_keeper import files_in
 from controlplane.service.uploads import SnapshotStore
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.host.archives import ArchiveBounds
@@ -111,7 +111,9 @@ async def test_only_a_sha256_is_a_digest(store: SnapshotStore, digest: str) -> N
 async def test_an_archive_that_is_too_large_is_refused_before_a_byte_is_stored(
     store: SnapshotStore, tmp_path: Path
 ) -> None:
-    with pytest.raises(TooLargeError, match=r"packs to 5000 bytes, the bound is 4096; leave data"):
+    with pytest.raises(
+        TooLargeError, match=r"directory has 5000 bytes, the limit is 4096; exclude data"
+    ):
         await store.put(WHO, DIGEST, 0, DATA, 5000)
     assert names(tmp_path / "snapshots") == set()
 
@@ -187,8 +189,8 @@ async def test_uploads_that_one_user_does_not_end_stay_within_a_bound_and_others
             await store.put(WHO, digest, 0, data[:900], 1000)
 
     assert (refused.value.message, refused.value.hint) == (
-        "your unfinished uploads take 1800 bytes, with this one more than 2500",
-        "let the others end, or wait a minute",
+        "your unfinished uploads have 1800 bytes, with this one more than 2500",
+        "finish the others, or wait a minute",
     )
     assert await store.put(OTHER, digest, 0, data, 1000) == 1000
     data, digest = other(0)
@@ -223,7 +225,7 @@ async def test_parts_that_grow_together_stay_within_the_bound_as_well(tmp_path: 
             taken += await store.put(WHO, digest, 100, data[100:900], 1000) - 100
 
     assert 1000 + taken <= 2500
-    assert sum(file.size for file in seen_in(tmp_path)) <= 2500
+    assert sum(file.size for file in files_in(tmp_path)) <= 2500
 
 
 async def sent(store: SnapshotStore, who: str, number: int, *, at: float = 0.0) -> str:
@@ -268,10 +270,10 @@ async def test_a_user_whose_jobs_need_all_that_he_may_have_is_refused_and_anothe
 
     assert (refused.value.message, refused.value.hint, refused.value.field) == (
         (
-            "your working directories of live jobs and of the last minute take 2000 bytes, "
-            "with this one more than 2500"
+            "your working directories of live jobs and of the last minute have 2000 bytes; "
+            "with this one they would exceed 2500"
         ),
-        "let jobs end, leave data out of it (.onesignore), or have limits.archive_bytes raised",
+        "wait until jobs end, exclude data (.onesignore), or have limits.archive_bytes raised",
         "limits.archive_bytes",
     )
     theirs = await sent(quota, OTHER, 3)

@@ -34,7 +34,7 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.replay import replay
 from controlplane.policy.registry import make
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.planner.plan_coordinator import PlanExchange, PolicyObserver
+from controlplane.service.planner.plan_coordinator import PlanCoordinator, PolicyObserver
 from controlplane.service.planner.planner import InlinePlanner
 from controlplane.service.worker_telemetry import TelemetryTable
 from controlplane.sim.cluster import NodeGroup
@@ -118,7 +118,7 @@ class Live(CommitLoop):
         self._exact: Seconds | None = None
         self._written = asyncio.Event()
         super().__init__(journal, self._do, self._learn)
-        self.plans = PlanExchange(self, loop.time)  # planning takes no virtual time
+        self.plans = PlanCoordinator(self, loop.time)  # planning takes no virtual time
         self.observer: PolicyObserver | None = None
         if policy:
             planner = InlinePlanner(make(policy), self.plans.view_now, self.plans.propose)
@@ -153,7 +153,7 @@ class Live(CommitLoop):
         self._exact = Seconds(when)
         for event in events:
             self.handle(event)
-        while self.virtual.writing or self.plans.asking:
+        while self.virtual.writing or self.plans.plan_requested:
             self._written.clear()
             if self.virtual.writing:  # by a thread, which a loop that turns would hold up
                 await self._written.wait()
@@ -169,7 +169,7 @@ class Live(CommitLoop):
         if isinstance(command, SendDelta):
             self.orders.append(command)
         if isinstance(command, AskForPlan):
-            self.plans.request()
+            self.plans.request_plan()
 
     def _learn(self, record: Record) -> None:
         if self.observer is not None:

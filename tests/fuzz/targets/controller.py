@@ -48,9 +48,7 @@ WHO: Final = (
     Identity("user", "ann"), Identity("node", "n1"), Identity("admin", "root"), Identity("node", "n2"),
     Identity("user", "bob"), Identity("viewer", "vic"), Identity("operator", "otto"),
 )  # fmt: skip
-FAULTS: Final = frozenset(
-    {"request failed", "message dropped", "input skipped", "an effect failed"}
-)
+FAULTS: Final = frozenset({"request failed", "message dropped", "input skipped", "command failed"})
 STEPS: Final = 24
 TURNS: Final = 20  # of the loop, in which an answer has to come
 KNOWN: Final[Known] = {

@@ -15,7 +15,7 @@ from controlplane.service.api.fair_queue import (
     SENT_TOKEN_BYTES,
     TOKEN_BYTES,
     UNDER_WAY,
-    RequestShares,
+    FairQueue,
 )
 from schemas.errors import UnavailableError
 from tests.support.loop_clock import Clock
@@ -24,7 +24,7 @@ PER_S = 10.0
 BURST = int(PER_S * BURST_S)
 
 
-class Shares(RequestShares[str]):
+class Shares(FairQueue[str]):
     def __init__(self) -> None:
         self.clock, self.begun = Clock(), list[str]()
         super().__init__(
@@ -137,7 +137,7 @@ def test_what_waits_is_bounded_and_the_refusal_says_so(size: int) -> None:
     taken = shares.flood("bob", QUEUED + 50, size)
 
     assert taken == min(QUEUED, QUEUED_BYTES // size)
-    with pytest.raises(UnavailableError, match=f"{taken} of your requests wait already"):
+    with pytest.raises(UnavailableError, match=f"{taken} of your requests are already queued"):
         shares.put("bob", "bob", size)
     shares.put("ann", "ann", size)
 
@@ -191,7 +191,7 @@ def test_those_of_one_user_who_wait_are_bounded_and_others_wait(
     shares = Shares()
 
     with shares.waits("bob", 30.0), shares.waits("bob", 30.0):
-        with pytest.raises(UnavailableError, match="2 of your requests wait for something"):
+        with pytest.raises(UnavailableError, match="2 of your requests are waiting"):
             shares.waits("bob", 30.0).__enter__()
         with shares.waits("bob", 0.0), shares.waits("ann", 30.0):
             pass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.service.api.server import LoopTime
+from controlplane.service.api.server import LoopUsage
 from schemas.wire.client import CheckJob, ListJobs
 from tests.support.builders import job_spec
 from tests.support.live_service import ANN, LiveService
@@ -24,7 +24,7 @@ class Clock:
 
 async def test_only_what_it_does_itself_is_counted() -> None:
     clock, waits = Clock(), asyncio.Event()
-    took = LoopTime(clock)
+    usage = LoopUsage(clock)
 
     async def work() -> str:
         clock.now += 1.0
@@ -36,14 +36,14 @@ async def test_only_what_it_does_itself_is_counted() -> None:
         clock.now += 100.0
         waits.set()
 
-    done, _ = await asyncio.gather(took.of(work()), others())
+    done, _ = await asyncio.gather(usage.measure(work()), others())
 
-    assert (done, took.busy_s) == ("done", 3.0)
+    assert (done, usage.busy_s) == ("done", 3.0)
 
 
 async def test_an_error_comes_through_and_its_time_counts() -> None:
     clock = Clock()
-    took = LoopTime(clock)
+    usage = LoopUsage(clock)
 
     async def work() -> None:
         await asyncio.sleep(0)
@@ -51,9 +51,9 @@ async def test_an_error_comes_through_and_its_time_counts() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await took.of(work())
+        await usage.measure(work())
 
-    assert took.busy_s == 1.0
+    assert usage.busy_s == 1.0
 
 
 async def test_a_cancellation_reaches_it_and_it_may_still_answer() -> None:
@@ -68,7 +68,7 @@ async def test_a_cancellation_reaches_it_and_it_may_still_answer() -> None:
         return ""
 
     async def asks() -> str:
-        return await LoopTime().of(work())
+        return await LoopUsage().measure(work())
 
     asking = asyncio.create_task(asks())
     await begun.wait()
@@ -79,7 +79,7 @@ async def test_a_cancellation_reaches_it_and_it_may_still_answer() -> None:
 
 async def test_reading_costs_its_time_and_a_check_does_not(tmp_path: Path) -> None:
     service, ticks = LiveService(tmp_path), count()
-    reads, checks = LoopTime(lambda: next(ticks)), LoopTime(lambda: next(ticks))
+    reads, checks = LoopUsage(lambda: next(ticks)), LoopUsage(lambda: next(ticks))
 
     await service.server._dispatch(ListJobs(), ANN, reads)
     await service.server._dispatch(CheckJob(spec=job_spec("a")), ANN, checks)

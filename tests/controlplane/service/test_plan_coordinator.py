@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from controlplane.service.planner.plan_coordinator import OTHERS, PlanExchange
+from controlplane.service.planner.plan_coordinator import COOLDOWN_RATIO, PlanCoordinator
 
 
 class Planner:
@@ -16,7 +16,7 @@ class Planner:
         self.asked: list[float] = []  # of the loop
         self.news = asyncio.Event()
 
-    def ask(self) -> None:
+    def request_plan(self) -> None:
         self.clock += self.took_s
         self.asked.append(asyncio.get_running_loop().time())
         self.news.set()
@@ -27,18 +27,18 @@ class Planner:
         await asyncio.wait_for(self.news.wait(), 60.0)
 
 
-def exchange_with(planner: Planner) -> PlanExchange:
-    exchange = PlanExchange(cast("Any", SimpleNamespace()), clock=lambda: planner.clock)
-    exchange.planner = cast("Any", planner)
-    return exchange
+def coordinator_of(planner: Planner) -> PlanCoordinator:
+    coordinator = PlanCoordinator(cast("Any", SimpleNamespace()), clock=lambda: planner.clock)
+    coordinator.planner = cast("Any", planner)
+    return coordinator
 
 
 async def test_all_that_happens_at_a_moment_is_one_question() -> None:
     planner = Planner(0.001)
-    exchange = exchange_with(planner)
+    coordinator = coordinator_of(planner)
 
     for _ in range(3):
-        exchange.request()
+        coordinator.request_plan()
     await planner.next()
 
     assert len(planner.asked) == 1
@@ -46,10 +46,10 @@ async def test_all_that_happens_at_a_moment_is_one_question() -> None:
 
 async def test_a_planner_that_holds_up_the_loop_is_asked_when_others_had_their_turn() -> None:
     planner = Planner(0.02)
-    exchange = exchange_with(planner)
+    coordinator = coordinator_of(planner)
 
     for _ in range(2):
-        exchange.request()
+        coordinator.request_plan()
         await planner.next()
 
-    assert planner.asked[1] - planner.asked[0] >= OTHERS * 0.02
+    assert planner.asked[1] - planner.asked[0] >= COOLDOWN_RATIO * 0.02
