@@ -1,4 +1,4 @@
-"""Packs a working directory: the same files give the same bytes, whoever packs them when."""
+"""Reproducible archives of working directories: the same files always give the same bytes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from schemas.errors import BadFieldError, TooLargeError
 from schemas.host.archives import USUAL
 
 MAX_BYTES: Final = 512 << 20  # of the archive
-BOUNDS: Final = USUAL  # a cluster may have others, and says so
-NAMED: Final = 3  # of the largest files and folders
+BOUNDS: Final = USUAL  # a cluster with other limits refuses with its own message
+NAMED: Final = 3  # largest files and folders named in an error
 IGNORE_FILE: Final = ".onesignore"
-FETCHED: Final = ".ones-fetched"  # in a folder that `fetch` made
+FETCHED: Final = ".ones-fetched"  # marks a folder that `fetch` created
 IGNORED: Final = (
     ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
     ".ipynb_checkpoints", "*.egg-info", "*.key_secret",
@@ -29,22 +29,19 @@ IGNORED: Final = (
 
 
 def pack(folder: Path) -> bytes:
-    """A gzipped tar of `folder`, without what never belongs into a job.
+    """Return a gzipped tar of `folder`; the same files give the same bytes.
 
-    Left out: version control, caches, virtual environments, folders that `fetch` made, cluster
-    folders with their keys, and what the patterns of `.onesignore` match (one a line, against name
-    or relative path).
+    Omitted are version control, caches, virtual environments, folders made by `fetch`, cluster
+    folders with their keys, and matches of the patterns in `.onesignore` (one per line, for names
+    or relative paths).
 
     Args:
-        folder: the working directory; links to files in it are followed, links to folders and to
-            what is outside refused.
-
-    Returns:
-        The archive's bytes, the same for the same files.
+        folder: links to files inside are followed; links to folders and to anything outside are
+            refused.
 
     Raises:
-        BadFieldError: if `folder` is none or a file cannot be read.
-        TooLargeError: if it packs to more than a cluster takes, or its files are too large.
+        BadFieldError: if `folder` is not a folder or a file cannot be read.
+        TooLargeError: if the files or the archive exceed the limits of a cluster.
     """
     files = survey(folder)
     packed = io.BytesIO()
@@ -60,20 +57,17 @@ def pack(folder: Path) -> bytes:
 
 
 class PackedFile(NamedTuple):
-    """A file that travels with a job."""
+    """File that is uploaded with a job."""
 
     path: str  # relative to the working directory
     size: int  # bytes
 
 
 def survey(folder: Path) -> tuple[PackedFile, ...]:
-    """The files that `pack` takes, without reading them.
-
-    Returns:
-        In the order of the archive.
+    """Return the files that `pack` would take, in the order of the archive, without reading them.
 
     Raises:
-        BadFieldError: if `folder` is none or a file is not there.
+        BadFieldError: if `folder` is not a folder or a file is missing.
         TooLargeError: if the files are too many or too large.
     """
     if not folder.is_dir():
@@ -102,11 +96,7 @@ def _too_large(folder: Path, files: Sequence[PackedFile], what: str) -> TooLarge
 
 
 def digest_of(archive: bytes) -> str:
-    """The name of an archive: its sha256.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """Return the SHA-256 of an archive, 64 hexadecimal digits; it is the archive's name."""
     return hashlib.sha256(archive).hexdigest()
 
 
@@ -136,7 +126,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _bounded(folder: Path) -> Iterator[Path]:
-    """The files that travel, as many and as deep as may be."""
+    """Yield the files to pack; raise TooLargeError beyond the limits of number and depth."""
     for many, path in enumerate(_files(folder, _patterns(folder)), 1):
         relative = path.relative_to(folder)
         if many > BOUNDS.files:
@@ -151,7 +141,7 @@ def _bounded(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_outside(path: Path, folder: Path) -> None:
-    """What a link names outside of the folder is nobody's to send, perhaps a key."""
+    """Refuse a link that leads outside `folder`: its target may be private, for example a key."""
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
         raise BadFieldError(what, f"copy it, or name it in {IGNORE_FILE}", "workdir")
@@ -166,7 +156,7 @@ def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _foreign(folder: Path) -> bool:
-    """Virtual environments, fetched results, and cluster folders, whose keys must not travel."""
+    """True for virtual environments, fetched results, and cluster folders, which contain keys."""
     marks = ("pyvenv.cfg", FETCHED, "controller.toml", "client.toml")
     return any((folder / mark).exists() for mark in marks)
 
@@ -183,10 +173,10 @@ def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors of the file system as one of the job's, which names the file."""
+    """Turn OSError into an error of the field `workdir` that names the file."""
     try:
         yield
     except OSError as error:
         hint = f"correct it or name it in {IGNORE_FILE}"
-        why = error.strerror or error  # tarfile's own have no number
+        why = error.strerror or error  # errors of tarfile have no errno
         raise BadFieldError(f"workdir: {path}: {why}", hint, "workdir") from None

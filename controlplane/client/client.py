@@ -1,4 +1,4 @@
-"""Async client: submit, look, wait, follow, across restarts of the controller."""
+"""Async client: submit, inspect, wait for and follow jobs across restarts of the controller."""
 
 from __future__ import annotations
 
@@ -41,35 +41,33 @@ from schemas.wire.feed import FeedEvent
 
 
 class Client(SweepRequests):
-    """A connection to one cluster; an async context manager.
+    """Connection to one cluster; an async context manager.
 
-    A call raises `UnreachableError` when nothing answers for `timeout` seconds, and the error that
-    the controller names when it refuses (`DeniedError`, `UnknownJobError`, ...). Those that wait or
-    follow (`wait`, `tail`, `events`) bear an absent controller for a minute, and go on when it is
-    back.
+    A call raises `UnreachableError` if no reply arrives within `timeout`, and the error that the
+    controller names if it refuses (`DeniedError`, `UnknownJobError`, ...). Calls that wait or
+    follow (`wait`, `tail`, `events`) tolerate an absent controller for a minute and continue when
+    it returns.
 
     Args:
-        home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds; default: $ONES_TIMEOUT_S, else 10, and 2 at most where nobody listens.
+        home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
+        timeout: seconds; default: $ONES_TIMEOUT_S, else 10. With the last default a call fails
+            after at most 2 s if no process listens at the endpoint.
 
     Raises:
-        SettingsError: if there is no cluster in that folder, or its keys cannot be used.
+        SettingsError: if the folder has no cluster, or its keys cannot be used.
     """
 
     async def submit(self, spec: JobSpec, key: str | None = None, *, project: str = "") -> JobId:
-        """Ship the working directory and submit.
+        """Upload the working directory, submit a job and return its name.
 
         Args:
-            spec: what to run; relative paths are relative to the current directory.
-            key: makes a repetition harmless: the same key gives the same job.
-            project: of the key's: whose members see the job; empty: the first of them.
-
-        Returns:
-            The job's name.
+            spec: relative paths are relative to the current directory.
+            key: idempotency key; the same key returns the same job. None: a new job each time.
+            project: one of the key's projects, whose members see the job; empty: the first one.
 
         Raises:
-            BadFieldError: if a field cannot be accepted; nothing was submitted.
-            TooLargeError: if the working directory packs to more than the cluster takes.
+            BadFieldError: if a field is invalid; no job was submitted.
+            TooLargeError: if the packed working directory exceeds the limits of the cluster.
         """
         accepted = await self.submit_accepted(spec, key, project=project)
         return accepted.job
@@ -82,19 +80,18 @@ class Client(SweepRequests):
         on_sent: Callable[[int, int], None] | None = None,
         project: str = "",
     ) -> JobAccepted:
-        """The same as `submit`, with the state that the job is in and what it lacks for the policy.
+        """Submit as `submit` does; return also the job's state and notes on what the policy lacks.
 
         Args:
-            spec: what to run; relative paths are relative to the current directory.
-            key: makes a repetition harmless: the same key gives the same job. None: a new job each
-                time.
-            on_sent: called in the client's loop as the working directory travels, with the bytes
-                of its archive that the controller has, and all there are.
-            project: of the key's: whose members see the job; empty: the first of them.
+            spec: relative paths are relative to the current directory.
+            key: idempotency key; the same key returns the same job. None: a new job each time.
+            on_sent: called in the client's event loop during the upload with the bytes of the
+                archive that the controller has, and the size of the archive.
+            project: one of the key's projects, whose members see the job; empty: the first one.
 
         Raises:
-            BadFieldError: if a field cannot be accepted; nothing was submitted.
-            TooLargeError: if the working directory packs to more than the cluster takes.
+            BadFieldError: if a field is invalid; no job was submitted.
+            TooLargeError: if the packed working directory exceeds the limits of the cluster.
         """
         spec = checked(spec, Path.cwd())
         archive = await asyncio.to_thread(pack, Path(spec.workdir))
@@ -107,64 +104,56 @@ class Client(SweepRequests):
     async def submit_stored(
         self, spec: JobSpec, snapshot: str, key: str | None = None, *, project: str = ""
     ) -> JobAccepted:
-        """Submit a job whose working directory the cluster has from an earlier one.
+        """Submit a job whose working directory the cluster already stores.
 
         Args:
-            spec: what to run; its `workdir` is only told.
-            snapshot: digest of the archive, as `job` and a sweep's manifest name it.
-            key: makes a repetition harmless: the same key gives the same job.
-            project: of the key's: whose members see the job; empty: the first of them.
+            spec: its `workdir` is informational.
+            snapshot: digest of the archive, as in `job` and in the manifest of a sweep.
+            key: idempotency key; the same key returns the same job. None: a new job each time.
+            project: one of the key's projects, whose members see the job; empty: the first one.
 
         Raises:
-            BadFieldError: if a field cannot be accepted, or (field `snapshot`) it is not there.
+            BadFieldError: if a field is invalid, or (field `snapshot`) the archive is not stored.
         """
         key = key or uuid.uuid4().hex
         request = SubmitJob(spec=spec, snapshot=snapshot, key=key, project=project)
         return await self._call(request, JobAccepted)
 
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
-        """What the cluster would say of a job; nothing is submitted.
+        """Check a job without submitting it.
 
         Returns:
-            What it lacks for the policy that the cluster has, and what it would get instead; empty
-            if it lacks nothing.
+            Notes on what the job lacks for the cluster's policy and which value is used instead.
 
         Raises:
-            BadFieldError: if a field could not be accepted.
+            BadFieldError: if a field is invalid.
         """
         request = CheckJob(spec=checked(spec, Path.cwd()))
         return (await self._call(request, JobChecked)).notes
 
     async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
-        """Summaries, oldest first; with `ended`, of ended jobs too.
-
-        Args:
-            ended: False: only jobs that have not ended.
-        """
+        """Return summaries of jobs, oldest first; ended jobs only if `ended`."""
         return (await self._job_list(ListJobs(ended=ended))).jobs
 
     async def find_jobs(
         self, *, ended: bool = False, states: Sequence[str] = (), user: str = "", name: str = ""
     ) -> Jobs:
-        """Some jobs, oldest first.
+        """Return the jobs that match all filters, oldest first.
 
         Args:
-            ended: ended ones too.
-            states: only those in one of these, ended or not; none: in any.
-            user: only this user's; empty: everybody's.
-            name: of the job file or the job, or a pattern such as `lr-*`; empty: any.
+            ended: include ended jobs.
+            states: only jobs in one of these states, ended or not; empty: any state.
+            user: owner; empty: any.
+            name: name in the job file, name of the job, or a pattern such as `lr-*`; empty: any.
 
         Raises:
-            BadFieldError: if one of `states` is none.
+            BadFieldError: if one of `states` is not a state.
         """
         request = ListJobs(ended=ended, states=tuple(states), user=user, name=name)
         return await self._job_list(request)
 
     async def explain(self, job: str) -> Explanation:
-        """Why a job has the slots and the batch that it has: every decision about it.
-
-        Args:
-            job: its name, as `submit` returned it.
+        """Return every decision about a job's slots and batch, with its reason.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -172,21 +161,18 @@ class Client(SweepRequests):
         return await self._explanation(JobId(job))
 
     async def search(self) -> SearchInfo:
-        """How the scheduler stands."""
+        """Return statistics of the scheduler."""
         return await self._call(GetSearch(), SearchInfo)
 
     async def cancel(self, job: str) -> JobDetail:
-        """End a job; one that has ended stays as it is.
-
-        Args:
-            job: its name, as `submit` returned it.
+        """Cancel a job; an ended job does not change.
 
         Returns:
-            The job as it stands then; an end that is under way may not show yet.
+            The job after the request; the cancellation may not show in it yet.
 
         Raises:
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
+            DeniedError: if the job belongs to another user.
         """
         return await self._detail(CancelJob(job=JobId(job)), JobId(job))
 
@@ -197,97 +183,95 @@ class Client(SweepRequests):
         batch: int | None = None,
         on: Sequence[str] = (),
     ) -> JobDetail:
-        """Override the policy for one job: it is followed as soon as slots allow.
+        """Override the policy for one job; applied as soon as slots allow.
 
-        The policy leaves the job alone until `resume` with `auto`.
+        The policy leaves the job alone until `resume(auto=True)`.
 
         Args:
-            slots: how many; 0 pauses the job; None: as an order before this one said, without one
-                as many as it has.
-            batch: global batch, samples per step; None: the same.
-            on: exactly these slots, NODE/INDEX; an order for the batch alone keeps those of before.
+            slots: number of slots; 0 pauses the job; None: as in the previous override, or
+                unchanged without one.
+            batch: global batch, samples per step; None: unchanged.
+            on: exactly these slots, NODE/INDEX; if only the batch is given, the previous ones are
+                kept.
 
         Raises:
-            BadFieldError: if it could never be followed, naming the field and the bound.
+            BadFieldError: if the override can never be applied; names the field and the bound.
         """
         places = tuple(SlotId(slot) for slot in on)
         request = ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
         return await self._detail(request, JobId(job))
 
     async def pause(self, job: str) -> JobDetail:
-        """Take a job's slots away; its state is kept in a checkpoint.
-
-        Args:
-            job: its name, as `submit` returned it.
+        """Release the slots of a job; its state is kept in a checkpoint.
 
         Raises:
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
-            BadFieldError: if it has ended.
+            DeniedError: if the job belongs to another user.
+            BadFieldError: if the job has ended.
         """
         return await self._detail(PauseJob(job=JobId(job)), JobId(job))
 
     async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
-        """End a pause; with `auto`, give the job back to the policy.
+        """End the pause of a job.
 
         Args:
-            job: its name, as `submit` returned it.
-            auto: False: the slots and the batch that were asked for by hand stay in force.
+            auto: True returns the job to the policy's control; False keeps the slots and the batch
+                of the override.
 
         Raises:
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
-            BadFieldError: if it has ended, or was neither resized nor paused by hand.
+            DeniedError: if the job belongs to another user.
+            BadFieldError: if the job has ended, or was neither resized nor paused by an override.
         """
         return await self._detail(ResumeJob(job=JobId(job), auto=auto), JobId(job))
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """All nodes."""
+        """Return all nodes."""
         return (await self._node_list()).nodes
 
     async def drain(self, node: str, within_s: float | None = None, reason: str = "") -> NodeInfo:
-        """Empty a node: its jobs train on elsewhere or wait with their state kept, and none comes.
+        """Drain a node: its jobs move or wait with their state kept, and no job starts there.
 
         Args:
-            within_s: seconds, after which what still runs there is stopped; None: it is not.
-            reason: for those whose jobs move.
+            within_s: seconds after which remaining workers are stopped; None: never.
+            reason: shown to the owners of the jobs that move.
 
         Raises:
-            DeniedError: if the key is of no operator and no admin.
+            DeniedError: if the key belongs to neither an operator nor an admin.
             UnknownNodeError: if no such node ever joined.
         """
         request = DrainNode(node=NodeId(node), within_s=within_s, reason=reason)
         return (await self._call(request, Nodes)).nodes[0]
 
     async def undrain(self, node: str) -> NodeInfo:
-        """Give a node back that is drained.
+        """Return a drained node to service.
 
         Raises:
-            DeniedError: if the key is of no operator and no admin.
+            DeniedError: if the key belongs to neither an operator nor an admin.
             UnknownNodeError: if no such node ever joined.
         """
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
 
     async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
-        """The job when it has ended.
+        """Wait until a job has ended and return it.
 
         Args:
-            timeout: seconds; None: for ever.
+            timeout: seconds; None waits without limit.
 
         Raises:
-            TimedOutError: if it has not ended after `timeout` seconds.
+            TimedOutError: if the job has not ended after `timeout` seconds.
         """
         await self.wait_state(job, timeout)
         return await self.job(job)
 
     async def wait_state(self, job: str, timeout: float | None = None) -> JobState:  # noqa: ASYNC109
-        """Where a job stands when it has ended, and nothing of its history.
+        """Wait until a job has ended and return its state, without its history.
 
         Args:
-            timeout: seconds; None: for ever.
+            timeout: seconds; None waits without limit.
 
         Raises:
-            TimedOutError: if it has not ended after `timeout` seconds.
+            TimedOutError: if the job has not ended after `timeout` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout if timeout is not None else None
@@ -301,12 +285,12 @@ class Client(SweepRequests):
                 raise TimedOutError(what, "wait longer, or look with `ones show`")
 
     async def events(self, from_seq: int = 1, follow: bool = False) -> AsyncIterator[FeedEvent]:
-        """Feed events, numbered without gaps from the first one on that the controller keeps.
+        """Yield feed events, numbered without gaps.
 
         Args:
-            from_seq: number of the first one, 1-based; if it is not kept any more, the events begin
-                with the oldest one that is.
-            follow: go on for ever; else end at the last one there is.
+            from_seq: number of the first event, 1-based; if the controller no longer keeps it, the
+                events start with the oldest kept one.
+            follow: True continues until cancelled; False ends after the newest event.
         """
         async for page in self.event_pages(from_seq, follow=follow):
             for event in page:
@@ -315,11 +299,11 @@ class Client(SweepRequests):
     async def tail(
         self, job: str, rank: int | None = None, follow: bool = True
     ) -> AsyncIterator[str]:
-        """Lines of a job's output from its start on, without their newlines.
+        """Yield the lines of a job's output from its start, without newlines.
 
         Args:
-            rank: only of this worker; None: of all, as they arrived.
-            follow: go on until the job has ended; else end at the last line there is.
+            rank: only this worker; None: all, in order of arrival.
+            follow: True continues until the job has ended; False ends after the newest line.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -329,13 +313,14 @@ class Client(SweepRequests):
                 yield line.text
 
     async def samples(self, job: str) -> AsyncIterator[dict[str, Any]]:
-        """Records `{"epoch", "step", "rank", "ids"}` of committed steps, each sample once an epoch.
+        """Yield a record `{"epoch", "step", "rank", "ids"}` for each committed step.
 
-        Steps that were lost with a worker, and done again from a checkpoint, are left out.
+        Each sample occurs once an epoch. Steps that were lost with a worker and repeated from a
+        checkpoint are omitted.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if its spec does not ask for `record_samples`.
+            BadFieldError: if its spec does not set `record_samples`.
         """
         async for page in self.sample_pages(job):
             for record in page:

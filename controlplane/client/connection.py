@@ -1,8 +1,6 @@
-"""One cluster's sockets: a request goes out, and its reply comes back or its error is raised.
+"""Connection to one cluster: its folder and keys, sockets, and request channels.
 
-Requests over one socket: matched with their replies, sent again while nobody answers.
-
-Where a cluster is and who we are there: the folder that ONES_HOME names.
+A request is sent again while no reply arrives, so every request must be harmless to repeat.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from schemas.wire.feed import LogPage, ReadLog
 
 
 class RequestChannel:
-    """Requests and replies over one DEALER, matched by id, sent again while nobody answers.
+    """Requests and replies over one DEALER socket, matched by id.
 
     Args:
-        socket: connected to the port that answers.
+        socket: connected to a request port of the controller.
         codec: decodes the replies.
     """
 
@@ -43,16 +41,17 @@ class RequestChannel:
         self._task = asyncio.create_task(self._receive())
 
     async def call(self, request: Message, answer_s: float, limit_s: float) -> Any:
-        """The reply to `request`, which may be done twice if an answer is lost.
+        """Send `request` and return its reply.
+
+        The request is repeated if a reply is lost, so it may be executed twice.
 
         Args:
-            request: to send.
-            answer_s: how long an answer may take before the request is sent again, seconds.
-            limit_s: how long to try, seconds.
+            answer_s: seconds without a reply after which the request is sent again.
+            limit_s: seconds after which the call fails.
 
         Raises:
-            UnreachableError: if nothing answers within `limit_s`.
-            OnesError: what the controller answered, if it refused.
+            UnreachableError: if no reply arrives within `limit_s`.
+            OnesError: the controller's error, if it refused the request.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
@@ -86,7 +85,7 @@ class RequestChannel:
                     answer.set_result(self._codec.decode(incoming.frames[1]))
 
     def close(self) -> None:
-        """Stop listening; the socket is its context's to close."""
+        """Stop receiving; the owner of the context closes the socket."""
         self._task.cancel()
 
 
@@ -103,7 +102,7 @@ class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """How to reach one cluster."""
+    """Address and keys of one cluster."""
 
     folder: Path
     endpoint: str
@@ -112,30 +111,30 @@ class Home:
 
     @property
     def host(self) -> str:
-        """The controller's address."""
+        """Host of the controller."""
         return self.endpoint.removeprefix("tcp://").rpartition(":")[0]
 
     @property
     def remedy(self) -> str:
-        """What to do when nobody answers there."""
+        """Remedy for a controller that does not reply."""
         if (self.folder / CONTROLLER).is_file():
             return f"`ones local up --dir {self.folder}` starts it"
         return "is the controller up, and its port open from here?"
 
 
 def home_folder(folder: Path | str | None = None) -> Path:
-    """Return `folder`, else $ONES_HOME, else ~/.ones, whether or not a cluster is there."""
+    """Return `folder`, else $ONES_HOME, else ~/.ones; the folder need not exist."""
     return Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
 
 
 def find_home(folder: Path | str | None = None) -> Home:
-    """The cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
+    """Find the cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
 
     Args:
-        folder: may begin with `~`; None: $ONES_HOME decides.
+        folder: may begin with `~`.
 
     Raises:
-        SettingsError: if there is none.
+        SettingsError: if the folder has no cluster.
     """
     chosen = home_folder(folder)
     path = chosen / FILE
@@ -147,38 +146,39 @@ def find_home(folder: Path | str | None = None) -> Home:
 
 
 PIECE: Final = 1 << 20
-PATIENCE_S: Final = 60.0  # how long those who wait and follow bear an absent controller
-ANSWER_S: Final = 3.0  # beyond a long poll's own wait
+PATIENCE_S: Final = 60.0  # for which calls that wait or follow tolerate an absent controller
+ANSWER_S: Final = 3.0  # until a request is repeated, beyond a long poll's own wait
 TIMEOUT: Final = "ONES_TIMEOUT_S"
-TIMEOUT_S: Final = 10.0  # where nobody says how long a controller that is there may take
-ABSENT_S: Final = 0.2  # without an answer, before we look whether anybody listens
-CONNECT_S: Final = 0.5  # for that look
+TIMEOUT_S: Final = 10.0  # default for a controller that listens
+ABSENT_S: Final = 0.2  # without a reply, until the client probes the endpoint
+CONNECT_S: Final = 0.5  # for that probe
 R = TypeVar("R", bound=Message)
 
 
 class ClusterConnection:
-    """A connection to one cluster; an async context manager.
+    """Connection to one cluster; an async context manager.
 
     Args:
-        home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds; default: $ONES_TIMEOUT_S, else 10, and 2 at most where nobody listens.
+        home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
+        timeout: seconds without a reply until a call fails; default: $ONES_TIMEOUT_S, else 10. With
+            the last default a call fails after at most 2 s if no process listens at the endpoint.
 
     Raises:
-        SettingsError: if there is no cluster in that folder, or its keys cannot be used.
+        SettingsError: if the folder has no cluster, or its keys cannot be used.
     """
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._home = home if isinstance(home, Home) else find_home(home)
         asked = os.environ.get(TIMEOUT) if timeout is None else timeout
         self._timeout = TIMEOUT_S if asked is None else float(asked)
-        self._looks = asked is None  # whether an absent controller is told from a slow one
+        self._looks = asked is None  # True: fail early if no process listens
         self._link = Link(load_keys(self._home.key))
         self._server_key = load_public(self._home.server_key)
         self._calls: RequestChannel | None = None
         self._logs: RequestChannel | None = None
 
     async def __aenter__(self) -> Self:
-        """Open the socket; the first call finds out whether anybody is there."""
+        """Open the socket. The first call discovers whether a controller is running."""
         self._calls = self._open_channel(self._home.endpoint, REPLY)
         return self
 
@@ -196,7 +196,7 @@ class ClusterConnection:
         self._link.close()
 
     async def cluster(self) -> Cluster:
-        """Who answers, and as whom you are known."""
+        """Return facts about the cluster and the user and role of this client's key."""
         return await self._call(GetCluster(), Cluster)
 
     async def _put(
@@ -226,7 +226,7 @@ class ClusterConnection:
         return await (self._unless_absent(reply) if self._looks else reply)
 
     async def _unless_absent(self, reply: Coroutine[Any, Any, Any]) -> Any:
-        """The reply; its error is early where nobody listens at all."""
+        """Await the reply, but fail early if no process listens at the endpoint."""
         answer = asyncio.ensure_future(reply)
         try:
             await asyncio.wait([answer], timeout=ABSENT_S)
@@ -241,7 +241,7 @@ class ClusterConnection:
         return await self._bulk_call(request, LogPage, request.wait_s)
 
     async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
-        """A request on the port of output and files, which is opened with the first of them."""
+        """Call on the port for output and files, which the first such call opens."""
         if self._logs is None:
             cluster = await self.cluster()
             endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
@@ -253,7 +253,7 @@ class ClusterConnection:
 
 
 async def _listens(endpoint: str) -> bool:
-    """Whether anybody takes connections at tcp://HOST:PORT."""
+    """True if a process accepts connections at tcp://HOST:PORT."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         opening = asyncio.open_connection(host.strip("[]"), int(port))

@@ -1,7 +1,4 @@
-"""What a job made, brought here: its files, its checkpoints, piece by piece and checked.
-
-What admins do with keys: list, add and revoke them.
-"""
+"""Files and checkpoints of jobs, fetched in verified pieces; the requests that manage keys."""
 
 from __future__ import annotations
 
@@ -22,35 +19,35 @@ from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.wire.client import AddKey, JobDetail, KeyInfo, Keys, ListKeys, RevokeKey
 from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListFiles, ReadFile
 
-ASK_S: Final = 10.0  # that an agent may take
-TRIES: Final = 3  # of a file that changes on its way
+ASK_S: Final = 10.0  # for the reply of an agent
+TRIES: Final = 3  # of a file that changes during its transfer
 R = TypeVar("R", FileList, FilePiece)
-MOST_BYTES: Final = 10**10  # of one fetch, unless its caller says otherwise
+MOST_BYTES: Final = 10**10  # default limit of one fetch
 
 
 class JobFile(msgspec.Struct, frozen=True):
-    """A file that a job made or changed, on one node."""
+    """File that a job created or changed, on one node."""
 
-    name: str  # work/NODE/PATH, or checkpoints/NAME: where a fetch puts it
+    name: str  # work/NODE/PATH or checkpoints/NAME: target of a fetch
     node: NodeId
     info: FileInfo
 
     @property
     def size(self) -> int:
-        """Bytes, when it was listed."""
+        """Size when it was listed, bytes."""
         return self.info.size
 
 
 class JobFiles(NamedTuple):
-    """What there is of a job, and what cannot be had."""
+    """Files of a job, and what is unavailable."""
 
     files: tuple[JobFile, ...]
-    refused: tuple[str, ...] = ()  # links that lead elsewhere, and what is no file; with the node
-    missing: tuple[str, ...] = ()  # nodes that are away, files beyond a list's bound; in words
+    refused: tuple[str, ...] = ()  # links that lead outside, and non-files; with the node
+    missing: tuple[str, ...] = ()  # unreachable nodes, files beyond a list's limit; as sentences
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """A file that is here now."""
+    """File that was fetched to this host."""
 
     path: Path
     size: int  # bytes
@@ -58,28 +55,28 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 class Fetch(NamedTuple):
-    """What came of a fetch."""
+    """Result of a fetch."""
 
     files: tuple[Fetched, ...]
     refused: tuple[str, ...] = ()  # as in `JobFiles`
-    missing: tuple[str, ...] = ()  # also files that could not be had; in words
+    missing: tuple[str, ...] = ()  # also files that could not be fetched; as sentences
 
 
 class FileTransfers(StreamPages):
     """Lists and fetches files of jobs."""
 
     async def files(self, job: str, pattern: str = "*") -> JobFiles:
-        """What a job made or changed on every node where it ran, and its checkpoints.
+        """List the files that a job created or changed on all its nodes, and its checkpoints.
+
+        Files are sorted by name. A checkpoint that several nodes share is listed once.
 
         Args:
-            pattern: of names, such as `*.png` or `checkpoints/*`; against a file's own name too.
-
-        Returns:
-            By name; a checkpoint that several nodes share is listed once.
+            pattern: of names, such as `*.png` or `checkpoints/*`; also matched with the last part
+                of a name.
 
         Raises:
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
+            DeniedError: if the job belongs to another user.
         """
         detail = await self.job(job)
         found: dict[str, JobFile] = {}
@@ -103,14 +100,14 @@ class FileTransfers(StreamPages):
         return JobFiles(files, tuple(refused), tuple(missing))
 
     async def file_pieces(self, job: str, file: JobFile) -> AsyncIterator[bytes]:
-        """The content of one file, in pieces of 1 MiB at most.
+        """Yield the content of one file in pieces of at most 1 MiB.
 
         Args:
-            file: of the list that `files` gave.
+            file: an entry of the list that `files` returned.
 
         Raises:
-            UnavailableError: if it changed on its way, or its node is away.
-            BadFieldError: if it is not there any more.
+            UnavailableError: if the file changed during the transfer, or its node does not reply.
+            BadFieldError: if the file no longer exists.
         """
         offset, stamp = 0, ""
         while True:
@@ -139,16 +136,16 @@ class FileTransfers(StreamPages):
         target: Path,
         on_bytes: Callable[[int], None] | None = None,
     ) -> Fetched:
-        """Bring one file here, whole or not at all.
+        """Fetch one file, completely or not at all.
 
         Args:
-            file: of the list that `files` gave.
-            target: the file to write; one that is there is replaced.
-            on_bytes: called in the client's loop with the size of each piece.
+            file: an entry of the list that `files` returned.
+            target: the file to write; an existing one is replaced.
+            on_bytes: called in the client's event loop with the size of each piece.
 
         Raises:
-            UnavailableError: if it keeps changing, or its node is away.
-            BadFieldError: if it is not there any more, or `target` cannot be written.
+            UnavailableError: if the file keeps changing, or its node does not reply.
+            BadFieldError: if the file no longer exists, or `target` cannot be written.
         """
         fresh = target.with_name(f".{target.name}.part")
         try:
@@ -192,22 +189,23 @@ class FileTransfers(StreamPages):
         most_bytes: int = MOST_BYTES,
         on_bytes: Callable[[int, int], None] | None = None,
     ) -> Fetch:
-        """Bring what a job made here: `to`/work/NODE/PATH and `to`/checkpoints/NAME.
+        """Fetch the files of a job to `to`/work/NODE/PATH and `to`/checkpoints/NAME.
 
         Args:
-            to: a folder, made if there is none.
+            to: folder; created if missing.
             pattern: of names, such as `*.png` or `checkpoints/*`.
-            most_bytes: bound of all files together.
-            on_bytes: called in the client's loop with the bytes that came, and all of them.
+            most_bytes: limit for all files together.
+            on_bytes: called in the client's event loop with the bytes received so far and the
+                total.
 
         Returns:
-            The files, and what could not be had.
+            The fetched files, and what was unavailable.
 
         Raises:
-            TooLargeError: if the files are larger than that; nothing was fetched.
-            BadFieldError: if `to` cannot be made.
+            TooLargeError: if the files exceed `most_bytes`; no file was fetched.
+            BadFieldError: if `to` cannot be created.
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
+            DeniedError: if the job belongs to another user.
         """
         there = await self.files(job, pattern)
         total = sum(file.size for file in there.files)
@@ -233,11 +231,11 @@ class FileTransfers(StreamPages):
         return Fetch(tuple(fetched), there.refused, tuple(missing))
 
     async def last_checkpoint(self, job: str) -> JobFile:
-        """The checkpoint with which a job would go on, or ended.
+        """Return the checkpoint from which a job would resume, or with which it ended.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if it has none that can be had.
+            BadFieldError: if no checkpoint is available.
         """
         detail = await self.job(job)
         there = await self.files(job, f"{CHECKPOINTS}/*.pt")
@@ -254,7 +252,7 @@ class FileTransfers(StreamPages):
 
 
 def _make(to: Path, job: str) -> None:
-    """Make a folder for results; a new one is marked, so that it travels with no later job."""
+    """Create a folder for results and mark it, so that `pack` omits it from later jobs."""
     fresh = not to.exists()
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -265,22 +263,19 @@ def _make(to: Path, job: str) -> None:
 
 
 def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
-    """Every node that a job had a slot on."""
+    """Return every node on which a job had a slot."""
     slots = [slot for version in detail.versions for slot in version.slots]
     return tuple(dict.fromkeys(node_of(slot) for slot in slots))
 
 
 def newest(names: list[str], epoch: int) -> str:
-    """The checkpoint of the last finished epoch, of the last group that wrote one.
+    """Return the checkpoint of the last finished epoch, or "" if there is none.
 
-    A group that was lost may have written epochs that the job did again.
+    The newest group wins: a lost group may have written epochs that the job trained again.
 
     Args:
         names: `checkpoints/epoch-EPOCH.vVERSION.pt`, in any order.
-        epoch: the last one that the job finished.
-
-    Returns:
-        One of them; empty if there is none.
+        epoch: the last epoch that the job finished.
     """
     known = []
     for name in names:
@@ -291,19 +286,14 @@ def newest(names: list[str], epoch: int) -> str:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a file is meant.
-
-    Args:
-        name: with its folders.
-        pattern: against all of it, its path on the node, or its last part.
-    """
+    """True if `pattern` matches a file's name, its path on the node, or its last part."""
     path = PurePosixPath(name)
     inside = "/".join(path.parts[2:])
     return any(fnmatch.fnmatchcase(text, pattern) for text in (name, inside, path.name))
 
 
 def _name(info: FileInfo, node: NodeId) -> str:
-    """Where a file goes here; empty for a path that would lead anywhere else."""
+    """Return the relative target of a file, or "" for a path that leads outside the folder."""
     parts = PurePosixPath(info.path).parts
     if not parts or info.path.startswith("/") or not {"..", "\0"}.isdisjoint(parts):
         return ""
@@ -317,13 +307,13 @@ T = TypeVar("T")
 
 
 class KeyRequests(FileTransfers):
-    """Keeps the cluster's list of keys; for admins."""
+    """Requests that manage the cluster's keys; for admins."""
 
     async def keys(self) -> tuple[KeyInfo, ...]:
-        """All keys, also those that are not valid any more.
+        """Return all keys, including expired and revoked ones.
 
         Raises:
-            DeniedError: if the key is no admin's.
+            DeniedError: if this client's key is not an admin's.
         """
         found, cursor = list[KeyInfo](), ""
         while True:
@@ -341,18 +331,18 @@ class KeyRequests(FileTransfers):
         projects: Sequence[str] = (),
         expires: float | None = None,
     ) -> KeyInfo:
-        """Let the owner of a key connect.
+        """Authorise a key.
 
         Args:
-            public: his public key, Z85; the secret one stays with him.
-            name: his, or the node's.
+            public: the owner's public key, Z85; the secret key stays with the owner.
+            name: of the owner or the node.
             role: admin, operator, user, viewer or node.
-            projects: whose jobs it is for; the first one's are those that he submits.
-            expires: when it ends, seconds since the epoch; None: never.
+            projects: whose jobs the key may see; the owner's jobs belong to the first one.
+            expires: seconds since the epoch; None: never.
 
         Raises:
-            DeniedError: if this client's key is no admin's.
-            BadFieldError: if a field is wrong, or the key is somebody else's or was revoked.
+            DeniedError: if this client's key is not an admin's.
+            BadFieldError: if a field is invalid, or the key belongs to another user or was revoked.
         """
         asked = {
             "public": public, "name": name, "role": role, "projects": tuple(projects),
@@ -365,14 +355,14 @@ class KeyRequests(FileTransfers):
         return (await self._call(request, Keys)).keys[0]
 
     async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
-        """Take keys away for ever; what is open with them ends.
+        """Revoke keys permanently and close their sessions.
 
         Args:
-            key: a public key, or a name: all keys of that name.
+            key: a public key, or a name for all keys of that name.
 
         Raises:
-            DeniedError: if this client's key is no admin's.
-            BadFieldError: if there is no such key, or it is the last admin's.
+            DeniedError: if this client's key is not an admin's.
+            BadFieldError: if there is no such key, or it is the last key of an admin.
         """
         return (await self._call(RevokeKey(key=key), Keys)).keys
 

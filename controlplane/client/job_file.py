@@ -1,4 +1,4 @@
-"""A job file to a spec that is ready to submit."""
+"""Job files: from a TOML file to a checked spec that can be submitted."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ SHOWN: Final = 60  # characters of a path in an error
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job, or the sweep, in a TOML file; its relative paths are relative to the file.
+    """Read the job or the sweep in a TOML file; relative paths are relative to the file.
 
     Args:
         path: a TOML file, UTF-8.
-        overrides: KEY=VALUE, over what the file says, as `with_overrides` reads them, or
-            `with_sweep_overrides` those of a sweep.
+        overrides: KEY=VALUE, see `with_overrides`, or `with_sweep_overrides` for a sweep.
 
     Raises:
-        SettingsError: if the file cannot be read, a key is unknown or of the wrong type.
-        BadFieldError: if a value cannot be accepted.
+        SettingsError: if the file cannot be read, or a key is unknown or has a wrong type.
+        BadFieldError: if a value is invalid.
     """
-    data = read_file(path)  # once: it may be a pipe
+    data = read_file(path)  # read once: the path may be a pipe
     try:
         table = {} if path.suffix in SCRIPTS else parse_toml(data, path)
     except SettingsError as error:
@@ -50,13 +49,13 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def checked(spec: JobSpec, base: Path) -> JobSpec:
-    """`spec` with absolute paths, if it can be accepted.
+    """Check `spec` and return it with absolute paths.
 
     Args:
-        base: the folder that its relative paths are relative to.
+        base: folder to which relative paths refer.
 
     Raises:
-        BadFieldError: naming the field and the remedy.
+        BadFieldError: if a field is invalid; names the field and the remedy.
     """
     spec = _typed(spec)
     for problem in problems(spec):
@@ -78,7 +77,7 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
 
 
 def _script_error(path: Path, data: bytes) -> SettingsError | None:
-    """Return the error of a script in the place of a job file; None if it is no script."""
+    """Return the error for a script given as a job file, or None if `data` is not a script."""
     first = data[:LOOK_BYTES]
     shebang = first.partition(b"\n")[0] if first.startswith(b"#!") else b""
     if path.suffix == ".py" or b"python" in shebang:
@@ -98,7 +97,7 @@ def _script_error(path: Path, data: bytes) -> SettingsError | None:
 
 
 def _typed(spec: JobSpec) -> JobSpec:
-    """Check the types of a spec that was made in Python; lists become tuples, paths texts."""
+    """Check the types of a spec made in Python; lists become tuples, paths become strings."""
     plain = {}
     for name in spec.__struct_fields__:
         if (value := getattr(spec, name)) is not msgspec.UNSET:
@@ -125,8 +124,8 @@ def _path_text(value: object) -> str:
 def _folder(base: Path, name: str) -> Path:
     try:
         folder = (base / name).resolve()
-        folder.is_dir()  # a name may be longer than any file's
-    except (OSError, RuntimeError) as error:  # or lead around in a circle
+        folder.is_dir()  # raises OSError if the name is too long
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         why = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
         what = f"workdir: {name[:SHOWN]} cannot be looked at: {why}"
         raise BadFieldError(what, "correct workdir", "workdir") from None
@@ -148,5 +147,5 @@ def _check_script(spec: JobSpec, workdir: Path) -> None:
 
 
 def _stated_limit(spec: JobSpec) -> int | None:
-    """`max_batch_size` as every release understands it: a number, or nothing."""
+    """Return `max_batch_size` in the form that every release understands: a number or None."""
     return None if spec.batch_limit_is_left_open else spec.batch_limit

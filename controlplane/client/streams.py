@@ -1,7 +1,4 @@
-"""What a job writes and what happens in a cluster, followed a page at a time.
-
-Replies that come in pages, joined: whoever asks sees one reply.
-"""
+"""Joined replies and streams: feed events, worker output and sample records, page by page."""
 
 from __future__ import annotations
 
@@ -39,22 +36,23 @@ OF_A_JOB: Final = ("workers", "history", "epochs", "versions", "promises")
 
 
 class JoinedPages(ClusterConnection):
-    """Lists and details of any length."""
+    """Requests whose replies span several pages, joined into one reply."""
 
     async def some_job_names(self) -> list[str]:
-        """Return names of jobs, oldest first: all, or of many the oldest and the live ones.
+        """Return names of jobs, oldest first, with at most two requests.
 
-        Never asks for more than two pages.
+        These are all names if the jobs fit into one page, else those of the first page and of jobs
+        that have not ended.
         """
         page = await self._call(ListJobs(ended=True), Jobs)
         live = (await self._call(ListJobs(), Jobs)).jobs if page.next else ()
         return [job.job for job in (*page.jobs, *live)]
 
     async def job(self, job: str) -> JobDetail:
-        """Everything about one job.
+        """Return all details of one job.
 
         Args:
-            job: its name, as `submit` returned it.
+            job: name, as returned by `submit`.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -62,11 +60,11 @@ class JoinedPages(ClusterConnection):
         return await self._detail(GetJob(job=JobId(job)), JobId(job))
 
     async def state(self, job: str, wait_s: float = 0.0) -> JobState:
-        """Only where a job stands.
+        """Return the state of a job, without its history.
 
         Args:
-            job: its name, as `submit` returned it.
-            wait_s: the answer is held back so long, at most 30 s, while the job has not ended.
+            wait_s: seconds, at most 30: the controller delays the reply for so long unless the job
+                ends.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -74,7 +72,7 @@ class JoinedPages(ClusterConnection):
         return await self._call(WaitJob(job=JobId(job), wait_s=wait_s), JobState, wait_s)
 
     async def _detail(self, request: Message, job: JobId) -> JobDetail:
-        """The answer to a request that has a job's detail, with the pages that follow."""
+        """Send a request whose reply is a job's detail, and join the pages that follow."""
         first = await self._call(request, JobDetail)
         return await self._joined(first, lambda cursor: GetJob(job=job, cursor=cursor), *OF_A_JOB)
 
@@ -106,45 +104,42 @@ class JoinedPages(ClusterConnection):
         return msgspec.structs.replace(page, **{name: tuple(rows[name]) for name in lists})
 
 
-POLL_S: Final = 3.0  # of one long poll; an answer that a crash took is asked for again after it
-LOOK_S: Final = 0.001  # of a poll for what is there now
+POLL_S: Final = 3.0  # of one long poll; a reply that is lost in a crash is requested again after it
+LOOK_S: Final = 0.001  # of a poll for what exists now
 Who = tuple[Version, Rank]
 RAW_END: Final = re.compile(rb"(?<=[\r\n])")
-NOBODY: Final = (Version(0), Rank(0))  # no worker is of this version: a remark of our own
+NOBODY: Final = (Version(0), Rank(0))  # no worker has this version: a remark of the client
 
 
 class OutputLine(NamedTuple):
-    """A line that a worker wrote."""
+    """One line of a worker's output."""
 
-    rank: int | None  # None: a remark of the client's own
+    rank: int | None  # None: a remark of the client
     text: str  # without its terminator; for a progress bar, its last state
-    time: float | None = None  # when the controller got its end, seconds since the epoch
+    time: float | None = None  # when its end reached the controller, seconds since the epoch
     node: str | None = None
     end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
 
 
 class WorkerLine(NamedTuple):
-    """A line as its worker wrote it, or the part of it that is there."""
+    """Line as its worker wrote it, or the received part of it."""
 
     data: bytes  # without its newline
-    piece: LogPiece  # the one that it ends in
+    piece: LogPiece  # contains the end of the line
     whole: bool = True
 
 
 class StreamPages(JoinedPages):
-    """Feed events, output and sample records as they come, many in one page."""
+    """Feed events, output and sample records as they arrive, many in one page."""
 
     async def event_pages(
         self, from_seq: int, *, follow: bool
     ) -> AsyncIterator[tuple[FeedEvent, ...]]:
-        """Feed events as they come from the controller.
+        """Yield feed events in order and without gaps; no page is empty.
 
         Args:
-            from_seq: number of the first one, 1-based.
-            follow: go on for ever; else end behind the last one there is.
-
-        Yields:
-            Events in order, without gaps; no page is empty.
+            from_seq: number of the first event, 1-based.
+            follow: True continues until cancelled; False ends after the newest event.
         """
         while True:
             wait_s = POLL_S if follow else 0.0
@@ -152,19 +147,16 @@ class StreamPages(JoinedPages):
             page = await self._call(request, EventsPage, wait_s)
             if page.events:
                 yield page.events
-            elif not follow and page.next_seq <= from_seq:  # else it passed over others' events
+            elif not follow and page.next_seq <= from_seq:  # else events were skipped
                 return
             from_seq = max(from_seq, page.next_seq)
 
     async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
-        """Sample records as they come from the controller.
-
-        Yields:
-            Records as `samples` gives them; a page may be empty.
+        """Yield sample records as `samples` does; a page may be empty.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if its job file does not ask for `record_samples`.
+            BadFieldError: if its job file does not set `record_samples`.
         """
         detail = await self.job(job)
         if not detail.spec.record_samples:
@@ -198,20 +190,21 @@ class StreamPages(JoinedPages):
         unfinished: bool = False,
         raw: bool = False,
     ) -> AsyncIterator[list[OutputLine]]:
-        """Lines of a job's output, as they come.
+        """Yield lines of a job's output as they arrive.
 
         Args:
-            rank: only of this worker; None: of all.
-            follow: until the job has ended.
-            since: only what reached the controller then or later, seconds since the epoch.
-            last: of what there is now, only so many lines; None: all.
-            matching: a regular expression that a line has to have a match of.
-            unfinished: lines that go on, too, as far as they are there at the end of a page.
-            raw: every state of a progress bar, as a line that ends in a carriage return.
+            rank: only this worker; None: all.
+            follow: True continues until the job has ended; False ends after the newest line.
+            since: seconds since the epoch; skip what reached the controller before.
+            last: start with this many of the lines that exist now; None: all.
+            matching: regular expression; skip lines without a match.
+            unfinished: also yield lines without a terminator, as far as received at the end of a
+                page.
+            raw: yield each state of a progress bar as a line that ends with a carriage return.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if `matching` is no regular expression.
+            BadFieldError: if `matching` is not a regular expression.
         """
         found = line_pattern(matching)
         held = None if last is None else deque[OutputLine](maxlen=last)
@@ -225,7 +218,7 @@ class StreamPages(JoinedPages):
                 yield lines
                 continue
             held.extend(line for line in lines if raw or line.end == "\n")
-            if follow and not page:  # that is all there is so far
+            if follow and not page:  # end of what has arrived so far
                 yield list(held)
                 held = None
         if held:
@@ -242,18 +235,16 @@ class StreamPages(JoinedPages):
         unfinished: bool = False,
         raw: bool = False,
     ) -> AsyncIterator[list[WorkerLine]]:
-        """Whole lines of workers, as they come from the log relay.
+        """Yield complete lines of workers as the log relay sends them.
+
+        An empty page marks the end of what has arrived so far.
 
         Args:
-            stream: log or samples.
-            rank: only of this worker; None: of all.
-            follow: until the job has ended.
-            since: only what was stored then or later, seconds since the epoch.
+            rank: only this worker; None: all.
+            follow: True continues until the job has ended.
+            since: seconds since the epoch; skip what was stored before.
             unfinished: also yield unfinished lines, after the finished ones.
-            raw: carriage returns end lines, too, and stay where they are.
-
-        Yields:
-            An empty page, too: at the end of what there is so far.
+            raw: also split after carriage returns, and keep them.
         """
         rest: dict[Who, WorkerLine] = {}
         async for pieces in self.piece_pages(job, stream, rank, follow=follow, since=since):
@@ -277,17 +268,15 @@ class StreamPages(JoinedPages):
     async def piece_pages(
         self, job: str, stream: Stream, rank: int | None, *, follow: bool, since: float = 0.0
     ) -> AsyncIterator[tuple[LogPiece, ...]]:
-        """Raw pieces of a stream in the order in which they were stored.
+        """Yield raw pieces of a stream in the order in which they were stored.
+
+        Pieces may split lines. An empty page marks the end of what has arrived so far. After a log
+        comes one remark for each of the selected workers whose output is incomplete.
 
         Args:
-            stream: log or samples.
-            rank: only of workers of this rank; None: of all.
-            follow: until the job has ended; else end behind the last piece there is.
-            since: only what was stored then or later, seconds since the epoch.
-
-        Yields:
-            Pieces of the stream, which may break lines; none at the end of what there is so far;
-            behind a log, one line for each of these workers whose output did not all arrive.
+            rank: only workers of this rank; None: all.
+            follow: True continues until the job has ended; False ends after the newest piece.
+            since: seconds since the epoch; skip what was stored before.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -320,7 +309,7 @@ def _note(worker: str) -> LogPiece:
 
 
 def _split_raw(data: bytes) -> list[bytes]:
-    """Split behind each newline, which is dropped, and each carriage return, which stays."""
+    """Split after each newline, which is dropped, and each carriage return, which stays."""
     *lines, last = RAW_END.split(data)
     return [*(line.removesuffix(b"\n") for line in lines), last]
 
@@ -348,7 +337,7 @@ def line_pattern(text: str) -> re.Pattern[str]:
     """Compile a regular expression for lines.
 
     Raises:
-        BadFieldError: if it is none.
+        BadFieldError: if it is not valid.
     """
     try:
         return re.compile(text)

@@ -1,4 +1,4 @@
-"""What a client does with sweeps: submits and changes them, and asks, with all pages joined."""
+"""Requests about sweeps: submit, inspect and change them, with all pages joined."""
 
 from __future__ import annotations
 
@@ -30,40 +30,32 @@ Change = Literal["add", "stop", "pause", "resume", "delete"]
 
 
 class SweepRequests(KeyRequests):
-    """Submits sweeps, asks for them and changes them."""
+    """Requests that submit, inspect and change sweeps."""
 
     @abc.abstractmethod
     async def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
-        """Ship the working directory and submit.
-
-        Args:
-            key: the same key gives the same job.
-        """
+        """Upload the working directory, submit a job and return its name; see `Client.submit`."""
 
     @abc.abstractmethod
     async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
-        """The job when it has ended.
-
-        Args:
-            timeout: seconds; None: for ever.
-        """
+        """Wait until a job has ended and return it; see `Client.wait`."""
 
     @abc.abstractmethod
     async def cancel(self, job: str) -> JobDetail:
-        """End a job."""
+        """Cancel a job; see `Client.cancel`."""
 
     async def submit_sweep(
         self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
     ) -> SweepRun:
-        """Ship the working directory and submit a sweep.
+        """Upload the working directory and submit a sweep.
 
         Args:
-            workdir: where its functions lie; None: as `sweep` says.
-            key: makes a repetition harmless: the same key gives the same sweep.
+            workdir: folder of the sweep's functions; None: as stated in `sweep`.
+            key: idempotency key; the same key returns the same sweep. None: a new sweep each time.
 
         Raises:
-            BadFieldError: if a field cannot be accepted; nothing was submitted.
-            TooLargeError: if the working directory packs to more than the cluster takes.
+            BadFieldError: if a field is invalid; no sweep was submitted.
+            TooLargeError: if the packed working directory exceeds the limits of the cluster.
         """
         spec = sweep.job_spec()
         if workdir is not None:
@@ -71,22 +63,15 @@ class SweepRequests(KeyRequests):
         return SweepRun(self, await self.submit(spec, key))
 
     def sweep_run(self, job: str) -> SweepRun:
-        """The sweep of that name, to be followed and changed.
-
-        Args:
-            job: its name, as `submit` returned it.
-        """
+        """Return a handle for the sweep of this name; no request is sent."""
         return SweepRun(self, JobId(job))
 
     async def sweep(self, job: str) -> SweepDetail:
-        """How a sweep stands, with all its trials.
-
-        Args:
-            job: its name, as `submit` returned it.
+        """Return the state of a sweep, with all its trials.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if it is no sweep.
+            BadFieldError: if the job is not a sweep.
         """
         detail = await self._call(GetSweep(job=JobId(job)), SweepDetail)
         trials = list(detail.trials)
@@ -107,18 +92,19 @@ class SweepRequests(KeyRequests):
         parent: int | None = None,
         key: str | None = None,
     ) -> SweepChanged:
-        """Change one trial of a sweep, or add one; it is durable when this returns.
+        """Change one trial of a sweep, or add one; the change is durable when this returns.
 
         Args:
-            trial: all but `add`.
-            values: `add`: of the configuration; beside a parent's own where there is one.
-            parent: `add`: go on from this trial's state.
-            key: makes a repetition harmless; None: a new change each time.
+            trial: required unless `change` is `add`.
+            values: for `add`: the configuration, or with `parent` the values that differ from it.
+            parent: for `add`: the trial from whose state the new one continues.
+            key: idempotency key; None: a new change each time.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if it is no sweep, has no such trial, or cannot be changed so.
-            DeniedError: if it is somebody else's.
+            BadFieldError: if the job is not a sweep, has no such trial, or does not allow the
+                change.
+            DeniedError: if the sweep belongs to another user.
         """
         request = ChangeSweep(
             job=JobId(job),
@@ -131,11 +117,11 @@ class SweepRequests(KeyRequests):
         return await self._call(request, SweepChanged)
 
     async def ledger(self, job: str) -> Ledger:
-        """The units of a sweep that count, in the order in which they ended.
+        """Return the counted units of a sweep, in the order in which they ended.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if it is no sweep.
+            BadFieldError: if the job is not a sweep.
         """
         ledger = await self._call(GetLedger(job=JobId(job)), Ledger)
         units = list(ledger.units)

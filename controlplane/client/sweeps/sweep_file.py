@@ -1,7 +1,4 @@
-"""A sweep's TOML file to the job that it is.
-
-Whether a sweep's functions are where it says, as far as reading without running can tell.
-"""
+"""TOML files of sweeps, converted to job specs, and a static check of the named functions."""
 
 from __future__ import annotations
 
@@ -34,15 +31,15 @@ FORM: Final = "write KEY=VALUE: epochs of searcher.max_epochs=9, space.lr=[0.1, 
 
 
 def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
-    """The job that a sweep's file describes; not yet held against its working directory.
+    """Return the job of a sweep's file; its working directory is not checked yet.
 
     Args:
-        table: of the file, with its `sweep`.
+        table: content of the file, with the key `sweep`.
         path: of the file, for error messages.
 
     Raises:
-        SettingsError: if a key is unknown, missing or of the wrong type.
-        BadFieldError: if a value cannot be accepted.
+        SettingsError: if a key is unknown, missing or of a wrong type.
+        BadFieldError: if a value is invalid.
     """
     inner = table["sweep"]
     if not isinstance(inner, Mapping):
@@ -66,18 +63,18 @@ def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
 
 
 def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """The table of a sweep's file with some of its values replaced.
+    """Return the table of a sweep's file with some values replaced.
 
     `space.lr=0.1` fixes a value, `space.lr=[0.1, 0.2]` makes it a choice,
-    `space.lr.log_uniform=[1e-4, 1e-1]` gives another range; `searcher.eta=4`, `partitions=8`,
-    `slots=[1, 4]` and `env.NAME=TEXT` set one entry. `sweep.` before a key may be left out.
+    `space.lr.log_uniform=[1e-4, 1e-1]` sets another range; `searcher.eta=4`, `partitions=8`,
+    `slots=[1, 4]` and `env.NAME=TEXT` set one entry. The prefix `sweep.` of a key is optional.
 
     Args:
-        table: of the file; it is left as it is.
-        assignments: KEY=VALUE, each; a later one wins.
+        table: not modified.
+        assignments: KEY=VALUE; the last one of a key wins.
 
     Raises:
-        BadFieldError: if an assignment has no such form or names no field of a sweep.
+        BadFieldError: if an assignment is malformed or names no field of a sweep.
     """
     changed: dict[str, Any] = _copied(table)
     for assignment in assignments:
@@ -191,14 +188,14 @@ FUNCTION_FIELDS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
 
 
 def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None:
-    """Refuse names that lead nowhere, before anything travels.
+    """Check that the named functions exist, before anything is uploaded.
 
     Args:
-        workdir: where its modules lie.
-        own_python: whether the sweep runs in an interpreter whose packages cannot be seen here.
+        workdir: folder of the modules.
+        own_python: True if the sweep runs in an interpreter whose packages are unknown here.
 
     Raises:
-        BadFieldError: naming the field and the remedy.
+        BadFieldError: if a function does not exist; names the field and the remedy.
     """
     for field in FUNCTION_FIELDS:
         path = getattr(spec, field)
@@ -239,7 +236,7 @@ def _modules_in(workdir: Path) -> set[str]:
 
 
 def _names_in(file: Path, field: str) -> set[str]:
-    """What a module binds at its top level; `*`: something that cannot be known."""
+    """Return the names that a module binds at its top level, with `*` if some cannot be known."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
