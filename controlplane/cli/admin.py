@@ -1,4 +1,4 @@
-"""admin backup, restore, check, compact, decode: the journal, on the controller's host."""
+"""`ones admin`: back up, restore, check, compact and decode the journal, on its host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ admin = App(name="admin", help="The controller's journal: copies, checks, and wh
 
 @admin.command(name="backup")
 def backup(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
-    """Copy the journal to FILE, as it is at one moment; a controller may run."""
+    """Copy the journal to FILE, as of one moment; the controller may be running."""
     journal, _ = _journal(of, common)
     back_up(journal, file, force=force)
     _say(common, {"journal": str(journal), "file": str(file), "bytes": file.stat().st_size})
@@ -41,7 +41,7 @@ def backup(file: Path, *, of: Where = None, force: Force = False, common: Common
 
 @admin.command(name="restore")
 def put_back(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
-    """Put FILE in the place of the journal; no controller may run, and the former one is kept."""
+    """Replace the journal by FILE; the controller must be stopped, and the old journal is kept."""
     journal, _ = _journal(of, common, must_exist=False)
     kept = restore(file, journal, force=force)
     _say(common, {"journal": str(journal), "former": str(kept or "none")})
@@ -50,7 +50,7 @@ def put_back(file: Path, *, of: Where = None, force: Force = False, common: Comm
 
 @admin.command(name="check")
 def check(*, of: Where = None, common: Common = COMMON) -> int:
-    """Read all of the journal: its pages, checksums and snapshots, and whether a replay agrees."""
+    """Read the whole journal: its pages, checksums and snapshots, and whether a replay agrees."""
     journal, _ = _journal(of, common)
     with contextlib.closing(Reader(journal)) as reader:
         found = list(problems(reader))
@@ -76,7 +76,7 @@ def check(*, of: Where = None, common: Common = COMMON) -> int:
 
 @admin.command(name="compact")
 def make_small(*, of: Where = None, common: Common = COMMON) -> int:
-    """Forget what is older than asked and shrink the file; no controller may run."""
+    """Delete records beyond the retention, and shrink the file; the controller must be stopped."""
     journal, settings = _journal(of, common)
     keep = Retention(
         inputs_s=settings.keep_inputs_s,
@@ -98,7 +98,7 @@ def decode(
     job: Annotated[str | None, Parameter(help="only inputs that name it")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Print inputs of the journal as JSON, one a line; with `-o json` as one document."""
+    """Print inputs of the journal as JSON, one per line; with `-o json` as one document."""
     journal, _ = _journal(of, common)
     with contextlib.closing(Reader(journal)) as reader:
         first = max(from_, reader.first_and_last()[0])
@@ -112,7 +112,7 @@ def decode(
 
 
 def _names(said: Any) -> Iterator[str]:
-    """Every text in a message, keys too; of workers and states the job that they are of."""
+    """Yield every text in a message, with keys; for workers and states also their job."""
     if isinstance(said, str):
         yield said
         yield said.rpartition(".v")[0]
@@ -128,7 +128,7 @@ def _names(said: Any) -> Iterator[str]:
 def _journal(
     where: Path | None, common: Common, *, must_exist: bool = True
 ) -> tuple[Path, JournalSettings]:
-    """The journal that is meant, and what its controller keeps of it."""
+    """Return the path of the selected journal, and its controller's settings for it."""
     home = Path(common.home or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
     path, settings = where if where is not None else home / CONTROLLER, ControllerSettings()
     if path.suffix == ".toml":

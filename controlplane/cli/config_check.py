@@ -1,4 +1,4 @@
-"""`ones config check`: a settings file held against its daemon's rules and against this host."""
+"""`ones config check`: a settings file checked by its daemon's rules on this host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(
     ] = None,
     common: Common = COMMON,
 ) -> int:
-    """Name all that is wrong with a settings file on this host; exit code 2 if something is."""
+    """Print every problem of a settings file on this host; exit code 2 if there are any."""
     path = file.expanduser().resolve()
     whose = kind or _kind_of(path)
     problems = CHECKS[whose][1](path)

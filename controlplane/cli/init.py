@@ -1,7 +1,4 @@
-"""The command `ones init`: a job file for a script, and the changes to the script.
-
-The commented job file that `ones init` writes.
-"""
+"""`ones init`: a commented job file for a script, and the changes to the script."""
 
 from __future__ import annotations
 
@@ -28,21 +25,17 @@ SHOWN: Final = 4  # options of the script in the comment on `args`
 
 
 def job_name(script: Path) -> str:
-    """Return a job name: the script's, or its folder's if the script's is a common one.
-
-    Args:
-        script: absolute.
-    """
+    """Return a job name: the script's, or its folder's if the script's is a common one."""
     stem = script.parent.name if script.stem.lower() in COMMON_NAMES else script.stem
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40]
     return name if NAME.fullmatch(name) else "job"
 
 
 def job_file(facts: Facts, script: Path, relative: str) -> str:
-    """The text of a job file that can be submitted, with a comment on every choice.
+    """Return the text of a job file that can be submitted, with a comment on every choice.
 
     Args:
-        facts: of the script, with the numbers that the user was asked for.
+        facts: of the script, with the numbers that the user entered.
         script: absolute.
         relative: path of the script from the job file's folder.
     """
@@ -162,7 +155,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _ask(facts: Facts) -> None:
-    """Ask for the numbers that the script does not give, if a terminal is there."""
+    """Ask for numbers that the script does not state, if a terminal is present."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if facts.batch_size is None:

@@ -1,9 +1,4 @@
-"""Jobs as lines for people: one for each at any width, and what does not fit is left out.
-
-ps: jobs, a line each, once or again and again.
-
-A promised end beside what came of it, in words.
-"""
+"""`ones ps`: jobs as lines of a table at any width, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ from schemas.wire.client import Jobs, JobSummary
 
 
 def promise_in_words(job: JobSummary) -> str:
-    """Return the time a job was promised to end and whether that was kept, or nothing."""
+    """Return the promised end of a job and whether it was kept, or ""."""
     if job.promised_end is None:
         return ""
     said = second(job.promised_end)
@@ -43,11 +38,9 @@ def promise_in_words(job: JobSummary) -> str:
 
 
 def clock(time_s: float, beside_s: float | None = None) -> str:
-    """A moment as the time of its day, UTC; with its date, where that is another one.
+    """Format a moment as its time of day, UTC; with its date if `beside_s` is on another day.
 
-    Args:
-        time_s: seconds since the epoch.
-        beside_s: a moment of the day that is taken for granted; None: any day.
+    Both are seconds since the epoch. None: the date is never added.
     """
     whole = second(time_s)
     same = beside_s is None or second(beside_s)[:10] == whole[:10]
@@ -55,7 +48,7 @@ def clock(time_s: float, beside_s: float | None = None) -> str:
 
 
 def _off(job: JobSummary, came: float) -> str:
-    """How far from its promise something came."""
+    """Return the distance between the promised end and `came`."""
     late_s = came - (job.promised_end or came)
     return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
 
@@ -63,11 +56,11 @@ def _off(job: JobSummary, came: float) -> str:
 GAP: Final = "  "
 WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})
-WHY_LEAST: Final = 24  # columns; others go before the reason gets less
-SPARED: Final = (  # in order
+WHY_LEAST: Final = 24  # columns; other columns are omitted before the reason gets narrower
+SPARED: Final = (  # omitted in this order
     "lr", "queued", "epoch", "metrics", "ran", "predicted", "loss", "user", "samples/s", "promised"
 )  # fmt: skip
-LEFT: Final = frozenset({"job", "user", "state", "metrics", WHY})  # the others are numbers
+LEFT: Final = frozenset({"job", "user", "state", "metrics", WHY})  # left-aligned
 COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
     "job": lambda job: job.job,
     "user": lambda job: job.user,
@@ -89,7 +82,7 @@ COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
 
 
 class JobLines(NamedTuple):
-    """A table: its head, and a line for each job."""
+    """Table of jobs: its head, and a line for each job."""
 
     head: str
     rows: tuple[str, ...]
@@ -98,13 +91,12 @@ class JobLines(NamedTuple):
 def job_lines(
     jobs: Sequence[JobSummary], width: int | None, styled: Callable[[str], str] = str
 ) -> JobLines:
-    """A table of jobs, one line each.
+    """Return a table of jobs, one line each.
 
     Args:
-        jobs: in the order in which they are listed.
-        width: columns of the screen; None: as wide as it gets. Columns that have no room go, the
-            least telling first; then the reason is cut.
-        styled: puts colour around the state, for example.
+        width: columns of the screen; None: unlimited. Columns that do not fit are omitted, the
+            least informative first; then the reason is cut.
+        styled: decorates the state, for example with a colour.
     """
     filled = {name: _one_lines([cell(job) for job in jobs]) for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
@@ -124,7 +116,7 @@ def job_lines(
 
 
 def _fitting(wide: dict[str, int], width: int | None) -> list[str]:
-    """The columns that there is room for, with enough left for the reason."""
+    """Return the columns that fit, with enough room for the reason."""
     kept = list(wide)
     for name in SPARED:
         fixed = sum(wide[column] + len(GAP) for column in kept if column != WHY)
@@ -148,7 +140,7 @@ def _line(parts: Sequence[str], width: int | None) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """`text` on at most `width` columns; an ellipsis says that there is more."""
+    """Cut `text` to at most `width` columns, with an ellipsis."""
     if len(text) * 2 <= width or _columns(text) <= width:
         return text
     while text and _columns(text) >= width:
@@ -157,7 +149,7 @@ def cut(text: str, width: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """What a script said cannot break the table, nor say anything to a terminal."""
+    """Return text of a script as one printable line without control characters."""
     if text.isprintable() and (text.isascii() or not HARMFUL.search(text)):
         return text
     line = harmless(" ".join(text.split()))
@@ -165,7 +157,7 @@ def one_line(text: str) -> str:
 
 
 def _one_lines(texts: list[str]) -> list[str]:
-    """The same of many, which are looked at together: most say nothing to a terminal."""
+    """Apply `one_line` to many texts; fast if all are printable ASCII."""
     together = "".join(texts)
     if together.isascii() and together.isprintable():
         return texts
@@ -185,9 +177,9 @@ def _columns(text: str) -> int:
 
 
 EVERY_S: Final = 1.0
-PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
+PATIENCE_S: Final = 2.0  # without a reply, until the controller counts as absent
 AWAY: Final = "no controller answers, trying again"
-HOME: Final = "\x1b[H"  # the cursor to the corner
+HOME: Final = "\x1b[H"  # moves the cursor to the corner
 CLEAR_LINE: Final = "\x1b[K"
 CLEAR_BELOW: Final = "\x1b[J"
 
@@ -195,7 +187,7 @@ CLEAR_BELOW: Final = "\x1b[J"
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Choice:
-    """Which jobs."""
+    """Filters of `ones ps`."""
 
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False
     state: Annotated[str | None, Parameter(help="only those in STATE[,STATE...], ended or not")] = (
@@ -205,7 +197,7 @@ class Choice:
     name: Annotated[str | None, Parameter(help="only NAME, NAME-N or a pattern: 'lr-*'")] = None
 
     def ask(self, client: BlockingClient) -> Jobs:
-        """The jobs now."""
+        """Return the jobs that match now."""
         states = [state.strip() for state in (self.state or "").split(",") if state.strip()]
         return client.find_jobs(
             ended=self.all_, states=states, user=self.user or "", name=self.name or ""
@@ -218,7 +210,7 @@ def ps(
     watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="until Ctrl-C")] = False,
     common: Common = COMMON,
 ) -> int:
-    """List jobs, oldest first, one line each; what was cut is in `ones show`."""
+    """List jobs, oldest first, one line each; `ones show` prints what was cut."""
     if watch and (common.output != "table" or not sys.stdout.isatty()):
         raise BadFieldError("--watch draws on a terminal", "leave out -w or -o", "watch")
     with BlockingClient(common.home, PATIENCE_S if watch else None) as client:
@@ -232,7 +224,7 @@ def ps(
     elif common.output == "quiet":
         sys.stdout.writelines(f"{job.job}\n" for job in found.jobs)
     else:
-        lines = table(found, width_of(sys.stdout))  # harmless, and with colours of ours
+        lines = table(found, width_of(sys.stdout))  # escaped, with our own colours
         drawn(sys.stdout).writelines(f"{line}\n" for line in lines)
     if not found.jobs:
         sys.stderr.write(f"ones: {none_found(choice)}\n")
@@ -240,10 +232,10 @@ def ps(
 
 
 def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> list[str]:
-    """What `ps` prints: the head, a rule, and a line for each job; nothing without jobs.
+    """Return the output of `ps`: head, rule, and a line for each job; nothing without jobs.
 
     Args:
-        width: columns; None: any.
+        width: columns; None: unlimited.
         coloured: None: on a terminal, unless NO_COLOR is set.
     """
     if not found.jobs:
@@ -255,7 +247,7 @@ def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> li
 
 
 def none_found(choice: Choice) -> str:
-    """Says that there are no such jobs."""
+    """Return the message for an empty list."""
     if choice.state or choice.user or choice.name:
         return (
             "no such job" if choice.all_ or choice.state else "no such job; -a looks at ended ones"
@@ -264,7 +256,7 @@ def none_found(choice: Choice) -> str:
 
 
 def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
-    """What `ps --watch` shows: as many jobs as fit, and how many do not."""
+    """Return the screen of `ps --watch`: as many jobs as fit, and the number of the others."""
     shown = table(found, columns, coloured="NO_COLOR" not in os.environ)
     waiting = sum(job.state == "queued" for job in found.jobs)
     running = sum(bool(job.slots) for job in found.jobs)
@@ -277,13 +269,13 @@ def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
 
 
 def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None]) -> None:
-    """Draw every second, for ever; a controller that is away for a while is borne.
+    """Draw every second until cancelled; an absent controller is tolerated.
 
     Args:
-        pause: waits so many seconds.
+        pause: sleeps for a number of seconds.
 
     Raises:
-        UnreachableError: if it does not answer the first time.
+        UnreachableError: if the controller does not reply the first time.
     """
     found, note = ask(), ""
     while True:

@@ -1,4 +1,4 @@
-"""logs: what the workers of a job wrote."""
+"""`ones logs`: output of the workers of a job."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from controlplane.client import BlockingClient
 from controlplane.client.streams import OutputLine, line_pattern
 from schemas.errors import BadFieldError
 
-WAITING: Final = frozenset({"queued", "starting", "paused"})  # states in which nothing is written
-CLEAR: Final = "\r\x1b[K"  # the line of the cursor
+WAITING: Final = frozenset({"queued", "starting", "paused"})  # states without output
+CLEAR: Final = "\r\x1b[K"  # clears the line of the cursor
 
 
 def logs(
@@ -50,10 +50,10 @@ def logs(
     ] = False,
     common: Common = COMMON,
 ) -> int:
-    """Print the output of JOB from its start, across restarts of anything."""
+    """Print the output of JOB from its start, across restarts of the controller and of workers."""
     if tail is not None and tail < 0:
         raise BadFieldError(f"--tail {tail} is below 0", "give a number of lines", "tail")
-    line_pattern(grep or "")  # refused before anything is asked
+    line_pattern(grep or "")  # fails before any request
     first_s = time.time() - seconds_of(since, "since") if since else 0.0
     with BlockingClient(common.home) as client:
         if follow:
@@ -119,7 +119,7 @@ def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
 
 
 def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
-    """Write finished lines, and each bar's newest state once per page."""
+    """Write finished lines, and the newest state of each progress bar once per page."""
     bars: dict[int | None, str] = {}  # by rank: the state that was written last
     for page in pages:
         for line in page:
@@ -132,7 +132,7 @@ def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
 
 
 def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
-    """Yield the pages, and say on stderr at the end if no line came."""
+    """Yield the pages; print `silent` to stderr at the end if no line came."""
     came = False
     for page in pages:
         came = came or bool(page)
@@ -152,10 +152,10 @@ def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
 def prefixed(
     pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None
 ) -> Iterator[list[OutputLine]]:
-    """Lines with the rank that wrote each of them, from the page on in which a second one speaks.
+    """Prefix lines with their rank, from the page on in which a second rank occurs.
 
     Args:
-        prefix: True: from the beginning; False: never.
+        prefix: True: always; False: never; None: as above.
     """
     ranks: set[int] = set()
     for page in pages:

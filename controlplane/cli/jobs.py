@@ -1,7 +1,4 @@
-"""Commands about one job, from `show` to `events`.
-
-What `ones show` and `ones explain` print for people.
-"""
+"""Commands about one job, from `show` to `events`, and their output for people."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ LAST_EPOCHS: Final = 10
 
 
 def print_job(detail: JobDetail) -> None:
-    """Everything about one job: what it asked for, its history, workers, groups and epochs."""
+    """Print everything about one job: spec, history, workers, groups and epochs."""
     job, out = detail.summary, sys.stdout.write
     out(f"{job.job}  {job.state}: {job.reason.removeprefix(f'{job.state}: ')}\n\n")
     for name, value in _facts(detail).items():
@@ -69,10 +66,9 @@ def print_job(detail: JobDetail) -> None:
 
 
 def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
-    """Print every decision about a job and its reason, and how good the scheduler's numbers are.
+    """Print every decision about a job with its reason, and the accuracy of the scheduler.
 
-    Args:
-        numbers: whether those behind each decision are printed too.
+    `numbers` adds the numbers behind each decision.
     """
     rows = [
         [
@@ -128,10 +124,9 @@ def _size(size: Size) -> str:
 
 
 def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
-    """Days, and below each its changes by the time of day.
+    """Yield days, and below each its changes by time of day.
 
-    Args:
-        width: columns, to which long lines are folded; None: they are not.
+    Long lines are folded to `width` columns; None: never.
     """
     day = ""
     for change in detail.history:
@@ -181,7 +176,7 @@ def _when_lost(detail: JobDetail) -> str:
 
 
 def _training(detail: JobDetail) -> dict[str, object]:
-    """What trains: a script, or the configurations of a sweep."""
+    """Return what the job trains: a script, or the configurations of a sweep."""
     job, sweep = detail.summary, detail.spec.stated_sweep
     if sweep is None:
         return {
@@ -199,7 +194,7 @@ def _training(detail: JobDetail) -> dict[str, object]:
 
 
 def _batch(detail: JobDetail) -> str:
-    """The batch of now, or to begin with, and how far it may grow."""
+    """Return the current or initial batch, and its limit."""
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
     said = f"{now or spec.batch_size}, at most {limit}"
@@ -244,7 +239,7 @@ def _epochs(detail: JobDetail) -> list[tuple[object, ...]]:
 
 
 def show(job: JobName, *, common: Common = COMMON) -> int:
-    """Show everything about JOB: what it asked for, its workers, its history and its epochs."""
+    """Show everything about JOB: its spec, workers, history and epochs."""
     with BlockingClient(common.home) as client:
         detail = client.job(job)
     if common.output in {"json", "jsonl"}:
@@ -261,7 +256,7 @@ def explain(
     numbers: Annotated[bool, Parameter(help="those behind each decision, too")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Say why JOB has its slots and its batch: every decision and its reason."""
+    """Explain the slots and the batch of JOB: every decision and its reason."""
     with BlockingClient(common.home) as client:
         explanation = client.explain(job)
         search = client.search()
@@ -284,7 +279,7 @@ def resize(
     auto: Annotated[bool, Parameter(help="give it back to the policy instead")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Change the size of JOB while it trains; the policy leaves it alone until --auto."""
+    """Change the size of JOB while it trains; the policy leaves the job alone until --auto."""
     if auto and not (slots is None and batch is None and on is None):
         what = "--auto gives the job back to the policy, which chooses its size"
         raise BadFieldError(what, "leave out --slots, --batch and --on, or --auto", "auto")
@@ -297,21 +292,21 @@ def resize(
 
 
 def pause(job: JobName, *, common: Common = COMMON) -> int:
-    """Take the slots of JOB away; it goes on from the same step when it is resumed."""
+    """Release the slots of JOB; when resumed, the job continues from the same step."""
     with BlockingClient(common.home) as client:
         detail = client.pause(job)
         return _moved(client, detail, common)
 
 
 def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
-    """End a pause of JOB; with --auto, give it back to the policy."""
+    """End a pause of JOB; with --auto, return the job to the policy's control."""
     with BlockingClient(common.home) as client:
         detail = client.resume(job, auto=auto)
         return _moved(client, detail, common)
 
 
 def samples(job: JobName, *, common: Common = COMMON) -> int:
-    """Print which samples each committed step of JOB took (needs record_samples in its file)."""
+    """Print the samples of each committed step of JOB (requires record_samples in its file)."""
     with BlockingClient(common.home) as client:
         print_data(client.samples(job), "json" if common.output == "json" else "jsonl")
     return Exit.OK
@@ -323,7 +318,7 @@ def events(
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="for ever")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Print what happened in the cluster, from the journal, without gaps."""
+    """Print the events of the cluster from the journal, without gaps."""
     if follow and common.output == "json":
         what = "-o json is one document, and events that are followed have no end"
         raise BadFieldError(what, "use -o jsonl: a document on each line", "output")
@@ -356,11 +351,11 @@ def _event_row(event: FeedEvent) -> dict[str, Any]:
 
 
 def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
-    """The same events, with a line on stderr wherever some are not kept any more.
+    """Yield the events; print a line to stderr for each gap of events that are no longer kept.
 
     Args:
         events: in order.
-        first: number of the one that was asked for, 1-based.
+        first: number of the first requested event, 1-based.
     """
     expected = max(1, first)
     for event in events:
@@ -374,7 +369,7 @@ def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]
 
 
 def say_if_absent(client: BlockingClient) -> None:
-    """Say at once that no controller is there; those who wait and follow go on for a minute."""
+    """Print at once that the controller does not reply; waiting commands retry for a minute."""
     try:
         client.cluster()
     except UnreachableError as error:
@@ -389,6 +384,6 @@ def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
     elif common.output == "table":
         sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
         last = client.explain(job.job).decisions[-1:] if job.state == "rescaling" else ()
-        if last and last[0].outcome == "ordered":  # what was said above is from before
+        if last and last[0].outcome == "ordered":  # the line above shows the old size
             sys.stdout.write(f"{job.job}: {last[0].why}; it begins when that is done\n")
     return Exit.OK

@@ -1,4 +1,4 @@
-"""key add, list and revoke: who may connect, kept by admins while the controller runs."""
+"""`ones key`: add, list and revoke keys while the controller runs (admins)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add(
     out: Annotated[Path | None, Parameter(help="folder for NAME; default: ./NAME")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Make a key for NAME, and let its owner connect; the secret half stays in the folder."""
+    """Make a key for NAME and authorise it; the secret half stays in the folder."""
     check_name(name, "name")
     home, folder = find_home(common.home), (out or Path(name)).expanduser()
     ends = None if expires is None else _time_of(expires)
@@ -61,7 +61,7 @@ def add(
 
 @key.command(name="list")
 def list_(*, common: Common = COMMON) -> int:
-    """List all keys, also those that were revoked or are over."""
+    """List all keys, including revoked and expired ones."""
     with BlockingClient(common.home) as client:
         _show(client.keys(), common)
     return Exit.OK
@@ -69,14 +69,14 @@ def list_(*, common: Common = COMMON) -> int:
 
 @key.command(name="revoke")
 def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> int:
-    """Take keys away for ever: those of a name, or one public key; what is open with them ends."""
+    """Revoke keys permanently: those of a name, or one public key; their sessions are closed."""
     with BlockingClient(common.home) as client:
         _show(client.revoke_key(key_), common)
     return Exit.OK
 
 
 class _Files:
-    """A folder that its owner can use as ONES_HOME; a node's has keys only."""
+    """Folder that the owner of a key can use as ONES_HOME; a node's contains only keys."""
 
     def __init__(self, folder: Path, name: str, role: str) -> None:
         if name == SERVER:
@@ -92,7 +92,7 @@ class _Files:
                 raise SettingsError(what, "choose another --out, or move it away", "out")
 
     def write(self, home: Home) -> str:
-        """All of it; returns the public key."""
+        """Write the folder and return the public key."""
         try:
             pair = write_keys(self._keys, self._name)
             server = self._keys / f"{SERVER}.key"
@@ -108,7 +108,7 @@ class _Files:
         return pair.public.decode()
 
     def delete(self) -> None:
-        """The pair: nobody knows of it."""
+        """Delete the key pair, which is not authorised."""
         self.secret.unlink(missing_ok=True)
         self._public.unlink(missing_ok=True)
 
@@ -129,7 +129,7 @@ def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
 
 
 def _time_of(text: str) -> float:
-    """Seconds since the epoch of a span from now, or of a date."""
+    """Parse a duration from now, or a date, into seconds since the epoch."""
     number, unit = text[:-1], text[-1:]
     if unit in UNITS and number.replace(".", "", 1).isdecimal():
         return time.time() + float(number) * UNITS[unit]

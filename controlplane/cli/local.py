@@ -34,15 +34,15 @@ PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing 
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 DIR_HELP: Final = "folder of the cluster; default: $ONES_HOME, else ~/.ones"
 DEFAULT_POLICY: Final = "ones"
-ROOM_BYTES: Final = 128 << 20  # an agent takes no work with half of that
+ROOM_BYTES: Final = 128 << 20  # an agent refuses work below half of this
 NO_ROOM: Final = "free space there, or choose another --dir"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
-LOOK_S: Final = 0.05
+LOOK_S: Final = 0.05  # between two looks at processes
 
 
 class OtherClusterError(OnesError):
-    """The cluster that is there was made with other settings than those that are asked for."""
+    """The existing cluster was made with other settings than the requested ones."""
 
     code = "other_cluster"
 
@@ -61,7 +61,7 @@ class _Part:
         return self.config.parent / "logs" / f"{self.name}.log"
 
     def pid(self) -> int | None:
-        """Return its process; 0 if that is unknown, None if it does not run."""
+        """Return the process id; 0 if it is unknown, None if the process does not run."""
         if (pid := pid_of(self.pid_file)) is not None:
             return pid
         # Older releases did not lock the file.
@@ -71,7 +71,7 @@ class _Part:
         return None
 
     def is_named_in(self, command: bytes) -> bool:
-        paths = (self.config, self.config.resolve())  # a daemon's title has the latter
+        paths = (self.config, self.config.resolve())  # the title of a daemon has the latter
         return any(str(path).encode() in command for path in paths)
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -96,7 +96,7 @@ def up(
     policy: Annotated[str | None, Parameter(help="who decides; default: ones")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Start what is not running of the cluster in a folder; make the cluster if there is none."""
+    """Start what is not running of the cluster in a folder; create the cluster if missing."""
     entry(policy or DEFAULT_POLICY)
     for name, count in (("slots", slots), ("agents", agents)):
         if count is not None and count < 1:
@@ -128,7 +128,7 @@ def up(
 def _bring_up(
     home: Path, slots: int | None, agents: int, policy: str | None
 ) -> dict[str, int | None]:
-    """Start what does not run; returns the pid of each part."""
+    """Start the stopped parts and return the process id of each part."""
     parts = _parts(home)
     if not (home / "client.toml").exists() or any(part.pid() is None for part in parts):
         _require_room(home)
@@ -155,7 +155,7 @@ def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
 
 
 def _require_room(home: Path) -> None:
-    """Refuse a full disk before half a cluster lies on it."""
+    """Refuse a full disk before any part of the cluster is written."""
     folder = next(path for path in (home, *home.parents) if path.exists())
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
@@ -176,7 +176,7 @@ def down(
     dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Stop the cluster in a folder with its workers; jobs resume when it is up again."""
+    """Stop the cluster in a folder and its workers; jobs resume at the next `ones local up`."""
     home = home_folder(dir_ or common.home).resolve()
     if not (home / "controller.toml").exists():
         raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
@@ -195,7 +195,7 @@ def down(
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """One `up` or `down` at a time."""
+    """Allow one `up` or `down` at a time."""
     for name in ("", "run", "state", "logs", "keys"):
         (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     with (home / "run" / "local.lock").open("w") as file:
@@ -212,7 +212,7 @@ def _parts(home: Path) -> list[_Part]:
 
 
 def _pid_file(config: Path) -> Path:
-    """Where a part keeps its process id; the usual place if its settings cannot be read."""
+    """Return the pid file of a part; the default path if its settings cannot be read."""
     name = None
     with contextlib.suppress(SettingsError):
         name = read_toml(config).get("pid_file")
@@ -249,7 +249,7 @@ def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
 
 
 def _require_the_same(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
-    """Refuse what the cluster was not made with: it keeps its agents, slots and policy."""
+    """Refuse settings that differ from the cluster's: its agents, slots and policy are fixed."""
     made = sorted(home.glob("agent-*.toml"))
     own_slots = read_toml(made[0]).get("slots", "auto") if made else "auto"
     section = read_toml(home / "controller.toml").get("policy", {})
@@ -273,7 +273,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now and that no outgoing connection will take."""
+    """Return free ports outside the range of outgoing connections."""
     found: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
@@ -320,11 +320,11 @@ def _say_who_takes_no_work(nodes: Sequence[NodeInfo]) -> None:
 
 
 def _stop(part: _Part) -> str:
-    """Stop a part; returns why it could not be stopped, if so."""
+    """Stop a part; return the reason if it could not be stopped, else ""."""
     pid, number, deadline = None, int(signal.SIGTERM), time.monotonic() + STOP_S
     try:
         while (pid := part.pid()) is not None:
-            command = _command(pid)  # empty while it ends
+            command = _command(pid)  # empty while the process exits
             if pid <= 0:
                 return f"{part.pid_file} is locked by a process that cannot be identified"
             if command and not part.is_named_in(command):
@@ -339,7 +339,7 @@ def _stop(part: _Part) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Return the command line of a process; empty if it has ended or is hidden."""
+    """Return the command line of a process; empty if it has exited or is hidden."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -347,7 +347,7 @@ def _command(pid: int) -> bytes:
 
 
 def _end_workers(agent: _Part) -> str:
-    """End the workers of an agent; returns why they may be left, if so."""
+    """Stop the workers of an agent; return the reason if some may be left, else ""."""
     command = [sys.executable, "-P", "-m", agent.module, "--config", str(agent.config)]
     done = subprocess.run(  # noqa: S603 - our own interpreter and module
         [*command, "--end-workers"], capture_output=True, text=True, check=False, cwd="/"

@@ -1,4 +1,4 @@
-"""Entry point: commands, and what becomes of their errors."""
+"""Entry point of `ones`: the command tree and the handling of errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from controlplane.client import Client
 from schemas import __version__
 from schemas.errors import OnesError, UnknownJobError
 
-SUGGEST_S = 2.0  # an error waits no longer for names
-LONG_LISTS = 100_000  # objects that are made before garbage is looked for: rows are none
+SUGGEST_S = 2.0  # timeout for the names in a suggestion
+LONG_LISTS = 100_000  # allocations before a garbage collection: rows of lists are no garbage
 
 TOP = "Show jobs and slots, every second until Ctrl-C."
 TIMELINE = "Draw which job had which slot, from the journal."
@@ -40,7 +40,7 @@ SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies before you use them."
 ADMIN = "The controller's journal: copies, checks, and what is in it."
 
-ELSEWHERE: Final = {  # words of other schedulers and tools, and the command that is meant here
+ELSEWHERE: Final = {  # commands of other schedulers and tools, and ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
     "info": "show", "jobs": "ps", "kill": "cancel", "list": "ps", "ls": "ps",
     "nodes": "node list", "queue": "ps", "rm": "cancel", "run": "submit", "sbatch": "submit",
@@ -51,21 +51,21 @@ ELSEWHERE: Final = {  # words of other schedulers and tools, and the command tha
 
 
 class UsageError(OnesError):
-    """The command line cannot be understood."""
+    """The command line is invalid."""
 
     code = "usage"
 
 
 def build() -> App:
-    """The command tree; job commands are also below `job`."""
+    """Return the command tree; job commands also exist below `job`."""
     app = App(name="ones", help="Submit training jobs to a cluster and follow them.")
     app.version = __version__
-    app.default_parameter = Parameter(negative=())  # no --no-FLAG beside what is off anyway
+    app.default_parameter = Parameter(negative=())  # no --no-FLAG for flags that are off by default
     start, jobs, cluster, simulate = (
         Group(title, sort_key=place)
         for place, title in enumerate(("Start here", "Jobs", "Cluster", "Simulate"))
     )
-    app.group_commands = Group("More", sort_key=9)  # what has no group: --help, --version
+    app.group_commands = Group("More", sort_key=9)  # for commands without a group
     here = App(name="local", help="A cluster in one folder of this host.", group=start, sort_key=0)
     here.command(local.up)
     here.command(local.down)
@@ -93,7 +93,7 @@ def build() -> App:
         job.command(command)
     app.command(job)
     app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP, group=jobs)
-    # What draws or computes takes long to import, and is loaded when it is asked for.
+    # Commands that draw or compute are slow to import; they are loaded when called.
     app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
     app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
     node = App(name="node", help="Everything about nodes.", group=cluster)
@@ -122,10 +122,10 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
 
 
 def main() -> None:
-    """Run one command; exit codes as `Exit` says."""
+    """Run one command and exit with a code of `Exit`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     gc.set_threshold(LONG_LISTS)
-    # Matrices are small here, and threads that wait for each other burn a core.
+    # Matrices are small here; waiting BLAS threads would occupy a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     output = _asked(sys.argv[1:], "--output", "-o") or "table"
     # Completion output is parsed by a shell and must not be escaped.
@@ -144,7 +144,7 @@ def main() -> None:
     except OverflowError:
         print_error(UsageError("a number is too large", "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
-    except UnicodeEncodeError as error:  # of bytes that the locale has no characters for
+    except UnicodeEncodeError as error:  # bytes outside the locale's encoding
         what = f"{error.object!r} is not text that can be sent in {error.encoding}"
         print_error(UsageError(what, "use a UTF-8 locale, such as LC_ALL=C.UTF-8"), output)
         sys.exit(Exit.USAGE)
@@ -154,7 +154,7 @@ def main() -> None:
 
 
 def in_our_words(error: CycloptsError) -> UsageError:
-    """Return what is wrong with a command line, and the help of the command that is meant."""
+    """Return what is wrong with a command line, and the help of the intended command."""
     words = error.unused_tokens or [""]
     command = " ".join(("ones", *(error.command_chain or ())))
     hint = f"see `{command} --help`"
@@ -173,7 +173,7 @@ def in_our_words(error: CycloptsError) -> UsageError:
         positional = argument.index is not None
         name = argument.name.lstrip("-").upper() if positional else argument.name
         return UsageError(f"`{command}` needs {name}", hint)
-    text = " ".join(str(error).split()).partition(" Available commands")[0]  # the help has them
+    text = " ".join(str(error).split()).partition(" Available commands")[0]  # listed by --help
     what, _, guess = text.partition(" Did you mean ")
     if guess:
         return UsageError(what.removesuffix("."), f"did you mean {guess} {hint}")
@@ -191,7 +191,7 @@ def _asked(arguments: list[str], *names: str) -> str | None:
 
 
 def _with_suggestion(error: UnknownJobError, home: str | None) -> UnknownJobError:
-    """Return the same error, with the name of a job that may have been meant."""
+    """Return the same error with a similar name of an existing job."""
     try:
         return UnknownJobError(error.job, asyncio.run(_job_names(home)))
     except OnesError:

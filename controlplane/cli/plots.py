@@ -1,4 +1,4 @@
-"""Slots over time as bars in a PNG file."""
+"""PNG files of slots over time, with a panel for each job."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IDLE: Final = "#f3f3f3"
-STARTING: Final = "#888888"  # of its hatching
+STARTING: Final = "#888888"  # colour of the hatching
 RATE: Final = "#c0392b"
-MOST_PANELS: Final = 12  # jobs, the latest
+MOST_PANELS: Final = 12  # of the latest jobs
 PANEL_HEIGHT: Final = 0.85  # inches
 PANELS_TITLE: Final = "each job: its state, batch size and rate"
 STATES_DRAWN: Final = ("queued", "starting", "running", "paused")
 NODE_LINE: Final = "#b0b0b0"
-LETTER: Final = 0.008  # the width of one in a bar, as a share of the axis
-MANY_SLOTS: Final = 48  # rows that can each have a name
+LETTER: Final = 0.008  # width of a letter in a bar, as a share of the axis
+MANY_SLOTS: Final = 48  # rows that can each have a label
 LEGEND_ROWS: Final = 30
 LEGEND_MOST: Final = 2 * LEGEND_ROWS - 2  # jobs
 
@@ -49,11 +49,11 @@ def png(
     window: Window | None = None,
     pasts: Mapping[JobId, JobPast] | None = None,
 ) -> None:
-    """Draw who had which slot into a file, however many slots there are, and jobs below.
+    """Draw slots over time into a file, with any number of slots, and panels of jobs below.
 
     Args:
-        window: what the axis spans; default: all allocations.
-        pasts: of jobs: their states, batch sizes and rates, in a panel each; default: no panel.
+        window: range of the axis; default: all allocations.
+        pasts: jobs whose states, batch sizes and rates get a panel each; default: no panels.
 
     Raises:
         SettingsError: if matplotlib is not installed, or the file cannot be written.
@@ -91,13 +91,13 @@ def png(
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty picture.
+    """Return an empty figure.
 
     Raises:
         SettingsError: if matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, not always there
+        from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, optional
     except ImportError:
         hint = "in a checkout of ONES: pip install '.[sim]'"
         raise SettingsError("a PNG needs matplotlib", hint) from None
@@ -105,10 +105,10 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture into a file.
+    """Write a figure into a file.
 
     Raises:
-        SettingsError: if it cannot be written.
+        SettingsError: if the file cannot be written.
     """
     try:
         figure.savefig(path, format="png")
@@ -152,7 +152,7 @@ def _draw_names(
     jobs: Mapping[JobId, int],
     window: Window,
 ) -> None:
-    """A job's name in its bars that are wide enough, once where they are below each other."""
+    """Draw a job's name into its bars that are wide enough, once for bars below each other."""
     row_of = {slot: row for row, slot in enumerate(slots)}
     named: defaultdict[tuple[int, JobId], list[Allocation]] = defaultdict(list)
     for allocation in allocations:
@@ -170,13 +170,13 @@ def _draw_names(
 
 
 def is_dark(colour: str) -> bool:
-    """Whether white is easier to read on `colour` (#rrggbb) than black."""
+    """True if white is easier to read on `colour` (#rrggbb) than black."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue < 140  # noqa: PLR2004 - by eye
 
 
 def _draw_frame(axes: Axes, slots: Sequence[SlotId], window: Window) -> None:
-    """Axes, the names of rows, and a line between nodes."""
+    """Draw the axes, the names of rows, and a line between nodes."""
     axes.set_xlim(0.0, window.length)
     axes.set_ylim(max(len(slots), 1) - 0.5, -0.5)
     axes.set_facecolor(IDLE)
@@ -214,7 +214,7 @@ def _seen(past: JobPast, window: Window) -> bool:
 
 
 def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Window) -> None:
-    """One job: its states behind its batch size (left) and its rate (right)."""
+    """Draw one job: its states behind its batch size (left axis) and its rate (right axis)."""
     for span in past.spans:
         begin, end = span.begin - window.begin, span.end - window.begin
         axes.axvspan(begin, end, linewidth=0, **_look(span.state, colour))
@@ -224,7 +224,7 @@ def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Windo
     )  # fmt: skip
     rate = axes.twinx()
     running = [span for span in past.spans if span.state == "running"]
-    for span in running:  # a line each: nothing is trained between them
+    for span in running:  # a line each: the job does not train between them
         before = [batch for at, batch in past.batches if at <= span.begin][-1:]
         changes = [(at, batch) for at, batch in past.batches if span.begin < at <= span.end]
         steps = [*((span.begin, batch) for batch in before), *changes]
@@ -256,7 +256,7 @@ def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Windo
 
 
 def _look(state: str, colour: str) -> dict[str, Any]:
-    """Style of a state behind the lines of a job."""
+    """Return the style of a state behind the lines of a job."""
     looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
         "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},

@@ -1,4 +1,4 @@
-"""Options of `ones sim` that say what is simulated, as a scenario."""
+"""Options of `ones sim` that describe the simulated scenario."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USUAL: Final = {"curves": SLAQ, "harmony": HARMONY}
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is simulated; see docs/simulator.md."""
+    """Simulated scenario; see docs/simulator.md."""
 
     physics: Literal["table2", "profiles", "recorded", "curves", "harmony"] = "table2"
     "How jobs train: the paper's Table 2, tables, a journal, loss curves, Harmony's testbed."
@@ -97,14 +97,14 @@ class Setup:
     "Least seconds between questions that only an epoch's end raised, to a searching policy."
 
     def scenario(self, *, gpus: int | None = None, record_allocations: bool = False) -> Scenario:
-        """The same as a value.
+        """Return the scenario of these options.
 
         Args:
-            gpus: slots of the cluster, instead of those that were given.
-            record_allocations: write down who had which slot when.
+            gpus: slots of the cluster; replaces the option.
+            record_allocations: record slots over time.
 
         Raises:
-            TraceError: if it makes no sense; it names the option.
+            TraceError: if an option is invalid; names the option.
         """
         usual = USUAL.get(self.physics, TABLE2)
         if self.physics == "profiles" and not self.profiles:
@@ -165,7 +165,7 @@ class Setup:
 
 
 def _content(named: tuple[str, ...], profiles: str) -> str:
-    """A fingerprint of the files that are simulated: results of others are not theirs."""
+    """Return a fingerprint of the input files; stored results of other files are not reused."""
     files = [Path(name) for name in named if name]
     if profiles:
         files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MOST_FILES]
@@ -173,7 +173,7 @@ def _content(named: tuple[str, ...], profiles: str) -> str:
     for file in files:
         try:
             seen.update(file.expanduser().read_bytes())
-        except OSError:  # whoever reads it says what is wrong
+        except OSError:  # reported by the loader of the file
             continue
     return seen.hexdigest()[:16] if files else ""
 
@@ -183,7 +183,7 @@ def _absolute(path: str) -> str:
 
 
 def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
-    """Groups of nodes alike; `gpus` in all if that was said."""
+    """Return groups of equal nodes, with `gpus` slots in total if given."""
     if per_node < 1:
         raise TraceError(f"{per_node} GPUs on a node", "give at least 1", "gpus-per-node")
     if gpus is not None:

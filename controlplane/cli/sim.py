@@ -1,9 +1,4 @@
-"""sim: policies on simulated clusters, one by one or side by side.
-
-Arguments of `ones sim` as values: seeds, sizes, policies and their options.
-
-How far one simulation is, on a terminal.
-"""
+"""`ones sim`: policies on simulated clusters, one at a time or compared."""
 
 from __future__ import annotations
 
@@ -51,7 +46,7 @@ MOST_WORKERS: Final = 1024
 def check_run(
     names: Sequence[str], ours: str, seeds: Sequence[int], workers: int, plots: Path | None
 ) -> None:
-    """Refuse before anything is simulated what could not be shown afterwards.
+    """Refuse, before the simulation, options that would fail after it.
 
     Raises:
         OnesError: naming the option.
@@ -76,10 +71,10 @@ def check_run(
 
 
 def numbers(text: str, field: str) -> list[int]:
-    """1,3,5-7 as numbers, each once.
+    """Parse a list such as 1,3,5-7; each number occurs once.
 
     Raises:
-        BadFieldError: if they make no sense; it names `field`.
+        BadFieldError: if the list is invalid; names `field`.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -95,10 +90,10 @@ def numbers(text: str, field: str) -> list[int]:
 
 
 def policy_options(given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE as settings; a value is JSON if it can be, else text.
+    """Parse NAME=VALUE settings; a value is JSON if it parses as JSON, else text.
 
     Raises:
-        BadFieldError: if one has no value.
+        BadFieldError: if an option has no value.
     """
     found: dict[str, Any] = {}
     for text in given:
@@ -113,10 +108,10 @@ def policy_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """POLICY.NAME=VALUE as settings of each policy.
+    """Parse POLICY.NAME=VALUE into the settings of each policy.
 
     Raises:
-        BadFieldError: if one is of no policy among `names`.
+        BadFieldError: if an option belongs to no policy among `names`.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, value in policy_options(given).items():
@@ -134,10 +129,10 @@ HOUR_S: Final = 3600.0
 
 @contextlib.contextmanager
 def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
-    """A bar on stderr of the jobs that have ended, for as long as the context lasts.
+    """Show a progress bar of ended jobs on stderr.
 
     Yields:
-        What to give `simulate` as `record`; None where nobody looks.
+        The `record` argument for `simulate`; None if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         yield None
@@ -165,11 +160,7 @@ def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
 
 
 def ended(commands: Sequence[Command]) -> int:
-    """How many jobs ended with these commands of the core.
-
-    Args:
-        commands: that followed from one input.
-    """
+    """Return the number of jobs that ended in the commands that followed from one input."""
     return sum(isinstance(c, Announce) and c.event.event in ENDS for c in commands)
 
 
@@ -200,17 +191,17 @@ def run(
     Parameters
     ----------
     policy
-        Its name.
+        Name of the policy.
     seed
-        Of the trace, the jobs and the search.
+        Seed of the trace, the jobs and the search.
     option
-        NAME=VALUE of the policy, as in its settings; again for more.
+        NAME=VALUE setting of the policy; repeatable.
     output
         Table for people, or JSON.
     plots
-        Folder to draw slots over time into.
+        Folder for drawings of slots over time.
     setup
-        What is simulated.
+        Simulated scenario.
     """
     check_run([policy], policy, [seed], 1, plots)
     scenario = setup.scenario(record_allocations=plots is not None)
@@ -245,7 +236,7 @@ def compare(
     Parameters
     ----------
     policies
-        Names, with commas between them.
+        Names, separated by commas.
     seeds
         One, a list or a range: 0-4 or 1,3,7.
     gpus
@@ -253,17 +244,17 @@ def compare(
     ours
         The policy that the others are compared with; default: ones, else the last.
     option
-        POLICY.NAME=VALUE of a policy, as in its settings; again for more.
+        POLICY.NAME=VALUE setting of a policy; repeatable.
     output
         Table for people, or JSON.
     plots
-        Folder to draw into.
+        Folder for drawings.
     results
-        File that keeps results, to go on after Ctrl-C; one JSON document on each line.
+        File that stores results so that a run interrupted by Ctrl-C can continue; JSON lines.
     workers
-        Processes at a time; default: one for each core.
+        Number of processes; default: one for each core.
     setup
-        What is simulated.
+        Simulated scenario.
     """
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     seed_numbers, processes = numbers(seeds, "seeds"), workers or os.cpu_count() or 1
@@ -293,11 +284,11 @@ def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
     Parameters
     ----------
     file
-        CSV to write.
+        CSV file to write.
     seed
-        Of the draws.
+        Seed of the random draws.
     setup
-        What is generated.
+        Scenario of the trace.
     """
     trace = trace_of(setup.scenario(), seed)
     write_trace(trace, file)
@@ -307,16 +298,16 @@ def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
 
 @sim.command
 def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
-    """Train classical algorithms for real and write down their losses, for --physics curves.
+    """Train classical algorithms and record their losses, for --physics curves.
 
     Parameters
     ----------
     file
-        To write: JSON. The one that ships was made so.
+        JSON file to write. The bundled file was made by this command.
     seed
-        Of every training that draws.
+        Seed of every randomised training.
     families
-        Algorithms, with commas between them; default: all.
+        Algorithms, separated by commas; default: all.
     """
     try:
         from controlplane.sim.models.recorded_curves import record  # noqa: PLC0415 - not always there
@@ -341,18 +332,18 @@ def import_(
     layout: Layout | Literal["journal"],
     most_gpus: int | None = None,
 ) -> int:
-    """Turn a foreign trace, or a cluster's own journal, into one that can be simulated.
+    """Convert a foreign trace, or a cluster's own journal, into one that can be simulated.
 
     Parameters
     ----------
     source
-        File of another simulator's trace, or a controller's journal.
+        Trace file of another simulator, or a controller's journal.
     file
-        To write: CSV, or a recording for --physics recorded.
+        File to write: CSV, or a recording for --physics recorded.
     layout
-        Whose columns it has.
+        Format of the source.
     most_gpus
-        Leave out jobs that want more.
+        Omit jobs that request more GPUs.
     """
     if layout == "journal":
         recording = recording_from_journal(source)
@@ -366,7 +357,7 @@ def import_(
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:
-    """One simulation of an experiment, in a worker process."""
+    """Run one simulation of an experiment, in a worker process."""
     return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
 

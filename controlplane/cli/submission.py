@@ -1,7 +1,4 @@
-"""A job file, ready to go: what travels with it.
-
-submit --dry-run: what would go, and what would be said of it.
-"""
+"""Job files prepared for submission, and the report of `submit --dry-run`."""
 
 from __future__ import annotations
 
@@ -28,38 +25,38 @@ LIBRARY: Final = b"elastic"
 
 
 class Submission(NamedTuple):
-    """One job file, ready to go."""
+    """One checked job file."""
 
     file: Path
     spec: JobSpec
     travels: tuple[PackedFile, ...]
-    stored: str = ""  # digest of the archive that the cluster should have already; nothing travels
-    project: str = ""  # whose members see it; empty: the first of the key's
+    stored: str = ""  # digest of an archive that the cluster stores; nothing is uploaded
+    project: str = ""  # whose members see the job; empty: the first of the key's
 
     @property
     def size(self) -> int:
-        """Bytes of all files that travel, before they are packed."""
+        """Size of all files to upload before packing, bytes."""
         return sum(file.size for file in self.travels)
 
     @property
     def largest(self) -> list[PackedFile]:
-        """The files that make most of it, largest first."""
+        """The largest files, largest first."""
         return sorted(self.travels, key=lambda file: -file.size)[:NAMED]
 
 
 def prepared(file: Path, overrides: Sequence[str]) -> Submission:
-    """A job file, checked, with what would travel.
+    """Read and check a job file, and list the files to upload.
 
     Raises:
         SettingsError: if the file cannot be used.
-        BadFieldError: if a value cannot be accepted.
+        BadFieldError: if a value is invalid.
     """
     spec = load_job(file, overrides)
     return Submission(file, spec, survey(Path(spec.workdir)))
 
 
 def snapshot_line(one: Submission) -> str:
-    """What travels with a job, for people: how much, how many files, the largest of them."""
+    """Describe the upload of a job: size, number of files, the largest ones."""
     if one.stored:
         return f"{one.stored[:12]}, which the cluster has from an earlier job"
     many = len(one.travels)
@@ -83,7 +80,7 @@ def library_note(one: Submission) -> str:
 
 
 def _uses_library(script: Path, files: Sequence[Path]) -> bool:
-    """True if a script names the library, or one of `files` does that it may import."""
+    """True if a script names the library, or one of `files` that it may import does."""
     seen: set[Path] = set()
     left = {script}
     while left:
@@ -92,7 +89,7 @@ def _uses_library(script: Path, files: Sequence[Path]) -> bool:
         try:
             source = path.read_bytes()
             homes = {script.parent / part for part in _first_parts(ast.parse(source))}
-        except (OSError, SyntaxError, ValueError):  # said elsewhere
+        except (OSError, SyntaxError, ValueError):  # reported elsewhere
             return True
         if LIBRARY in source:
             return True
@@ -105,7 +102,7 @@ def _uses_library(script: Path, files: Sequence[Path]) -> bool:
 
 
 def _first_parts(tree: ast.Module) -> set[str]:
-    """The first parts of all modules that are imported; an empty one for a relative import."""
+    """Return the first parts of all imported modules; "" for a relative import."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -116,17 +113,17 @@ def _first_parts(tree: ast.Module) -> set[str]:
 
 
 def on_screen(line: str, stream: TextIO) -> str:
-    """A line, cut to the width of a terminal."""
+    """Cut a line to the width of a terminal."""
     width = width_of(stream)
     return line if width is None else cut(line, width)
 
 
 OF_NO_SWEEP: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
-ASK_S: Final = 3.0  # a dry run waits so long for a controller
+ASK_S: Final = 3.0  # timeout for the controller's notes
 
 
 def say_dry(ready: Sequence[Submission], common: Common) -> int:
-    """Say what would be submitted, and what the controller would say of it, where one answers."""
+    """Print what would be submitted, and the controller's notes if one replies."""
     notes, why_not = _notes(ready, common)
     rows = [_dry(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
     if common.output == "json":
@@ -151,31 +148,31 @@ def say_dry(ready: Sequence[Submission], common: Common) -> int:
 def _notes(
     ready: Sequence[Submission], common: Common
 ) -> tuple[list[tuple[str, ...] | None], OnesError | None]:
-    """What the controller would say of each job; None, and perhaps why, where none can be asked.
+    """Return the controller's notes on each job; None, with the error if any, if none can be asked.
 
     Raises:
-        BadFieldError: if it would not accept one of them.
+        BadFieldError: if the controller would refuse a job.
     """
     try:
         with BlockingClient(common.home, ASK_S) as client:
             return [None if one.stored else client.check(one.spec) for one in ready], None
     except BadFieldError:
         raise
-    except SettingsError:  # nobody spoke of a cluster
+    except SettingsError:  # no cluster was named
         return [None] * len(ready), None
     except OnesError as error:
         return [None] * len(ready), error
 
 
 def _dry(one: Submission) -> dict[str, Any]:
-    """A job that can be submitted, for programs; `notes` is None if no controller was asked."""
+    """Return a valid job for programs."""
     largest = [{"path": name, "bytes": size} for name, size in one.largest]
     snapshot = {"bytes": one.size, "files": len(one.travels), "largest": largest}
     return {"job": None, "state": "valid", "spec": one.spec, "snapshot": snapshot}
 
 
 def _stated(spec: JobSpec) -> dict[str, str]:
-    """The fields that are not as they would be without a word, and those that rule its size."""
+    """Return the fields that differ from their defaults, the required ones, and the slots."""
     found = {}
     sweep = spec.stated_sweep
     for field in msgspec.structs.fields(spec):

@@ -1,9 +1,4 @@
-"""submit: what would travel, what was accepted, and with --wait what became of it.
-
-Why a job failed, for people: its error, and the last lines of the worker that ended first.
-
-wait and cancel: commands that take several jobs at once.
-"""
+"""`ones submit`, `wait` and `cancel`: submission, waiting, and reports of failed jobs."""
 
 from __future__ import annotations
 
@@ -48,24 +43,24 @@ from schemas.wire.feed import FeedEvent
 
 LAST_LINES: Final = 15
 EXITED: Final = "worker.exited"
-BY_OTHERS: Final = frozenset({9, 15})  # signals that follow an end elsewhere, or come from outside
+BY_OTHERS: Final = frozenset({9, 15})  # signals after another worker's exit, or from outside
 
 
 class Failure(NamedTuple):
-    """How a job ended that did not succeed, and what its failing worker wrote last."""
+    """Unsuccessful end of a job, and the last output of the worker that failed."""
 
     job: str
     state: str
     reason: str
-    rank: int | None  # None: nobody can say which worker failed, and `lines` are those of all
+    rank: int | None  # None: unknown, and `lines` are those of all workers
     lines: tuple[OutputLine, ...]
 
 
 def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Failure:
-    """What a person wants to know when a job did not succeed.
+    """Return how a job ended that did not succeed.
 
     Args:
-        from_seq: number of a feed event before its first, 1-based.
+        from_seq: number of a feed event before the job's first, 1-based.
     """
     job = detail.summary
     if job.state != "failed":
@@ -77,11 +72,7 @@ def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Fail
 
 
 def as_text(failure: Failure) -> Iterator[str]:
-    """A failure as lines for people.
-
-    Yields:
-        Its state and reason; if it failed, the last lines of who did it.
-    """
+    """Yield a failure as lines for people: state, reason, last output of the failed worker."""
     yield f"ones: {failure.job} {failure.state}: {failure.reason}"
     if failure.state != "failed":
         return
@@ -95,7 +86,7 @@ def as_text(failure: Failure) -> Iterator[str]:
 
 
 def as_json(failure: Failure) -> dict[str, Any]:
-    """A failure for programs, in the form of an error."""
+    """Return a failure for programs, in the form of an error."""
     error = {
         "code": "job_failed",
         "message": f"{failure.job} {failure.state}: {failure.reason}",
@@ -111,11 +102,7 @@ def _logs(failure: Failure) -> str:
 
 
 def failing_rank(events: Iterable[FeedEvent]) -> int | None:
-    """The worker whose end was not in order, of the last group that a job had.
-
-    Returns:
-        Its rank; None if no worker ended by itself with anything but 0.
-    """
+    """Return the first worker of the last group that failed by itself; None if there is none."""
     newest, found = -1, None
     for event in events:
         if event.event != EXITED:
@@ -131,7 +118,7 @@ def failing_rank(events: Iterable[FeedEvent]) -> int | None:
 
 
 LATER: Final = "wait longer, or look with `ones show`"
-Row = dict[str, Any]  # what became of one job
+Row = dict[str, Any]  # result for one job
 
 
 def wait(
@@ -165,7 +152,7 @@ def wait(
 
 @contextlib.contextmanager
 def said_to_go_on(jobs: Sequence[str]) -> Iterator[None]:
-    """Say at Ctrl-C that it ends the waiting, and no job."""
+    """Print at Ctrl-C that the jobs continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -176,7 +163,7 @@ def said_to_go_on(jobs: Sequence[str]) -> Iterator[None]:
 
 
 def cancel(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
-    """End each JOB: TERM to its workers, KILL to those that do not go."""
+    """Cancel each JOB: its workers receive SIGTERM, then SIGKILL."""
     with BlockingClient(common.home) as client:
 
         def end(name: str) -> tuple[Row, str]:
@@ -194,15 +181,13 @@ def _row(
 
 
 def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common: Common) -> int:
-    """Do it to every job, whatever becomes of one, and say at once what did.
+    """Apply `do` to every job, even if one is refused, and print each result at once.
 
-    JSON is an object for one job and a list for several, in which a refusal is an `error`.
-
-    Returns:
-        The exit code of the first that was refused.
+    JSON is an object for one job and a list for several, in which a refusal is an `error`. Returns
+    the exit code of the first refusal.
 
     Raises:
-        OnesError: if there is but one job and it is refused, or nobody answers.
+        OnesError: if the only job is refused, or the controller does not reply.
     """
     code: int = Exit.OK
     rows: list[Row] = []
@@ -226,11 +211,11 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
     return code
 
 
-MUCH: Final = 100_000_000  # bytes of a working directory that are worth a question
+MUCH: Final = 100_000_000  # bytes of a working directory above which `submit` asks
 NAMED: Final = 3  # of the largest files
 OF_NO_SWEEP: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
 ASK_S: Final = 3.0  # a dry run waits so long for a controller
-SHOWN_FROM: Final = 4 << 20  # bytes of an archive whose way is worth a bar
+SHOWN_FROM: Final = 4 << 20  # bytes of an upload above which a bar is shown
 KEY_HELP: Final = "submitting twice with it gives one job"
 PROJECT_HELP: Final = "of your key's: whose members see the job; default: the first of them"
 SET_HELP: Final = "KEY=VALUE over the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
@@ -252,7 +237,7 @@ def submit(
     files = (file, *more)
     if key is not None and more:
         raise BadFieldError("--key is of one job", "submit these files one at a time", "key")
-    # All are good before one goes.
+    # All files are checked before the first job is submitted.
     ready = [prepared(path, set_ or ())._replace(project=project) for path in files]
     return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
 
@@ -266,13 +251,10 @@ def send(
     yes: bool,
     common: Common,
 ) -> int:
-    """Submit jobs that are ready to go, or only say what would go.
+    """Submit prepared jobs, or only report what would be submitted; return the exit code.
 
     Args:
         key: submitting twice with it gives one job.
-
-    Returns:
-        The exit code.
     """
     if dry_run:
         return say_dry(ready, common)
@@ -287,13 +269,12 @@ def send(
 def _all_sent(
     client: BlockingClient, ready: Sequence[Submission], key: str | None, common: Common
 ) -> tuple[list[JobAccepted], int]:
-    """Submit each, whatever becomes of another; a refusal of several is an `error` in JSON.
+    """Submit each job, even if another is refused; with several, a refusal is an `error` in JSON.
 
-    Returns:
-        What was accepted, and the exit code of the first refusal.
+    Returns the accepted jobs, and the exit code of the first refusal.
 
     Raises:
-        OnesError: if there is but one and it is refused.
+        OnesError: if the only job is refused.
     """
     accepted: list[JobAccepted] = []
     rows: list[Any] = []
@@ -358,7 +339,7 @@ def _waited(
 
 
 def _agreed(one: Submission, common: Common, *, yes: bool) -> bool:
-    """Say what travels; ask whether that much should, where somebody is there to answer."""
+    """Print the size of the upload; ask before a large one if a terminal is present."""
     if common.output == "table":
         sys.stderr.write(f"{on_screen(snapshot_line(one), sys.stderr)}\n")
     if one.size <= MUCH or yes:
@@ -377,7 +358,7 @@ def _agreed(one: Submission, common: Common, *, yes: bool) -> bool:
 
 @contextlib.contextmanager
 def _progress(one: Submission) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal for what takes its time; nothing anywhere else."""
+    """Show a progress bar on a terminal for a large upload."""
     if not sys.stderr.isatty() or one.size < SHOWN_FROM:
         yield None
         return

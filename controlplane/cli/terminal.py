@@ -1,7 +1,4 @@
-"""What others wrote, made harmless before a terminal reads it: the one place for all commands.
-
-rich's console, with the texts of what it draws made harmless.
-"""
+"""Output to terminals: control characters in foreign text are escaped, for all commands."""
 
 from __future__ import annotations
 
@@ -21,33 +18,28 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# What steers a terminal, or turns a line around: C0 but tab and newline, DEL, C1, line and
-# paragraph separators, marks, overrides and isolates of direction; and halves of characters.
+# Control characters of terminals and text direction: C0 except tab and newline, DEL, C1, line and
+# paragraph separators, direction marks, overrides and isolates; and surrogates.
 STEERING: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff"
 )
 HARMFUL: Final = re.compile(f"[{STEERING}]")
-COLOUR: Final = re.compile(r"\x1b\[[0-9;:]{0,40}m")  # SGR: colours, bold; moves nothing
+COLOUR: Final = re.compile(r"\x1b\[[0-9;:]{0,40}m")  # SGR: colours, bold; no cursor movement
 PLAIN_AGAIN: Final = "\x1b[0m"
 LIKE: Final = dict(zip("─━═╌│┃║▁▂▃▄▅▆▇█▒░●○◇·…", "----|||_.-=+*%#:.*ox..", strict=True))
-FIRST_OF_BOX, LAST_OF_BOX = "\u2500", "\u257f"  # corners and crossings, but for what is above
+FIRST_OF_BOX, LAST_OF_BOX = "\u2500", "\u257f"  # box drawing, except the characters above
 
 
 def harmless(text: str) -> str:
-    r"""`text` with what steers a terminal as visible escapes, such as `\x1b`.
+    r"""Return `text` with terminal control characters as visible escapes, such as `\x1b`.
 
-    Args:
-        text: that others wrote. Its tabs and newlines stay.
+    Tabs and newlines stay.
     """
     return HARMFUL.sub(_visible, text)
 
 
 def harmless_output(line: str) -> str:
-    """A line of a script's output: its colours stay, whatever else steers a terminal does not.
-
-    Args:
-        line: as the script wrote it, without its newline.
-    """
+    """Return a line of a script's output with its colours and other control characters escaped."""
     line = line.removesuffix("\r")
     if "\x1b" not in line:
         return harmless(line)
@@ -66,7 +58,7 @@ def _visible(found: re.Match[str]) -> str:
 
 
 def _like(error: UnicodeError) -> tuple[str, int]:
-    """Replace what the stream's encoding lacks by ASCII of the same width, for `codecs`."""
+    """Error handler of `codecs`: replace characters by similar ASCII of the same width."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -79,17 +71,17 @@ codecs.register_error("ones-like", _like)
 
 
 class HarmlessStream:
-    """A stream for people: whatever is written to it is made harmless.
+    """Text stream that escapes control characters in everything written to it.
 
     Args:
-        drawn: the stream itself, for what we draw there: colours, and moves of the cursor.
+        drawn: the underlying stream, for our own colours and cursor movements.
     """
 
     def __init__(self, drawn: TextIO) -> None:
-        self.rich_proxied_file = drawn  # as rich looks for it: it draws there
+        self.rich_proxied_file = drawn  # the attribute that rich looks for
 
     def write(self, text: str) -> int:
-        """Write `text`, made harmless."""
+        """Write `text` with control characters escaped."""
         self.rich_proxied_file.write(harmless(text))
         return len(text)
 
@@ -99,18 +91,18 @@ class HarmlessStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the stream's own."""
+        """Return any other attribute of the underlying stream."""
         return getattr(self.rich_proxied_file, name)
 
 
 def drawn(stream: TextIO) -> TextIO:
-    """The stream behind one for people, for lines whose foreign parts are harmless already."""
+    """Return the stream behind a `HarmlessStream`, for lines that are escaped already."""
     behind: TextIO = getattr(stream, "rich_proxied_file", stream)
     return behind
 
 
 def harmless_stream(stream: TextIO) -> TextIO:
-    """A stream for people before `stream`; everything that has none of its own writes to it.
+    """Return a `HarmlessStream` in front of `stream`.
 
     Characters missing from the encoding are replaced by similar ASCII, or `?`.
     """
@@ -121,24 +113,20 @@ def harmless_stream(stream: TextIO) -> TextIO:
 
 
 def width_of(out: TextIO) -> int | None:
-    """Columns of a terminal, or what COLUMNS says of another reader; None: it says nothing."""
+    """Return the columns of a terminal, or of COLUMNS for another reader; None if unknown."""
     if out.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return shutil.get_terminal_size().columns
     return None
 
 
 def terminal_console(width: int | None = None, *, on_stderr: bool = False) -> Console:
-    """Where tables and dashboards are drawn: their texts are made harmless, their styles stay.
-
-    Args:
-        width: columns; None: of the terminal.
-    """
+    """Return a console that escapes the texts it draws and keeps their styles."""
     out = drawn(sys.stderr if on_stderr else sys.stdout)
     return HarmlessConsole(width=width, file=out, highlight=False)
 
 
 class HarmlessConsole(Console):
-    """Draws as rich does; control codes are rich's own."""
+    """Rich console that escapes the texts it draws; control codes of rich itself stay."""
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         safe = [one if one.control else Segment(harmless(one.text), one.style) for one in buffer]

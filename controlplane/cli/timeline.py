@@ -1,4 +1,4 @@
-"""timeline: slots over time, drawn in a terminal and into a file."""
+"""`ones timeline`: slots over time, drawn in a terminal or into a file."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from schemas.wire.feed import FeedEvent
 __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "terminal", "timeline"]
 
 FREE: Final = "grey35"
-PLAIN_WIDTH: Final = 120  # where no terminal says how wide it is
-TICK_EVERY: Final = 12  # columns, at least
+PLAIN_WIDTH: Final = 120  # columns if the width is unknown
+TICK_EVERY: Final = 12  # columns, minimum
 LEGEND_LINES: Final = 4
 DAY_S: Final = 86_400.0
 ROUND_S: Final = tuple(
@@ -64,12 +64,12 @@ def terminal(
     window: Window | None = None,
     colour: bool = True,
 ) -> Text:
-    """One line for each slot, a time axis below them, and which job is what.
+    """Draw a line for each slot, a time axis below, and a legend of the jobs.
 
     Args:
-        window: what the axis spans; default: all allocations.
-        colour: blocks in a colour for each job, paler where it had the slot for less than half of
-            a column's time; else a letter for each job.
+        window: range of the axis; default: all allocations.
+        colour: True: blocks in a colour for each job, paler where the job had the slot for less
+            than half of a column's time; False: a letter for each job.
     """
     window = window or full_window(allocations)
     jobs = colour_indices(allocations)
@@ -95,7 +95,7 @@ def terminal(
 def _taken(
     allocations: Iterable[Allocation], window: Window, columns: int
 ) -> Mapping[SlotId, dict[int, dict[JobId, float]]]:
-    """How much of each column's time each job had each slot, as a share."""
+    """Return the share of each column's time in which each job had each slot."""
     scale = columns / window.length
     taken: defaultdict[SlotId, dict[int, dict[JobId, float]]] = defaultdict(dict)
     for allocation in clipped(allocations, window):
@@ -119,7 +119,7 @@ def _cell(
 
 
 def _axis(window: Window, columns: int) -> tuple[str, str]:
-    """Marks, and how long after the window's begin each of them is."""
+    """Return the marks of the axis and their labels, durations since the start of the window."""
     step = _round_up(window.length * TICK_EVERY / columns)
     marks, labels = ["─"] * columns, ""
     for tick in range(math.ceil(window.length / step)):
@@ -132,13 +132,13 @@ def _axis(window: Window, columns: int) -> tuple[str, str]:
 
 
 def _duration(seconds: float, step: float) -> str:
-    """A time on the axis, in the largest unit that every mark is whole in."""
+    """Format a time on the axis in the largest unit that divides the distance of marks."""
     unit, size = next((entry for entry in UNITS if step >= entry[1]), ("s", 1.0))
     return f"{seconds / size:g} {unit}"
 
 
 def _round_up(seconds: float) -> float:
-    """The next length that people count in: 1, 2 or 5 times a power of ten below a minute."""
+    """Return the next round duration: below a minute, 1, 2 or 5 times a power of ten."""
     for length in ROUND_S:
         if length >= seconds * (1 - 1e-9) >= ROUND_S[0] / 2:
             return length
@@ -152,7 +152,7 @@ def _round_up(seconds: float) -> float:
 def _legend(
     jobs: Mapping[JobId, int], shown: Iterable[Allocation], width: int, *, colour: bool
 ) -> Text:
-    """Which job is what; where not all fit, those that had slots for longest."""
+    """Return the legend; if not all jobs fit, those that had slots for longest."""
     held: defaultdict[JobId, float] = defaultdict(float)
     for allocation in shown:
         held[allocation.job] += allocation.end - allocation.begin
@@ -173,7 +173,7 @@ def _legend(
 
 
 def _lines(entries: Iterable[Text], width: int) -> list[Text]:
-    """Entries beside each other, as many as fit on a line."""
+    """Arrange entries in lines, as many as fit on each."""
     lines: list[Text] = []
     for entry in entries:
         if lines and len(lines[-1]) + len(GAP) + len(entry) <= width:
@@ -248,15 +248,14 @@ def _say_written(path: Path, common: Common) -> None:
 def shown_window(
     events: Sequence[FeedEvent], from_seq: int, now: float, length: float = math.inf
 ) -> Window:
-    """From one event until now, or until the last event if no worker is left.
+    """Return the time from one event until now, or until the last event if no worker is left.
 
-    With a `length` it ends now whatever runs: who asks for the last minutes means these.
+    With a finite `length` (seconds, maximum) the window always ends now.
 
     Args:
-        events: of the cluster's feed, from the first on, in order.
-        from_seq: number of the event where the window begins.
+        events: all events of the cluster's feed, in order.
+        from_seq: number of the event where the window starts.
         now: seconds since the epoch.
-        length: seconds, at most.
     """
     last = events[-1].time if events else now
     alive = any(allocation.end == math.inf for allocation in allocations_from(events, math.inf))
@@ -267,7 +266,7 @@ def shown_window(
 
 def _print(allocations: Sequence[Allocation], slots: Sequence[SlotId], window: Window) -> None:
     console = _console()
-    few = console.color_system in {None, "standard"}  # too few to tell jobs apart
+    few = console.color_system in {None, "standard"}  # too few colours to distinguish jobs
     colour = not few and not console.no_color
     console.print(terminal(allocations, slots, console.width, window=window, colour=colour))
 

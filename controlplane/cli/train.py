@@ -1,4 +1,4 @@
-"""sim train: train a learned policy in the simulator."""
+"""`ones sim train`: train a learned policy in the simulator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schemas.errors import BadFieldError
 
 Output = Annotated[Literal["table", "json", "jsonl"], Parameter(name=["--output", "-o"])]
 LEAST_CPU_S: Final = 1.0
-INTERRUPTED: Final = 130  # exit code, as of a program that Ctrl-C ended
+INTERRUPTED: Final = 130  # exit code of a program ended by Ctrl-C
 Report = Callable[[int, int, Row], None]
 
 
@@ -35,20 +35,20 @@ def train(
     """Train a learned policy in the simulator, and write its model.
 
     The learning curve is written beside the model, as CSV and PNG. Ctrl-C loses nothing: the same
-    with --resume goes on, and ends with the same model.
+    command with --resume continues, and ends with the same model.
 
     Parameters
     ----------
     policy
-        Its name: drl or harmony-drl.
+        Name: drl or harmony-drl.
     out
-        The model's file, NAME.npz; `[policy.options] model` is where a cluster takes it from.
+        File of the model, NAME.npz; `[policy.options] model` names it in a cluster's settings.
     seed
-        Of everything that is drawn. Traces of training have seeds of their own, from 1000000 on.
+        Seed of all random draws. Training traces have their own seeds, from 1000000 on.
     resume
-        Go on with a training that was interrupted.
+        Continue an interrupted training.
     cpu_seconds
-        End after the iteration in which so many are spent; default: all iterations.
+        Stop after the iteration in which this much CPU time is spent; default: all iterations.
     output
         Table for people, or JSON.
     """
@@ -92,7 +92,7 @@ def _command(policy: str, out: Path, seed: int, cpu_seconds: float | None) -> st
 
 @contextlib.contextmanager
 def _progress(policy: str) -> Iterator[Report]:
-    """What tells people how far it is: a line on stderr, where that is a terminal."""
+    """Yield a callback that shows the progress on stderr, if that is a terminal."""
     shown = sys.stderr.isatty()
 
     def report(done: int, of: int, row: Row) -> None:

@@ -1,4 +1,4 @@
-"""Scripts that a framework trains: edits for our adapter, and the options that it refuses."""
+"""Scripts that use a training framework: edits for our adapter, and options that it refuses."""
 
 from __future__ import annotations
 

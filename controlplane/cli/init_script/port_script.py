@@ -1,7 +1,4 @@
-"""The changes that make a plain script a job, or the reasons why there are none.
-
-Lines of a script that a person should look at, besides those that `ones init` changes.
-"""
+"""Port of a script to the library, or the reasons against it, and lines that need attention."""
 
 from __future__ import annotations
 

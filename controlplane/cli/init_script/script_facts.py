@@ -1,7 +1,4 @@
-"""The parts of a training script: model, optimizer, loader, the loop over epochs, numbers.
-
-A script with all parts of a training, which can be ported.
-"""
+"""Parts of a training script: model, optimizer, loader, epoch loop and numbers."""
 
 from __future__ import annotations
 
@@ -350,7 +347,7 @@ def _rate(call: ast.Call, tree: ast.Module) -> ast.expr | None:
 
 @dataclass(frozen=True)
 class Whole:
-    """Parts of a script, none of which is missing."""
+    """All parts of a script that can be ported."""
 
     source: Source
     model: Made

@@ -1,7 +1,4 @@
-"""Helpers for Python syntax trees and spans of source text.
-
-Numbers that can be read from a script without running it.
-"""
+"""Helpers for syntax trees, spans of source text, and numbers that need no run of the script."""
 
 from __future__ import annotations
 

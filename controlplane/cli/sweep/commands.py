@@ -1,11 +1,4 @@
-"""The commands of `ones sweep`.
-
-sweep sample: configurations that Optuna suggests, added as others end.
-
-stop, pause, resume, delete, clone and add: a user's hand on single trials.
-
-sweep submit: a sweep's file, or the manifest of one that was run before.
-"""
+"""Commands of `ones sweep`: submission, changes of trials, and suggested configurations."""
 
 from __future__ import annotations
 
@@ -45,7 +38,7 @@ def sample(
     parallel: Annotated[int | None, Parameter(help=PARALLEL_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Add configurations to sweep JOB that Optuna suggests from its results, as others end."""
+    """Add configurations to sweep JOB that Optuna suggests from its results, as trials end."""
     for name, number in (("trials", trials), ("parallel", parallel)):
         if number is not None and not 1 <= number <= MAX_CONFIGURATIONS:
             what = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
@@ -77,17 +70,17 @@ RESTS = "rests after its unit"
 
 
 def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
-    """End TRIAL of sweep JOB; what it reached counts."""
+    """Stop TRIAL of sweep JOB; its results count."""
     return _each(job, "stop", (trial, *more), common)
 
 
 def pause(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
-    """Let TRIAL of sweep JOB rest after its unit, until it is resumed."""
+    """Pause TRIAL of sweep JOB after its current unit."""
     return _each(job, "pause", (trial, *more), common)
 
 
 def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
-    """Let TRIAL of sweep JOB train on."""
+    """Resume TRIAL of sweep JOB."""
     return _each(job, "resume", (trial, *more), common)
 
 
@@ -97,7 +90,7 @@ def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> 
 
 
 def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> int:
-    """Add a trial to sweep JOB that goes on from the state of TRIAL, with some values changed."""
+    """Add a trial to sweep JOB that continues from the state of TRIAL, with some values changed."""
     with BlockingClient(common.home) as client:
         space = client.sweep(job).spec.search.space
         values = values_of(set_ or (), space)
@@ -116,10 +109,10 @@ def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int
 
 
 def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
-    """Values that a user typed, of a space.
+    """Parse NAME=VALUE assignments for a space.
 
     Raises:
-        BadFieldError: if one has no such form, or there is no such name.
+        BadFieldError: if an assignment is malformed, or its name is not in the space.
     """
     found: dict[str, Value] = {}
     for assignment in assignments:
@@ -136,10 +129,12 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
 
 
 def typed(text: str, name: str, space: Space) -> Value:
-    """A value as its form has it: a text among choices stays one, a whole number may be real.
+    """Parse a value by the form of its parameter.
+
+    Text that names a choice is that choice; an integer becomes a float where the form is real.
 
     Raises:
-        BadFieldError: if it is no text, number or truth value.
+        BadFieldError: if the value is not a string, number or boolean.
     """
     parameter, value = space[name], toml_value(text)
     for one in parameter.choice or ():
@@ -227,14 +222,14 @@ def submit(
 
 
 def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submission:
-    """A sweep that was run before, ready to go.
+    """Prepare a sweep from the manifest of an earlier one.
 
     Args:
-        workdir: where its functions lie; None: the cluster has them from then.
-        changed: whether that may have changed.
+        workdir: folder of its functions; None: the cluster still stores the snapshot.
+        changed: True: the folder may differ from the manifest's snapshot.
 
     Raises:
-        BadFieldError: if the working directory is not the one of the manifest.
+        BadFieldError: if the working directory differs from the manifest's.
     """
     found = read_manifest(file)
     if workdir is None:

@@ -1,4 +1,4 @@
-"""sweep export: every epoch as CSV or for TensorBoard, and the best model."""
+"""`ones sweep export`: epochs as CSV or for TensorBoard, and the best model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def export(
     python: Annotated[str | None, Parameter(help="interpreter that has torch, for --model")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Write what sweep JOB found: curves as CSV or for TensorBoard, the best model for torch."""
+    """Write results of sweep JOB: curves as CSV or for TensorBoard, the best model for torch."""
     if csv_ is None and model is None and tensorboard is None:
         hint = "give --csv FILE, --model FILE or --tensorboard DIR"
         raise BadFieldError("nothing to export", hint, "csv")
@@ -61,13 +61,13 @@ def export(
 
 
 def write_csv(detail: SweepDetail, path: Path) -> int:
-    """Every epoch of every trial, one a line; how many they were.
+    """Write every epoch of every trial, one per line; return their number.
 
     Args:
-        path: of the file; `-`: the standard output.
+        path: `-` is the standard output.
 
     Raises:
-        BadFieldError: if it cannot be written.
+        BadFieldError: if the file cannot be written.
     """
     rows = epoch_rows(detail)
     values = [f"config.{name}" for name in detail.spec.search.space]
@@ -87,14 +87,14 @@ def write_csv(detail: SweepDetail, path: Path) -> int:
 
 
 def write_scalars(detail: SweepDetail, folder: Path) -> int:
-    """Scalars of every epoch, a run for each trial; how many they were.
+    """Write the metrics of every epoch for TensorBoard, a run for each trial; return their number.
 
     Args:
-        folder: what is there of earlier exports stays.
+        folder: earlier exports in it stay.
 
     Raises:
         SettingsError: if tensorboardX is not installed.
-        BadFieldError: if it cannot be written.
+        BadFieldError: if the folder cannot be written.
     """
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - seldom needed, not always there

@@ -1,4 +1,4 @@
-"""sweep plot: learning curves of all trials in a PNG file."""
+"""`ones sweep plot`: learning curves of all trials in a PNG file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.wire.client import SweepDetail, TrialInfo
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMED: Final = 8  # trials with a colour and a name of their own
+NAMED: Final = 8  # trials with their own colour and legend entry
 COLOURS: Final = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f"
 )  # fmt: skip
@@ -36,7 +36,7 @@ def plot(
     time_: Annotated[bool, Parameter(name="--time", help="over time, not epochs")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Draw the learning curves of sweep JOB, and of how many trials trained how far."""
+    """Draw the learning curves of all trials of sweep JOB."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     draw(detail, png, metric or detail.spec.search.metric, over_time=time_)
@@ -48,13 +48,13 @@ def plot(
 
 
 def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = False) -> None:
-    """Learning curves into a PNG file.
+    """Draw learning curves into a PNG file.
 
     Args:
-        over_time: over the time since the sweep was submitted, else over epochs.
+        over_time: True: over the time since submission; False: over epochs.
 
     Raises:
-        BadFieldError: if no trial has reported it.
+        BadFieldError: if no trial has reported the metric.
         SettingsError: if matplotlib is not installed, or the file cannot be written.
     """
     names = sorted({name for one in detail.trials for each in one.metrics for name in each})
@@ -116,7 +116,7 @@ def _curve(
 
 
 def _time_scale(detail: SweepDetail) -> tuple[float, str]:
-    """Seconds of the unit of its time axis, and the unit's name."""
+    """Return the unit of the time axis, in seconds, and its name."""
     begin = detail.summary.submitted_at
     last = max(
         (trial.ended_at[-1] - begin for trial in detail.trials if trial.ended_at), default=0.0

@@ -1,7 +1,4 @@
-"""sweep preview: what a sweep would do and take, before anything starts.
-
-manifest and replay: everything that a sweep was, and a trial of it trained again, alone.
-"""
+"""`ones sweep preview`, `manifest` and `replay`: estimates before a sweep, its record after it."""
 
 from __future__ import annotations
 
@@ -38,11 +35,11 @@ PYTHON_HELP = "interpreter that has torch; default: the sweep's, else this one"
 
 
 def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> int:
-    """Write what sweep JOB was into FILE (JSON): its spec, its snapshot's digest and its ledger."""
+    """Write the manifest of sweep JOB into FILE (JSON): spec, digest of its snapshot, ledger."""
     with BlockingClient(common.home) as client:
         found = client.sweep_run(job).manifest()
     if file is None:
-        said = msgspec.json.decode(msgspec.json.encode(found))  # NaN is null
+        said = msgspec.json.decode(msgspec.json.encode(found))  # NaN becomes null
         print_data(said, common.output)
         return Exit.OK
     write_manifest(found, file)
@@ -64,7 +61,7 @@ def replay(
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Train one trial of a manifest again, here and alone, and compare the digest of every unit."""
+    """Train one trial of a manifest again on this host, and compare the digest of every unit."""
     found = read_manifest(file)
     visits = found.visits(trial)
     if not visits:
@@ -94,7 +91,7 @@ def replay(
 
 
 def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
-    """What `elastic.sweep_worker.replay` is told."""
+    """Return the task for `elastic.sweep_worker.replay`."""
     sweep = found.spec.stated_sweep
     assert sweep is not None  # noqa: S101 - read_manifest looked
     values = {one.number: one.values for one in found.trials}
@@ -117,7 +114,7 @@ def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
 
 
 def functions_of(sweep: Any) -> dict[str, str]:
-    """Paths of a sweep's functions, by field."""
+    """Return the paths of a sweep's functions, by field."""
     names = ("input_fn", "model_fn", "train_fn", "eval_fn")
     return {name: path for name in names if (path := getattr(sweep, name)) is not None}
 
@@ -129,15 +126,15 @@ def run_here(
     pythons: list[str],
     env: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Let a module of the training library do something in a working directory.
+    """Run a module of the training library in a working directory.
 
     Args:
         module: run as `python -P -m MODULE TASK`; prints one JSON document as its last line.
-        pythons: interpreters; the first that has torch is taken.
+        pythons: interpreters; the first one that has torch is used.
 
     Raises:
-        BadFieldError: if it fails, with the last line that it said.
-        NoTorchError: if none has torch.
+        BadFieldError: if the module fails, with the last line of its output.
+        NoTorchError: if no interpreter has torch.
     """
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:
         file = Path(folder, "task.json")
@@ -161,7 +158,7 @@ def run_here(
     raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")
 
 
-SHORT_S: Final = 2.0  # a unit; what passes between two of them begins to count
+SHORT_S: Final = 2.0  # units below this make the time between units significant
 SET_HELP = "KEY=VALUE over the file: space.lr=0.1, searcher.max_epochs=3"
 UNIT_HELP = "seconds of one unit; default: one is trained here, where there is torch"
 STATE_HELP = "megabytes of one state, with the optimizer's; default: measured with the unit"
@@ -179,7 +176,7 @@ def preview(
     python: Annotated[str | None, Parameter(help="for the unit that is trained here")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Say what the sweep in FILE would do: configurations, units, hours, bytes that hop."""
+    """Estimate the sweep in FILE: configurations, units, hours, and bytes moved between workers."""
     spec = load_job(file, set_ or ())
     sweep = stated_sweep(spec)
     for name, given in (("unit-s", unit_s), ("state-mb", state_mb)):
@@ -212,7 +209,7 @@ def preview(
 
 
 def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
-    """Train the first configuration over the first partition, here.
+    """Train the first configuration on the first partition, on this host.
 
     Args:
         python: interpreter that has torch; None: the sweep's, else this one.
@@ -240,11 +237,7 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
 def preview_lines(
     spec: JobSpec, found: Preview, measured: dict[str, Any] | None = None
 ) -> list[str]:
-    """A preview for people.
-
-    Args:
-        measured: of a unit that was trained here.
-    """
+    """Return a preview as lines for people; `measured` is the unit trained here, if any."""
     sweep = stated_sweep(spec)
     kind = type(sweep.search.searcher).__struct_config__.tag
     lines = [f"{spec.name}: {kind}, {sweep.search.mode} of {sweep.search.metric}"]

@@ -1,9 +1,4 @@
-"""Trials as lines of a table, for `show` and `top`.
-
-Trials of a sweep as a table of a terminal, for `show` and `top`.
-
-ls, show and best: what sweeps there are, and how one stands.
-"""
+"""`ones sweep ls`, `show` and `best`, and the table of trials of `show` and `top`."""
 
 from __future__ import annotations
 
@@ -49,11 +44,7 @@ Cells = dict[str, str]
 
 
 def trial_cells(detail: SweepDetail, trials: Sequence[TrialInfo]) -> list[Cells]:
-    """A row for each trial; columns that nobody fills are left out.
-
-    Args:
-        trials: in the order of the table.
-    """
+    """Return a row for each trial; empty columns are omitted."""
     scale = _scale(detail)
     rows = [
         {name: one_line(cell) for name, cell in _cells(detail, trial, scale).items()}
@@ -87,7 +78,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
 
 
 def _scale(detail: SweepDetail) -> Callable[[float], str]:
-    """Blocks between the worst and the best score of the sweep."""
+    """Return a function from a score to a block between the worst and the best of the sweep."""
     metric = detail.spec.search.metric
     scores = [
         value
@@ -96,7 +87,7 @@ def _scale(detail: SweepDetail) -> Callable[[float], str]:
         if (value := one.get(metric)) is not None and math.isfinite(value)
     ]
     low, high = min(scores, default=0.0), max(scores, default=1.0)
-    if detail.spec.search.mode == "min":  # what is good is high
+    if detail.spec.search.mode == "min":  # the best score is the highest block
         low, high = high, low
 
     def block(value: float) -> str:
@@ -109,10 +100,9 @@ def _scale(detail: SweepDetail) -> Callable[[float], str]:
 
 
 def summary_lines(detail: SweepDetail, now: float) -> list[str]:
-    """How a sweep stands, in a few lines.
+    """Return the state of a sweep in a few lines.
 
-    Args:
-        now: seconds since the epoch.
+    `now` is in seconds since the epoch.
     """
     job, search = detail.summary, detail.spec.search
     best = best_of(detail)
@@ -133,7 +123,7 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
 
 
 def counted(detail: SweepDetail) -> str:
-    """How many trials there are in each state."""
+    """Return the number of trials in each state as text."""
     states: dict[str, int] = {}
     for trial in detail.trials:
         states[trial.state] = states.get(trial.state, 0) + 1
@@ -142,11 +132,7 @@ def counted(detail: SweepDetail) -> str:
 
 
 def units_line(detail: SweepDetail, now: float) -> str:
-    """What is done and left, and how long that takes.
-
-    Args:
-        now: seconds since the epoch.
-    """
+    """Return the finished and remaining units, and the remaining time."""
     said = [f"units: {detail.units_done} done, {detail.units_left} left"]
     if detail.units_again:
         said.append(f"{detail.units_again} done again")
@@ -159,10 +145,9 @@ def units_line(detail: SweepDetail, now: float) -> str:
 
 
 def time_left(detail: SweepDetail, now: float) -> float | None:
-    """Seconds that it needs with the slots that it has; None: nobody knows.
+    """Return the remaining seconds with the current slots; None if unknown.
 
-    Args:
-        now: seconds since the epoch.
+    `now` is in seconds since the epoch.
     """
     if not detail.units_left:
         return None
@@ -175,8 +160,8 @@ def time_left(detail: SweepDetail, now: float) -> float | None:
 
 GAP: Final = 2
 WHY: Final = "why"
-WHY_LEAST: Final = 20  # columns that say something
-SPARED: Final = (WHY, "partition", "curve", "slot", "best")  # in order
+WHY_LEAST: Final = 20  # columns of a useful reason
+SPARED: Final = (WHY, "partition", "curve", "slot", "best")  # omitted in this order
 RIGHT: Final = frozenset({"trial", "epoch", "partition"})
 TRIAL_STYLES: Final = {
     "training": "green",
@@ -192,11 +177,9 @@ TRIAL_STYLES: Final = {
 
 
 def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> Table:
-    """Trials, one a line.
+    """Return a table with a line for each trial.
 
-    Args:
-        shown: in their order.
-        width: columns; what has no room is left out.
+    Columns that do not fit into `width` are omitted.
     """
     rows = trial_cells(detail, shown)
     columns, why = _fitting(rows, width)
@@ -220,7 +203,7 @@ def _styled(name: str, cell: str) -> Text:
 
 
 def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], int]:
-    """The columns that there is room for, and how wide the reason may be."""
+    """Return the columns that fit, and the width left for the reason."""
     if not rows:
         return [], 0
     kept = list(rows[0])
@@ -237,7 +220,7 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
 
 DAMAGED = "journal"  # code of the error
 OVER = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
-PLAIN_WIDTH = 200  # where no terminal says how wide it is
+PLAIN_WIDTH = 200  # columns if the width is unknown
 ORDER_HELP = "best first, or in the order in which they were added"
 
 
@@ -264,7 +247,7 @@ def ls(
 
 
 def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
-    """Each sweep; those that the controller cannot read are named on standard error."""
+    """Yield each sweep; name sweeps that the controller cannot read on stderr."""
     for job in client.jobs(ended=ended):
         try:
             yield client.sweep(job.job)
@@ -309,7 +292,7 @@ def show(
 
 
 def best(job: JobName, *, common: Common = COMMON) -> int:
-    """Say which trial of sweep JOB is best, with which values and which metrics."""
+    """Show the best trial of sweep JOB, its values and its metrics."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     found = best_of(detail)
@@ -317,7 +300,7 @@ def best(job: JobName, *, common: Common = COMMON) -> int:
         what = f"no trial of {job} has a score yet"
         raise BadFieldError(what, "wait for the end of the first epoch", "job")
     at = found.epoch - found.trial.first_epoch
-    shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # of very many the latest are known
+    shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # only late epochs are kept
     metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
     if common.output in {"json", "jsonl"}:
         row = {

@@ -1,4 +1,4 @@
-"""sweep top: a sweep as it trains, again and again."""
+"""`ones sweep top`: a live dashboard of one sweep."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from schemas.jobs import ENDED
 from schemas.wire.client import SweepDetail, TrialInfo
 
 EVERY_S: Final = 1.0
-PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
-PLAIN_WIDTH: Final = 200  # where no terminal says how wide it is
+PATIENCE_S: Final = 2.0  # without a reply, until the controller counts as absent
+PLAIN_WIDTH: Final = 200  # columns if the width is unknown
 AWAY: Final = "controller unreachable, trying again"
-EDGE: Final = 4  # lines of the table that are no trials
+EDGE: Final = 4  # lines of the table besides trials
 
 
 def top(
@@ -45,7 +45,7 @@ def top(
     once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Show sweep JOB as it trains, every second until it is over or Ctrl-C."""
+    """Show sweep JOB while it trains, every second until it ends or Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
         with BlockingClient(common.home, PATIENCE_S if live else None) as client:
@@ -71,14 +71,14 @@ def follow(
     pause: Callable[[float], None],
     clock: Callable[[], float],
 ) -> None:
-    """Draw every second until the sweep is over; a controller that is away for a while is borne.
+    """Draw every second until the sweep has ended; an absent controller is tolerated.
 
     Args:
-        pause: waits so many seconds.
+        pause: sleeps for a number of seconds.
         clock: seconds since the epoch.
 
     Raises:
-        UnreachableError: if the controller does not answer the first time.
+        UnreachableError: if the controller does not reply the first time.
     """
     detail, note = read(), ""
     with Live(console=console, auto_refresh=False) as live:
@@ -98,11 +98,11 @@ def follow(
 def dashboard(
     detail: SweepDetail, width: int, now: float, note: str = "", most: int | None = None
 ) -> Group:
-    """How it stands, a bar of its units, and its trials: those that train first.
+    """Return the state of a sweep, a bar of its units, and its trials; training ones come first.
 
     Args:
         now: seconds since the epoch.
-        note: behind the first line, such as that the controller is away.
+        note: appended to the first line.
         most: lines of trials; None: all.
     """
     first, *others = summary_lines(detail, now)
@@ -119,7 +119,7 @@ def dashboard(
 
 
 def _bar(detail: SweepDetail, width: int) -> Table:
-    """Units done of all that are known, and what hops cost."""
+    """Return a bar of finished units, and the cost of moving states."""
     everything = detail.units_done + detail.units_left
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s
@@ -132,5 +132,5 @@ def _bar(detail: SweepDetail, width: int) -> Table:
 
 
 def in_order(detail: SweepDetail) -> list[TrialInfo]:
-    """Trials, those that train first, each group with the best first."""
+    """Return the trials, training ones first, then by score."""
     return sorted(ranked(detail), key=lambda trial: trial.state != TRAINING)
