@@ -77,11 +77,8 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
 
     A worker owns its slot from `worker.started` to `worker.exited`; the first workers of a job from
     the order to start. A worker that was prepared beside the slot's owner starts where the owner
-    ends. A worker whose exit was not recorded is counted until its job ended, or until `until`.
-
-    Args:
-        events: all events of the cluster's feed, in order.
-        until: seconds since the epoch; later events are ignored.
+    ends. A worker whose exit was not recorded is counted until its job ended, or until `until`. The
+    events are all those of the feed, in order.
     """
     places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
     exits: dict[WorkerId, float] = {}
@@ -120,9 +117,7 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
 def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast]:
     """Return states, batches and rates of jobs until time `until`, by submission.
 
-    Args:
-        events: all events of the cluster's feed, in order.
-        until: seconds since the epoch; later events are ignored.
+    The events are all those of the feed, in order.
     """
     states: dict[JobId, list[tuple[float, str]]] = {}
     batches: defaultdict[JobId, list[tuple[float, int]]] = defaultdict(list)

@@ -34,10 +34,7 @@ def job_name(script: Path) -> str:
 def job_file(facts: Facts, script: Path, relative: str) -> str:
     """Return the text of a job file that can be submitted, with a comment on every choice.
 
-    Args:
-        facts: of the script, with the numbers that the user entered.
-        script: absolute.
-        relative: path of the script from the job file's folder.
+    `relative` is the path of the script from the job file's folder.
     """
     batch = facts.batch_size or GUESSED_BATCH
     where = "the script's" if facts.batch_size else "not found in the script: set it"

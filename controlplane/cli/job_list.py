@@ -93,10 +93,8 @@ def job_lines(
 ) -> JobLines:
     """Return a table of jobs, one line each.
 
-    Args:
-        width: columns of the screen; None: unlimited. Columns that do not fit are omitted, the
-            least informative first; then the reason is cut.
-        styled: decorates the state, for example with a colour.
+    Columns that do not fit into `width` (None: unlimited) are omitted, the least informative first;
+    then the reason is cut. `styled` decorates the state.
     """
     filled = {name: _one_lines([cell(job) for job in jobs]) for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
@@ -234,9 +232,7 @@ def ps(
 def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> list[str]:
     """Return the output of `ps`: head, rule, and a line for each job; nothing without jobs.
 
-    Args:
-        width: columns; None: unlimited.
-        coloured: None: on a terminal, unless NO_COLOR is set.
+    `coloured`: None: on a terminal, unless NO_COLOR is set.
     """
     if not found.jobs:
         return []
@@ -270,9 +266,6 @@ def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
 
 def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None]) -> None:
     """Draw every second until cancelled; an absent controller is tolerated.
-
-    Args:
-        pause: sleeps for a number of seconds.
 
     Raises:
         UnreachableError: if the controller does not reply the first time.

@@ -152,11 +152,7 @@ def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
 def prefixed(
     pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None
 ) -> Iterator[list[OutputLine]]:
-    """Prefix lines with their rank, from the page on in which a second rank occurs.
-
-    Args:
-        prefix: True: always; False: never; None: as above.
-    """
+    """Prefix lines with their rank; with None, from the page on in which a second rank occurs."""
     ranks: set[int] = set()
     for page in pages:
         ranks.update(line.rank for line in page if line.rank is not None)

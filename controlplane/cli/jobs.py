@@ -353,9 +353,7 @@ def _event_row(event: FeedEvent) -> dict[str, Any]:
 def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
     """Yield the events; print a line to stderr for each gap of events that are no longer kept.
 
-    Args:
-        events: in order.
-        first: number of the first requested event, 1-based.
+    `first` is the number of the first requested event, 1-based.
     """
     expected = max(1, first)
     for event in events:

@@ -76,9 +76,7 @@ def print_line(value: Any) -> None:
 def print_data(value: Any, output: str) -> None:
     """Print a value for programs: one document (json), or a line for each item (jsonl).
 
-    Args:
-        value: any value that `plain` accepts. An iterator is printed line by line (jsonl), or as
-            one list at its end (json).
+    An iterator is printed line by line (jsonl), or as one list at its end (json).
     """
     if output == "jsonl":
         for row in value if isinstance(value, list | tuple | Iterator) else (value,):
@@ -94,12 +92,7 @@ def even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table for people; colour only on a terminal.
-
-    Args:
-        columns: headings; those of numbers are right-aligned.
-        rows: as many cells each as there are columns.
-    """
+    """Print a table for people; colour only on a terminal. Numbers are right-aligned by heading."""
     if not sys.stdout.isatty() and (plainly := _plain_table(columns, rows)):
         sys.stdout.write(plainly)
         return

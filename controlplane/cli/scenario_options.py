@@ -97,11 +97,7 @@ class Setup:
     "Least seconds between questions that only an epoch's end raised, to a searching policy."
 
     def scenario(self, *, gpus: int | None = None, record_allocations: bool = False) -> Scenario:
-        """Return the scenario of these options.
-
-        Args:
-            gpus: slots of the cluster; replaces the option.
-            record_allocations: record slots over time.
+        """Return the scenario of these options; `gpus` replaces the option.
 
         Raises:
             TraceError: if an option is invalid; names the option.

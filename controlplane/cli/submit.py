@@ -57,11 +57,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Failure:
-    """Return how a job ended that did not succeed.
-
-    Args:
-        from_seq: number of a feed event before the job's first, 1-based.
-    """
+    """Return how a job ended that did not succeed; `from_seq` is a feed event before its first."""
     job = detail.summary
     if job.state != "failed":
         return Failure(job.job, job.state, job.reason, None, ())
@@ -251,11 +247,7 @@ def send(
     yes: bool,
     common: Common,
 ) -> int:
-    """Submit prepared jobs, or only report what would be submitted; return the exit code.
-
-    Args:
-        key: submitting twice with it gives one job.
-    """
+    """Submit prepared jobs, or only report what would be submitted; return the exit code."""
     if dry_run:
         return say_dry(ready, common)
     if not all(_agreed(one, common, yes=yes) for one in ready):

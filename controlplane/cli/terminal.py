@@ -73,8 +73,7 @@ codecs.register_error("ones-like", _like)
 class HarmlessStream:
     """Text stream that escapes control characters in everything written to it.
 
-    Args:
-        drawn: the underlying stream, for our own colours and cursor movements.
+    Our own colours and cursor movements go to the underlying stream directly.
     """
 
     def __init__(self, drawn: TextIO) -> None:

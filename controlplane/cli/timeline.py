@@ -66,10 +66,8 @@ def terminal(
 ) -> Text:
     """Draw a line for each slot, a time axis below, and a legend of the jobs.
 
-    Args:
-        window: range of the axis; default: all allocations.
-        colour: True: blocks in a colour for each job, paler where the job had the slot for less
-            than half of a column's time; False: a letter for each job.
+    With `colour` each job has blocks of its colour, paler where the job had the slot for less than
+    half of a column's time; else a letter.
     """
     window = window or full_window(allocations)
     jobs = colour_indices(allocations)
@@ -248,14 +246,9 @@ def _say_written(path: Path, common: Common) -> None:
 def shown_window(
     events: Sequence[FeedEvent], from_seq: int, now: float, length: float = math.inf
 ) -> Window:
-    """Return the time from one event until now, or until the last event if no worker is left.
+    """Return the time from event `from_seq` until now, or the last event if no worker is left.
 
     With a finite `length` (seconds, maximum) the window always ends now.
-
-    Args:
-        events: all events of the cluster's feed, in order.
-        from_seq: number of the event where the window starts.
-        now: seconds since the epoch.
     """
     last = events[-1].time if events else now
     alive = any(allocation.end == math.inf for allocation in allocations_from(events, math.inf))

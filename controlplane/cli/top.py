@@ -207,9 +207,6 @@ def top(
 def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:
     """Draw every second until cancelled; an absent controller is tolerated.
 
-    Args:
-        pause: sleeps for a number of seconds.
-
     Raises:
         UnreachableError: if the controller does not reply the first time.
     """

@@ -48,11 +48,7 @@ Line = tuple[int, str]
 
 
 def advice(facts: Facts, agent: str) -> list[str]:
-    """Return the lines that several workers run differently from one process.
-
-    Args:
-        agent: the name of the agent in the script.
-    """
+    """Return the lines that several workers run differently from one process."""
     first = f"{agent}.rank == 0"
     if facts.framework is not None:
         first = "accelerator.is_main_process" if facts.framework.name == "accelerate" else ""
@@ -198,11 +194,7 @@ class Port:
     advice: list[str] = field(default_factory=list)  # other lines to look at
 
     def diff(self, before: str, name: str) -> str:
-        """Return the change as a unified diff.
-
-        Args:
-            before: text of the script before the change.
-        """
+        """Return the change of the text `before` as a unified diff."""
         lines = (before.splitlines(keepends=True), self.text.splitlines(keepends=True))
         return "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}")) if self.text else ""
 

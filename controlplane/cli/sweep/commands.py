@@ -224,9 +224,8 @@ def submit(
 def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submission:
     """Prepare a sweep from the manifest of an earlier one.
 
-    Args:
-        workdir: folder of its functions; None: the cluster still stores the snapshot.
-        changed: True: the folder may differ from the manifest's snapshot.
+    Without `workdir` the cluster still stores the snapshot. With `changed` the folder may differ
+    from it.
 
     Raises:
         BadFieldError: if the working directory differs from the manifest's.

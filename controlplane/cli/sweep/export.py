@@ -61,10 +61,7 @@ def export(
 
 
 def write_csv(detail: SweepDetail, path: Path) -> int:
-    """Write every epoch of every trial, one per line; return their number.
-
-    Args:
-        path: `-` is the standard output.
+    """Write every epoch of every trial to a file or `-`, one per line; return their number.
 
     Raises:
         BadFieldError: if the file cannot be written.
@@ -88,9 +85,6 @@ def write_csv(detail: SweepDetail, path: Path) -> int:
 
 def write_scalars(detail: SweepDetail, folder: Path) -> int:
     """Write the metrics of every epoch for TensorBoard, a run for each trial; return their number.
-
-    Args:
-        folder: earlier exports in it stay.
 
     Raises:
         SettingsError: if tensorboardX is not installed.

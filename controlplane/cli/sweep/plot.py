@@ -48,10 +48,7 @@ def plot(
 
 
 def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = False) -> None:
-    """Draw learning curves into a PNG file.
-
-    Args:
-        over_time: True: over the time since submission; False: over epochs.
+    """Draw learning curves over epochs, or over the time since submission, into a PNG file.
 
     Raises:
         BadFieldError: if no trial has reported the metric.

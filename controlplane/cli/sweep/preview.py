@@ -126,11 +126,9 @@ def run_here(
     pythons: list[str],
     env: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Run a module of the training library in a working directory.
+    """Run `python -P -m MODULE TASK` in a working directory; return the JSON of its last line.
 
-    Args:
-        module: run as `python -P -m MODULE TASK`; prints one JSON document as its last line.
-        pythons: interpreters; the first one that has torch is used.
+    The first of `pythons` that has torch is used.
 
     Raises:
         BadFieldError: if the module fails, with the last line of its output.
@@ -211,11 +209,7 @@ def preview(
 def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
     """Train the first configuration on the first partition, on this host.
 
-    Args:
-        python: interpreter that has torch; None: the sweep's, else this one.
-
-    Returns:
-        `seconds`, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
+    Returns `seconds`, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
 
     Raises:
         BadFieldError: if a function of the sweep fails.

@@ -100,10 +100,7 @@ def _scale(detail: SweepDetail) -> Callable[[float], str]:
 
 
 def summary_lines(detail: SweepDetail, now: float) -> list[str]:
-    """Return the state of a sweep in a few lines.
-
-    `now` is in seconds since the epoch.
-    """
+    """Return the state of a sweep in a few lines."""
     job, search = detail.summary, detail.spec.search
     best = best_of(detail)
     kind = type(search.searcher).__struct_config__.tag
@@ -145,10 +142,7 @@ def units_line(detail: SweepDetail, now: float) -> str:
 
 
 def time_left(detail: SweepDetail, now: float) -> float | None:
-    """Return the remaining seconds with the current slots; None if unknown.
-
-    `now` is in seconds since the epoch.
-    """
+    """Return the remaining seconds with the current slots; None if unknown."""
     if not detail.units_left:
         return None
     if detail.expected_end is not None:

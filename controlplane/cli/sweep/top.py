@@ -73,10 +73,6 @@ def follow(
 ) -> None:
     """Draw every second until the sweep has ended; an absent controller is tolerated.
 
-    Args:
-        pause: sleeps for a number of seconds.
-        clock: seconds since the epoch.
-
     Raises:
         UnreachableError: if the controller does not reply the first time.
     """
@@ -98,12 +94,9 @@ def follow(
 def dashboard(
     detail: SweepDetail, width: int, now: float, note: str = "", most: int | None = None
 ) -> Group:
-    """Return the state of a sweep, a bar of its units, and its trials; training ones come first.
+    """Return the state of a sweep, a bar of its units, and `most` trials, training ones first.
 
-    Args:
-        now: seconds since the epoch.
-        note: appended to the first line.
-        most: lines of trials; None: all.
+    `note` is appended to the first line.
     """
     first, *others = summary_lines(detail, now)
     head = Text(first, no_wrap=True, overflow="ellipsis")
