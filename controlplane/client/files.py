@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import fnmatch
 import hashlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -303,9 +302,6 @@ def _name(info: FileInfo, node: NodeId) -> str:
     return "/".join((*folder, *parts))
 
 
-T = TypeVar("T")
-
-
 class KeyRequests(FileTransfers):
     """Requests that manage the cluster's keys; for admins."""
 
@@ -365,45 +361,3 @@ class KeyRequests(FileTransfers):
             BadFieldError: if there is no such key, or it is the last key of an admin.
         """
         return (await self._call(RevokeKey(key=key), Keys)).keys
-
-
-class BlockingKeyRequests:
-    """The same for scripts without an event loop."""
-
-    @property
-    @abc.abstractmethod
-    def _sweeps(self) -> KeyRequests:
-        """The client whose loop runs in a thread."""
-
-    @abc.abstractmethod
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let the client's loop do it."""
-
-    def keys(self) -> tuple[KeyInfo, ...]:
-        """See `Client.keys`."""
-        return self._run(self._sweeps.keys())
-
-    def add_key(
-        self,
-        public: str,
-        name: str,
-        role: str,
-        projects: Sequence[str] = (),
-        expires: float | None = None,
-    ) -> KeyInfo:
-        """See `Client.add_key`.
-
-        Args:
-            public: Z85.
-            role: admin, operator, user, viewer or node.
-            expires: seconds since the epoch; None: never.
-        """
-        return self._run(self._sweeps.add_key(public, name, role, projects, expires))
-
-    def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
-        """See `Client.revoke_key`.
-
-        Args:
-            key: a public key, or a name.
-        """
-        return self._run(self._sweeps.revoke_key(key))
