@@ -23,11 +23,13 @@ from schemas.errors import SettingsError
 from schemas.ids import Seconds
 
 JOURNAL: Final = "journal.sqlite"
-WHERE: Final = "controller.toml, the state folder or the journal; default: the cluster of --home"
+WHERE: Final = "controller.toml, state folder or journal (default: of the cluster in --home)"
 Where = Annotated[Path | None, Parameter(name="--of", help=WHERE)]
-Force = Annotated[bool, Parameter(help="also where something is already")]
+Force = Annotated[bool, Parameter(help="replace an existing file")]
 
-admin = App(name="admin", help="The controller's journal: copies, checks, and what is in it.")
+admin = App(
+    name="admin", help="Back up, restore, check and read the controller's journal, on its host."
+)
 
 
 @admin.command(name="backup")
@@ -70,7 +72,7 @@ def check(*, of: Where = None, common: Common = COMMON) -> int:
         sys.stdout.write(f"{journal}: inputs {first} to {last}, events from {first_event} on, ")
         sys.stdout.write(f"snapshots after {', '.join(map(str, snapshots)) or 'none'}\n")
         sys.stdout.writelines(f"{problem}\n" for problem in found)
-        sys.stdout.write("all is as it was written\n" if not found else "")
+        sys.stdout.write("no problems\n" if not found else "")
     return Exit.JOB_FAILED if found else Exit.OK
 
 
@@ -93,9 +95,11 @@ def make_small(*, of: Where = None, common: Common = COMMON) -> int:
 def decode(
     *,
     of: Where = None,
-    from_: Annotated[int, Parameter(name="--from", help="first input")] = 1,
-    to: Annotated[int | None, Parameter(help="last input; default: the last there is")] = None,
-    job: Annotated[str | None, Parameter(help="only inputs that name it")] = None,
+    from_: Annotated[int, Parameter(name="--from", help="number of the first input")] = 1,
+    to: Annotated[
+        int | None, Parameter(help="number of the last input (default: the newest)")
+    ] = None,
+    job: Annotated[str | None, Parameter(help="only inputs that mention this job")] = None,
     common: Common = COMMON,
 ) -> int:
     """Print inputs of the journal as JSON, one per line; with `-o json` as one document."""
@@ -137,7 +141,7 @@ def _journal(
     elif path.is_dir():
         path /= JOURNAL
     if must_exist and not path.is_file():
-        raise SettingsError(f"{path}: there is no journal", f"--of: {WHERE}", "of")
+        raise SettingsError(f"{path}: no journal", f"--of: {WHERE}", "of")
     return path, settings.journal
 
 

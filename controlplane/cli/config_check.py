@@ -31,7 +31,7 @@ def check(
     file: Annotated[Path, Parameter(help="settings file of a controller or an agent")],
     *,
     kind: Annotated[
-        Kind | None, Parameter(help="whose it is; default: whichever has most of its keys")
+        Kind | None, Parameter(help="daemon of the file (default: guessed from its keys)")
     ] = None,
     common: Common = COMMON,
 ) -> int:
@@ -47,7 +47,7 @@ def check(
             what = str(problem).removeprefix(f"{path}: ")
             sys.stdout.write(f"{path}: {what}\n")
         if not problems and common.output != "quiet":
-            sys.stdout.write(f"{path}: {ARTICLES[whose]} {whose} can start with it\n")
+            sys.stdout.write(f"{path}: valid settings of {ARTICLES[whose]} {whose}\n")
     return Exit.USAGE if problems else Exit.OK
 
 

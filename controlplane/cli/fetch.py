@@ -29,7 +29,7 @@ from schemas.errors import BadFieldError
 
 MODEL: Final = "model.pt"
 SHOWN_FROM: Final = 4 << 20  # bytes of a transfer above which a bar is shown
-PYTHON_HELP: Final = "interpreter that has torch; default: this one, else the job's"
+PYTHON_HELP: Final = "interpreter that has torch (default: this one, else the job's)"
 
 
 def fetch(
@@ -37,9 +37,13 @@ def fetch(
     pattern: str = "*",
     /,
     *,
-    to: Annotated[Path | None, Parameter(help="a folder; default: ./JOB")] = None,
-    list_: Annotated[bool, Parameter(name="--list", help="only say what there is")] = False,
-    most_gb: Annotated[float, Parameter(help="fetch nothing if it is more than this")] = 10.0,
+    to: Annotated[Path | None, Parameter(help="target folder (default: ./JOB)")] = None,
+    list_: Annotated[
+        bool, Parameter(name="--list", help="list the files without fetching them")
+    ] = False,
+    most_gb: Annotated[
+        float, Parameter(help="maximum size in GB; larger results are not fetched")
+    ] = 10.0,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
@@ -113,7 +117,7 @@ def _exported(client: BlockingClient, job: str, target: Path, python: str | None
                 local, target, [python] if python else [sys.executable, *filter(None, [own])]
             )
     except OSError as error:
-        raise BadFieldError(f"{target}: {error.strerror}", "choose another", "file") from None
+        raise BadFieldError(f"{target}: {error.strerror}", "choose another file", "file") from None
     return _as_fetched(target)
 
 
@@ -130,7 +134,7 @@ def _as_fetched(path: Path) -> Fetched:
 
 def _nothing(job: str, pattern: str) -> str:
     if pattern == "*":
-        return f"ones: {job} made no file that is not in its snapshot, and has no checkpoint\n"
+        return f"ones: {job} created or changed no file, and has no checkpoint\n"
     return f"ones: no file of {job} matches {pattern!r}; `ones fetch {job} --list` names them\n"
 
 

@@ -93,8 +93,10 @@ def init(
     script: Path,
     /,
     *,
-    to: Annotated[Path | None, Parameter(help="the job file; default: job.toml beside it")] = None,
-    apply: Annotated[bool, Parameter(help="make the changes in the script")] = False,
+    to: Annotated[
+        Path | None, Parameter(help="job file to write (default: job.toml beside SCRIPT)")
+    ] = None,
+    apply: Annotated[bool, Parameter(help="apply the changes to the script")] = False,
     force: Annotated[bool, Parameter(help="replace an existing job file")] = False,
     common: Common = COMMON,
 ) -> int:
@@ -107,7 +109,7 @@ def init(
         raise BadFieldError(f"{target} exists already", hint, "to")
     facts = look(source)
     if facts.ported and target.exists() and not keeps:
-        what = f"{script} uses the library already, so its numbers cannot be read from it"
+        what = f"{script} already uses the library, so its numbers cannot be read"
         raise BadFieldError(what, f"edit {target}, or write another with --to FILE", "force")
     if common.output == "table":
         _ask(facts)
@@ -207,5 +209,5 @@ def _say(row: dict[str, Any], script: Path, done: str) -> None:
             out(f"`ones init {script} --apply` makes these changes\n")
     for line in (*row["refused"], *row["advice"]):
         out(f"{script.name}: {line}\n")
-    first = "first change what is named above, " if not row["ready"] else ""
+    first = "first make the changes above, " if not row["ready"] else ""
     out(f"{first}then: ones submit {row['job_file']}\n")

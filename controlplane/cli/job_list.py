@@ -176,7 +176,7 @@ def _columns(text: str) -> int:
 
 EVERY_S: Final = 1.0
 PATIENCE_S: Final = 2.0  # without a reply, until the controller counts as absent
-AWAY: Final = "no controller answers, trying again"
+AWAY: Final = "the controller does not reply, retrying"
 HOME: Final = "\x1b[H"  # moves the cursor to the corner
 CLEAR_LINE: Final = "\x1b[K"
 CLEAR_BELOW: Final = "\x1b[J"
@@ -187,12 +187,15 @@ CLEAR_BELOW: Final = "\x1b[J"
 class Choice:
     """Filters of `ones ps`."""
 
-    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False
-    state: Annotated[str | None, Parameter(help="only those in STATE[,STATE...], ended or not")] = (
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False
+    state: Annotated[str | None, Parameter(help="only jobs in STATE[,STATE...], ended or not")] = (
         None
     )
-    user: Annotated[str | None, Parameter(help="only this user's")] = None
-    name: Annotated[str | None, Parameter(help="only NAME, NAME-N or a pattern: 'lr-*'")] = None
+    user: Annotated[str | None, Parameter(help="only jobs of this user")] = None
+    name: Annotated[
+        str | None,
+        Parameter(help="only jobs named NAME, NAME-N or matching a pattern such as 'lr-*'"),
+    ] = None
 
     def ask(self, client: BlockingClient) -> Jobs:
         """Return the jobs that match now."""
@@ -205,12 +208,14 @@ class Choice:
 def ps(
     *,
     choice: Choice = Choice(),
-    watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="until Ctrl-C")] = False,
+    watch: Annotated[
+        bool, Parameter(name=["--watch", "-w"], help="redraw every second until Ctrl-C")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """List jobs, oldest first, one line each; `ones show` prints what was cut."""
     if watch and (common.output != "table" or not sys.stdout.isatty()):
-        raise BadFieldError("--watch draws on a terminal", "leave out -w or -o", "watch")
+        raise BadFieldError("--watch requires a terminal", "omit -w or -o", "watch")
     with BlockingClient(common.home, PATIENCE_S if watch else None) as client:
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
@@ -246,9 +251,9 @@ def none_found(choice: Choice) -> str:
     """Return the message for an empty list."""
     if choice.state or choice.user or choice.name:
         return (
-            "no such job" if choice.all_ or choice.state else "no such job; -a looks at ended ones"
+            "no such job" if choice.all_ or choice.state else "no such job; -a includes ended jobs"
         )
-    return "no job yet" if choice.all_ else "no job waits or runs; -a lists ended ones"
+    return "no job yet" if choice.all_ else "no job waits or runs; -a includes ended jobs"
 
 
 def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:

@@ -25,11 +25,13 @@ CLEAR: Final = "\r\x1b[K"  # clears the line of the cursor
 def logs(
     job: JobName,
     *,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="until the job ends")] = False,
-    rank: Annotated[int | None, Parameter(help="only of this worker")] = None,
-    tail: Annotated[int | None, Parameter(help="only the last so many lines of now")] = None,
+    follow: Annotated[
+        bool, Parameter(name=["--follow", "-f"], help="continue until the job ends")
+    ] = False,
+    rank: Annotated[int | None, Parameter(help="only output of this worker")] = None,
+    tail: Annotated[int | None, Parameter(help="start with this many of the last lines")] = None,
     since: Annotated[
-        str | None, Parameter(help="only what came in the last 90s, 5m, 2h or 1d")
+        str | None, Parameter(help="only output of the last 90s, 5m, 2h or 1d")
     ] = None,
     grep: Annotated[
         str | None, Parameter(help="only lines with a match of this regular expression")
@@ -37,7 +39,8 @@ def logs(
     prefix: Annotated[
         bool | None,
         Parameter(
-            help="[RANK] before each line; default: if several ranks speak", negative="--no-prefix"
+            help="prefix lines with [RANK] (default: if several ranks write)",
+            negative="--no-prefix",
         ),
     ] = None,
     timestamps: Annotated[
@@ -46,7 +49,7 @@ def logs(
     ] = False,
     raw: Annotated[
         bool,
-        Parameter(help="byte for byte: every state of progress bars, what steers a terminal"),
+        Parameter(help="output unchanged, with all states of progress bars and control characters"),
     ] = False,
     common: Common = COMMON,
 ) -> int:
@@ -61,7 +64,7 @@ def logs(
         now = client.state(job)
         waits = now.state in WAITING
         if waits:
-            sys.stderr.write(f"ones: {job} is {now.state} and waits: {now.reason}\n")
+            sys.stderr.write(f"ones: {job} is {now.state}: {now.reason}\n")
         pages = client.output_pages(
             job,
             rank,
@@ -74,7 +77,7 @@ def logs(
         )
         if not (waits or grep or since or tail == 0):
             whose = job if rank is None else f"rank {rank} of {job}"
-            silent = f"{whose} has printed nothing; `ones show {job}` says how it stands"
+            silent = f"{whose} has no output; `ones show {job}` prints its state"
             pages = told_if_empty(pages, silent)
         if common.output in {"json", "jsonl"}:
             print_data(

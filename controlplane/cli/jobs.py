@@ -61,8 +61,8 @@ def print_job(detail: JobDetail) -> None:
                 out(f"epoch {epoch.epoch}: {of} (the script left its loop)\n")
         last = detail.epochs[-1]
         if last.train_loss is None and detail.spec.stated_sweep is None:
-            what = "no loss that is a finite number: nan, or no backward() was seen"
-            out(f"epoch {last.epoch}: {what}; `ones logs {job.job}` says which\n")
+            what = "no finite loss: nan, or backward() was not called"
+            out(f"epoch {last.epoch}: {what}; see `ones logs {job.job}`\n")
 
 
 def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
@@ -253,7 +253,7 @@ def show(job: JobName, *, common: Common = COMMON) -> int:
 def explain(
     job: JobName,
     *,
-    numbers: Annotated[bool, Parameter(help="those behind each decision, too")] = False,
+    numbers: Annotated[bool, Parameter(help="also print the numbers behind each decision")] = False,
     common: Common = COMMON,
 ) -> int:
     """Explain the slots and the batch of JOB: every decision and its reason."""
@@ -273,16 +273,16 @@ def explain(
 def resize(
     job: JobName,
     *,
-    slots: Annotated[int | None, Parameter(help="how many; 0 pauses it")] = None,
-    batch: Annotated[int | None, Parameter(help="global, samples per step")] = None,
+    slots: Annotated[int | None, Parameter(help="number of slots; 0 pauses the job")] = None,
+    batch: Annotated[int | None, Parameter(help="global batch size, samples per step")] = None,
     on: Annotated[list[str] | None, Parameter(help="exactly these slots, NODE/INDEX")] = None,
-    auto: Annotated[bool, Parameter(help="give it back to the policy instead")] = False,
+    auto: Annotated[bool, Parameter(help="return the job to the policy's control")] = False,
     common: Common = COMMON,
 ) -> int:
     """Change the size of JOB while it trains; the policy leaves the job alone until --auto."""
     if auto and not (slots is None and batch is None and on is None):
-        what = "--auto gives the job back to the policy, which chooses its size"
-        raise BadFieldError(what, "leave out --slots, --batch and --on, or --auto", "auto")
+        what = "--auto returns the job to the policy, which chooses its size"
+        raise BadFieldError(what, "omit --slots, --batch and --on, or omit --auto", "auto")
     with BlockingClient(common.home) as client:
         if auto:
             detail = client.resume(job, auto=True)
@@ -315,13 +315,15 @@ def samples(job: JobName, *, common: Common = COMMON) -> int:
 def events(
     *,
     from_: Annotated[int, Parameter(name="--from", help="first sequence number")] = 1,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="for ever")] = False,
+    follow: Annotated[
+        bool, Parameter(name=["--follow", "-f"], help="continue until Ctrl-C")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """Print the events of the cluster from the journal, without gaps."""
     if follow and common.output == "json":
-        what = "-o json is one document, and events that are followed have no end"
-        raise BadFieldError(what, "use -o jsonl: a document on each line", "output")
+        what = "-o json prints one document, but --follow never ends"
+        raise BadFieldError(what, "use -o jsonl, one document per line", "output")
     with BlockingClient(common.home) as client:
         if follow:
             say_if_absent(client)
@@ -359,7 +361,7 @@ def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]
     for event in events:
         if event.seq > expected:
             sys.stderr.write(
-                f"ones: events {expected} to {event.seq - 1} are not kept any more "
+                f"ones: events {expected} to {event.seq - 1} are no longer kept "
                 "(keep_events_s, keep_bytes)\n"
             )
         expected = event.seq + 1
@@ -371,7 +373,7 @@ def say_if_absent(client: BlockingClient) -> None:
     try:
         client.cluster()
     except UnreachableError as error:
-        sys.stderr.write(f"ones: {error}; trying for a minute\n")
+        sys.stderr.write(f"ones: {error}; retrying for a minute\n")
 
 
 def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
@@ -383,5 +385,5 @@ def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
         sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
         last = client.explain(job.job).decisions[-1:] if job.state == "rescaling" else ()
         if last and last[0].outcome == "ordered":  # the line above shows the old size
-            sys.stdout.write(f"{job.job}: {last[0].why}; it begins when that is done\n")
+            sys.stdout.write(f"{job.job}: {last[0].why}; starts after the current change\n")
     return Exit.OK

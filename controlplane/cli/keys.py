@@ -21,9 +21,9 @@ from schemas.wire.client import KeyInfo, Role
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SERVER: Final = "server"
-WHEN: Final = "30d, 12h, or a date such as 2027-01-31 or 2027-01-31T12:00:00Z; default: never"
+WHEN: Final = "30d, 12h, or a date such as 2027-01-31 or 2027-01-31T12:00:00Z (default: never)"
 
-key = App(name="key", help="Who may connect, and what they may do; for admins.")
+key = App(name="key", help="Manage keys and their rights (admins).")
 
 
 @key.command(name="add")
@@ -33,10 +33,10 @@ def add(
     *,
     role: Role,
     project: Annotated[
-        tuple[str, ...], Parameter(help="whose jobs it is for; may be repeated")
+        tuple[str, ...], Parameter(help="project whose jobs the key may see; repeatable")
     ] = (),
     expires: Annotated[str | None, Parameter(help=WHEN)] = None,
-    out: Annotated[Path | None, Parameter(help="folder for NAME; default: ./NAME")] = None,
+    out: Annotated[Path | None, Parameter(help="folder for NAME (default: ./NAME)")] = None,
     common: Common = COMMON,
 ) -> int:
     """Make a key for NAME and authorise it; the secret half stays in the folder."""
@@ -55,7 +55,7 @@ def add(
         print_data({"folder": str(folder), "key": added}, common.output)
     else:
         use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
-        sys.stdout.write(f"{name} may connect with {files.secret}{use}\n")
+        sys.stdout.write(f"authorised {name}; its secret key is {files.secret}{use}\n")
     return Exit.OK
 
 
@@ -80,7 +80,7 @@ class _Files:
 
     def __init__(self, folder: Path, name: str, role: str) -> None:
         if name == SERVER:
-            what = f"name: {name} is what the controller's own key is called in that folder"
+            what = f"name: {name} is reserved for the controller's key"
             raise BadFieldError(what, "choose another name", "name")
         self._keys, self._name = folder / "keys", name
         self._client = None if role == "node" else folder / FILE
@@ -88,7 +88,7 @@ class _Files:
         self.secret = self._keys / f"{name}.key_secret"
         for path in (self.secret, self._public):
             if path.exists():
-                what = f"{path} is there already"
+                what = f"{path} exists already"
                 raise SettingsError(what, "choose another --out, or move it away", "out")
 
     def write(self, home: Home) -> str:
@@ -136,6 +136,6 @@ def _time_of(text: str) -> float:
     try:
         said = dt.datetime.fromisoformat(text)
     except ValueError:
-        what = f"expires: {text[:40]!r} is no span of time and no date"
+        what = f"expires: {text[:40]!r} is neither a duration nor a date"
         raise BadFieldError(what, WHEN, "expires") from None
     return (said if said.tzinfo else said.replace(tzinfo=dt.UTC)).timestamp()

@@ -32,10 +32,10 @@ from schemas.wire.client import NodeInfo
 
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
-DIR_HELP: Final = "folder of the cluster; default: $ONES_HOME, else ~/.ones"
+DIR_HELP: Final = "folder of the cluster (default: $ONES_HOME, else ~/.ones)"
 DEFAULT_POLICY: Final = "ones"
 ROOM_BYTES: Final = 128 << 20  # an agent refuses work below half of this
-NO_ROOM: Final = "free space there, or choose another --dir"
+NO_ROOM: Final = "free disk space, or choose another --dir"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
 LOOK_S: Final = 0.05  # between two looks at processes
@@ -90,10 +90,11 @@ def up(
     *,
     dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     slots: Annotated[
-        int | None, Parameter(help="CPU slots of each agent; default: its GPUs, else 4")
+        int | None,
+        Parameter(help="CPU slots of each agent (default: one slot per GPU, else 4 CPU slots)"),
     ] = None,
-    agents: Annotated[int, Parameter(help="agents, all on this host")] = 1,
-    policy: Annotated[str | None, Parameter(help="who decides; default: ones")] = None,
+    agents: Annotated[int, Parameter(help="number of agents, all on this host")] = 1,
+    policy: Annotated[str | None, Parameter(help="scheduling policy (default: ones)")] = None,
     common: Common = COMMON,
 ) -> int:
     """Start what is not running of the cluster in a folder; create the cluster if missing."""
@@ -149,7 +150,7 @@ def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
     for part in parts:
         owner = owners.setdefault(part.pid_file, part)
         if owner is not part:
-            what = f"{part.config}: pid_file: {part.pid_file} is that of {owner.name}, too"
+            what = f"{part.config}: pid_file: {part.pid_file} is also that of {owner.name}"
             remedy = "give each its own; `ones node template NAME` prints settings of a new node"
             raise SettingsError(what, remedy, "pid_file")
 
@@ -160,8 +161,8 @@ def _require_room(home: Path) -> None:
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
     if free < ROOM_BYTES:
-        need = f"a cluster needs {ROOM_BYTES >> 20} MiB to begin"
-        what = f"{home}: {free >> 20} MiB are free on its disk, {need}"
+        need = f"a cluster needs {ROOM_BYTES >> 20} MiB"
+        what = f"{home}: only {free >> 20} MiB free on its disk; {need}"
         raise SettingsError(what, NO_ROOM, "dir")
 
 
@@ -185,7 +186,7 @@ def down(
         left = [_stop(part) for part in parts] + [_end_workers(part) for part in parts[1:]]
     if any(left):
         what = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
-        raise SettingsError(what, "correct that, and run `ones local down` again")
+        raise SettingsError(what, "resolve this, then run `ones local down` again")
     if common.output in {"json", "jsonl"}:
         print_data({"dir": str(home), "state": "down"}, common.output)
     else:
@@ -222,7 +223,7 @@ def _pid_file(config: Path) -> Path:
 
 def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
     keys = home / "keys"
-    authorised = ["# who may connect; read when the controller starts, and at a reload (SIGHUP)\n"]
+    authorised = ["# authorised keys; read when the controller starts, and at a reload (SIGHUP)\n"]
     names = [(f"node-{n}", "node") for n in range(1, agents + 1)]
     write_keys(keys, "server")
     for name, role in (("admin", "admin"), *names):
@@ -285,7 +286,7 @@ def _free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise SettingsError("no free ports on 127.0.0.1", "stop something else")
+    raise SettingsError("no free ports on 127.0.0.1", "stop other services")
 
 
 def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> None:
@@ -310,13 +311,13 @@ def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> Non
                     return
                 why = f"{up_now} of {len(parts) - 1} agents have joined"
         time.sleep(LOOK_S)
-    raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"look into {home / 'logs'}")
+    raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"see {home / 'logs'}")
 
 
 def _say_who_takes_no_work(nodes: Sequence[NodeInfo]) -> None:
     for node in nodes:
         if node.state == "unhealthy":
-            sys.stderr.write(f"ones: {node.node} takes no work: {node.reason}\n")
+            sys.stderr.write(f"ones: {node.node} accepts no work: {node.reason}\n")
 
 
 def _stop(part: _Part) -> str:
@@ -334,7 +335,7 @@ def _stop(part: _Part) -> str:
             number = signal.SIGKILL if time.monotonic() > deadline else 0
             time.sleep(LOOK_S)
     except PermissionError:
-        return f"{part.name}{f', process {pid},' if pid else ''} is another user's"
+        return f"{part.name}{f', process {pid},' if pid else ''}belongs to another user"
     return ""
 
 

@@ -85,8 +85,8 @@ def in_words(curve: LossCurve) -> list[str]:
         epoch = math.floor(curve.running.epoch) + 1
         lines.append(f"  now        {curve.running.loss:.4g}, mean of epoch {epoch} so far")
     if curve.left_out:
-        none = "1 loss that is no number"
-        many = none if curve.left_out == 1 else f"{curve.left_out} losses that are no numbers"
+        none = "1 loss that is not finite"
+        many = none if curve.left_out == 1 else f"{curve.left_out} losses that are not finite"
         lines.append(f"  left out   {many}")
     if not curve.form:
         return [*lines, f"  curve      none: {curve.why}"]
@@ -130,8 +130,8 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
 
 def _why_none(form: Form, count: int) -> str:
     if form is Form.FLAT:
-        return "its losses do not fall"
-    return f"a curve needs 3 losses, it has reported {count or 'none'}"
+        return "the losses do not fall"
+    return f"a curve needs 3 losses, the job has reported {count or 'none'}"
 
 
 def _epochs_to_come(detail: JobDetail) -> int:
@@ -168,9 +168,9 @@ MARKS: Final = (  # in drawing order: later marks cover earlier ones
 )
 LABELS: Final = {
     "reported": "loss of each epoch",
-    "running": "the epoch that runs, so far",
-    "fitted": "curve through them",
-    "predicted": "where the curve goes",
+    "running": "running epoch so far",
+    "fitted": "fitted curve",
+    "predicted": "predicted by the curve",
 }
 BATCH: Final[dict[str, Any]] = {"color": "#8cab68", "linewidth": 1.4, "label": "batch size"}
 DOTS: Final[dict[str, Any]] = {"color": "#333333", "linestyle": "", "marker": "o", "markersize": 4}
@@ -216,8 +216,8 @@ def loss_png(curve: LossCurve, path: Path) -> None:
     """
     everything = _shown(curve)
     if not everything:
-        what = f"{curve.job} has reported no loss that could be drawn"
-        raise BadFieldError(what, "try again when it has finished an epoch", "loss")
+        what = f"{curve.job} has reported no finite loss"
+        raise BadFieldError(what, "try again after its first epoch", "loss")
     figure = new_figure(9.0, 4.5)
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - installed, as the figure exists
 
@@ -230,7 +230,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
             label = LABELS[name]
             axes.plot([p.epoch for p in drawn], [p.loss for p in drawn], label=label, **style)
     if curve.limit is not None:
-        label = "the curve falls no lower"
+        label = "lower bound of the curve"
         axes.axhline(curve.limit, color="#999999", linewidth=0.8, linestyle=":", label=label)
     axes.set_xlabel("epochs")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

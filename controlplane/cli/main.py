@@ -33,12 +33,12 @@ LONG_LISTS = 100_000  # allocations before a garbage collection: rows of lists a
 
 TOP = "Show jobs and slots, every second until Ctrl-C."
 TIMELINE = "Draw which job had which slot, from the journal."
-INIT = "Write a job file for SCRIPT, and say which lines of it to change for the library."
-CHECK = "Name everything that is wrong with a settings file on this host."
-KEY = "Who may connect, and what they may do; for admins."
+INIT = "Write a job file for SCRIPT, and show the lines to change for the library."
+CHECK = "Print every problem of a settings file on this host."
+KEY = "Manage keys and their rights (admins)."
 SWEEP = "Train many configurations of one model, and keep the best."
-SIM = "Simulate policies before you use them."
-ADMIN = "The controller's journal: copies, checks, and what is in it."
+SIM = "Simulate policies."
+ADMIN = "Back up, restore, check and read the controller's journal, on its host."
 
 ELSEWHERE: Final = {  # commands of other schedulers and tools, and ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
@@ -66,12 +66,14 @@ def build() -> App:
         for place, title in enumerate(("Start here", "Jobs", "Cluster", "Simulate"))
     )
     app.group_commands = Group("More", sort_key=9)  # for commands without a group
-    here = App(name="local", help="A cluster in one folder of this host.", group=start, sort_key=0)
+    here = App(
+        name="local", help="Run a cluster in one folder of this host.", group=start, sort_key=0
+    )
     here.command(local.up)
     here.command(local.down)
     app.command(here)
     app.command("controlplane.cli.init:init", name="init", help=INIT, group=start, sort_key=1)
-    job = App(name="job", help="Everything about jobs.", show=False)
+    job = App(name="job", help="Manage jobs.", show=False)
     first: list[Callable[..., int]] = [submit.submit, job_list.ps, job_output.logs]
     for place, begin in enumerate(first, start=2):
         app.command(begin, group=start, sort_key=place)
@@ -96,12 +98,12 @@ def build() -> App:
     # Commands that draw or compute are slow to import; they are loaded when called.
     app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
     app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
-    node = App(name="node", help="Everything about nodes.", group=cluster)
+    node = App(name="node", help="Manage nodes.", group=cluster)
     node.command(nodes.node_list, name="list")
     node.command(nodes.template)
     node.command(nodes.drain)
     node.command(nodes.undrain)
-    settings = App(name="config", help="Everything about settings files.", group=cluster)
+    settings = App(name="config", help="Check settings files.", group=cluster)
     settings.command("controlplane.cli.config_check:check", name="check", help=CHECK)
     for part in (node, settings):
         app.command(part)
@@ -145,7 +147,7 @@ def main() -> None:
         print_error(UsageError("a number is too large", "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
     except UnicodeEncodeError as error:  # bytes outside the locale's encoding
-        what = f"{error.object!r} is not text that can be sent in {error.encoding}"
+        what = f"{error.object!r} cannot be encoded in {error.encoding}"
         print_error(UsageError(what, "use a UTF-8 locale, such as LC_ALL=C.UTF-8"), output)
         sys.exit(Exit.USAGE)
     except KeyboardInterrupt:

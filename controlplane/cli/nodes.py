@@ -56,7 +56,7 @@ def node_list(*, common: Common = COMMON) -> int:
 
 
 def template(
-    name: Annotated[str, Parameter(help="of the new node")], /, *, common: Common = COMMON
+    name: Annotated[str, Parameter(help="name of the new node")], /, *, common: Common = COMMON
 ) -> int:
     """Print the settings file of an agent that adds a new node to this cluster."""
     convert(AgentSettings, {"node": name}, Path("the new node"))
@@ -77,9 +77,10 @@ def drain(
     /,
     *,
     deadline: Annotated[
-        float | None, Parameter(help="seconds; what still runs there then is stopped, and waits")
+        float | None,
+        Parameter(help="seconds after which remaining workers are stopped (default: never)"),
     ] = None,
-    reason: Annotated[str, Parameter(help="why, for those whose jobs move")] = "",
+    reason: Annotated[str, Parameter(help="shown to the owners of the jobs that move")] = "",
     common: Common = COMMON,
 ) -> int:
     """Drain NODE: its jobs move or wait with their state kept, and no job starts there."""

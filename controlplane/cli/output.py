@@ -185,7 +185,7 @@ def seconds_of(text: str, option: str) -> float:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
         hint = "write 90s, 5m, 2h or 1d"
-        raise BadFieldError(f"--{option} {text!r} is no duration", hint, option)
+        raise BadFieldError(f"--{option} {text!r} is not a duration", hint, option)
     return seconds
 
 
@@ -247,10 +247,10 @@ Format = Literal["table", "json", "jsonl", "quiet"]
 class Common:
     """Options that every command takes."""
 
-    home: Annotated[Path | None, Parameter(help="folder of the cluster; default: $ONES_HOME")] = (
-        None
-    )
-    output: Annotated[Format, Parameter(name=["--output", "-o"], help="how to print")] = "table"
+    home: Annotated[
+        Path | None, Parameter(help="folder of the cluster (default: $ONES_HOME, else ~/.ones)")
+    ] = None
+    output: Annotated[Format, Parameter(name=["--output", "-o"], help="output format")] = "table"
 
 
 COMMON: Final = Common()  # default of a command's parameter

@@ -56,8 +56,8 @@ def check_run(
     for name in names:
         entry(name)
     if ours not in names:
-        what = f"{ours!r} is none of {', '.join(names)}"
-        raise BadFieldError(what, "give --ours NAME, one of these", "ours")
+        what = f"{ours!r} is not one of {', '.join(names)}"
+        raise BadFieldError(what, "give --ours NAME, one of them", "ours")
     if min(seeds) < 0:
         raise BadFieldError(f"seed {min(seeds)} is negative", "give 0 or more", "seed")
     if not 1 <= workers <= MOST_WORKERS:
@@ -164,7 +164,7 @@ def ended(commands: Sequence[Command]) -> int:
     return sum(isinstance(c, Announce) and c.event.event in ENDS for c in commands)
 
 
-sim = App(name="sim", help="Simulate policies before you use them.")
+sim = App(name="sim", help="Simulate policies.")
 sim.command(
     "controlplane.cli.train:train",
     name="train",

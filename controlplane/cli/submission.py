@@ -58,7 +58,7 @@ def prepared(file: Path, overrides: Sequence[str]) -> Submission:
 def snapshot_line(one: Submission) -> str:
     """Describe the upload of a job: size, number of files, the largest ones."""
     if one.stored:
-        return f"{one.stored[:12]}, which the cluster has from an earlier job"
+        return f"{one.stored[:12]}, stored in the cluster by an earlier job"
     many = len(one.travels)
     line = f"{byte_count(one.size)} in {many} file{'s' * (many != 1)} of {one.spec.workdir}"
     largest = ", ".join(f"{name} {byte_count(size)}" for name, size in one.largest)
@@ -74,8 +74,8 @@ def library_note(one: Submission) -> str:
     if _uses_library(folder / spec.script, travels):
         return ""
     return (
-        f"{spec.script} does not use elastic.ScalingAgent: on one slot it runs once, as it is, "
-        f"on several it fails; `ones init {spec.script}` says what to change"
+        f"{spec.script} does not use elastic.ScalingAgent: it runs unchanged on one slot, "
+        f"and fails on several; `ones init {spec.script}` shows what to change"
     )
 
 
@@ -141,7 +141,7 @@ def say_dry(ready: Sequence[Submission], common: Common) -> int:
             for note in filter(None, (library_note(one), *(row["notes"] or ()))):
                 sys.stdout.write(f"  {'note':15s} {note}\n")
     if why_not and common.output == "table":
-        sys.stderr.write(f"no controller was asked: {why_not}\n")
+        sys.stderr.write(f"the controller was not asked: {why_not}\n")
     return Exit.OK
 
 

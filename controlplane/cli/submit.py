@@ -73,12 +73,12 @@ def as_text(failure: Failure) -> Iterator[str]:
     if failure.state != "failed":
         return
     who = "its workers" if failure.rank is None else f"rank {failure.rank}"
-    yield f"the last lines of {who}:" if failure.lines else f"{who} wrote nothing"
+    yield f"last output of {who}:" if failure.lines else f"{who} wrote no output"
     several = len({line.rank for line in failure.lines}) > 1
     for line in failure.lines:
         yield f"  [{line.rank}] {line.text}" if several else f"  {line.text}"
     if failure.lines:
-        yield f"all of it: {_logs(failure)}"
+        yield f"complete output: {_logs(failure)}"
 
 
 def as_json(failure: Failure) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def failing_rank(events: Iterable[FeedEvent]) -> int | None:
     return found
 
 
-LATER: Final = "wait longer, or look with `ones show`"
+LATER: Final = "wait longer, or inspect the job with `ones show`"
 Row = dict[str, Any]  # result for one job
 
 
@@ -121,7 +121,9 @@ def wait(
     job: JobName,
     /,
     *more: JobName,
-    timeout: Annotated[float | None, Parameter(help="seconds, for all of them")] = None,
+    timeout: Annotated[
+        float | None, Parameter(help="seconds for all jobs together (default: no limit)")
+    ] = None,
     common: Common = COMMON,
 ) -> int:
     """Wait until each JOB has ended; exit 1 if one did not succeed, 6 after TIMEOUT s."""
@@ -212,9 +214,11 @@ NAMED: Final = 3  # of the largest files
 OF_NO_SWEEP: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
 ASK_S: Final = 3.0  # a dry run waits so long for a controller
 SHOWN_FROM: Final = 4 << 20  # bytes of an upload above which a bar is shown
-KEY_HELP: Final = "submitting twice with it gives one job"
-PROJECT_HELP: Final = "of your key's: whose members see the job; default: the first of them"
-SET_HELP: Final = "KEY=VALUE over the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
+KEY_HELP: Final = "idempotency key: repeated submissions with the same key give one job"
+PROJECT_HELP: Final = "project whose members see the job (default: the first one of the key)"
+SET_HELP: Final = (
+    "KEY=VALUE, overrides the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
+)
 
 
 def submit(
@@ -222,17 +226,23 @@ def submit(
     /,
     *more: Path,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
-    wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
+    wait: Annotated[
+        bool, Parameter(help="wait until the job ends; exit 1 and print the reason if it fails")
+    ] = False,
     key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
     project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
-    dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
-    yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
+    dry_run: Annotated[
+        bool, Parameter(help="check the job and list its files without submitting")
+    ] = False,
+    yes: Annotated[
+        bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory."""
     files = (file, *more)
     if key is not None and more:
-        raise BadFieldError("--key is of one job", "submit these files one at a time", "key")
+        raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
     # All files are checked before the first job is submitted.
     ready = [prepared(path, set_ or ())._replace(project=project) for path in files]
     return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
@@ -336,11 +346,11 @@ def _agreed(one: Submission, common: Common, *, yes: bool) -> bool:
         sys.stderr.write(f"{on_screen(snapshot_line(one), sys.stderr)}\n")
     if one.size <= MUCH or yes:
         return True
-    remedy = f"name large data in {Path(one.spec.workdir) / IGNORE_FILE}, read it from its place"
-    sys.stderr.write(f"ones: more than {byte_count(MUCH)} would travel; {remedy}\n")
+    remedy = f"list large data in {Path(one.spec.workdir) / IGNORE_FILE}, read it from its place"
+    sys.stderr.write(f"ones: the upload exceeds {byte_count(MUCH)}; {remedy}\n")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    sys.stderr.write("submit it all the same? [y/N] ")
+    sys.stderr.write("submit anyway? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in {"y", "yes"}:
         return True

@@ -52,7 +52,7 @@ ROUND_S: Final = tuple(
 UNITS: Final = (("d", DAY_S), ("h", 3600.0), ("min", 60.0))
 GAP: Final = "   "  # between names of jobs
 TITLE: Final = "which job had which slot"
-LOSS_HELP: Final = "instead: the losses of this job, their fit and where it goes"
+LOSS_HELP: Final = "draw the losses of this job with their fit and forecast instead"
 # --- in a terminal
 
 
@@ -197,8 +197,8 @@ def timeline(
     """Draw which job had which slot, from the journal; with --loss, how one job converges."""
     if loss is not None:
         if from_ != 1 or last is not None:
-            what = "--from and --last are of slots over time"
-            raise BadFieldError(what, "leave them out beside --loss", "loss")
+            what = "--from and --last do not apply to --loss"
+            raise BadFieldError(what, "omit them", "loss")
         return _losses(loss, png_, common)
     length = seconds_of(last, "last") if last else math.inf
     with BlockingClient(common.home) as client:

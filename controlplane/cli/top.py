@@ -118,7 +118,7 @@ PATIENCE_S: Final = 2.0  # without a reply, until the controller counts as absen
 PLAIN_WIDTH: Final = 200  # columns if the width is unknown
 NAMED_USERS: Final = 3  # more are counted, not named
 TABLE_EDGE: Final = 3  # lines of the table besides jobs
-AWAY: Final = "controller unreachable, trying again"
+AWAY: Final = "the controller does not reply, retrying"
 
 
 class ClusterStatus(NamedTuple):
@@ -180,8 +180,8 @@ class StatusReader:
 
 def top(
     *,
-    once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
-    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False,
+    once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False,
     common: Common = COMMON,
 ) -> int:
     """Show jobs and slots, every second until Ctrl-C."""
@@ -257,9 +257,9 @@ def header(status: ClusterStatus) -> Text:
     }
     parts = [Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items() if fact]
     if status.cluster.stalled:
-        parts.append(Text(f"nothing is accepted: {status.cluster.stalled}", style="red"))
+        parts.append(Text(f"submissions are refused: {status.cluster.stalled}", style="red"))
     if not status.search.running:
-        parts.append(Text("search away, free slots are filled greedily", style="yellow"))
+        parts.append(Text("search unavailable, free slots are filled greedily", style="yellow"))
     return Text("   ").join(parts)
 
 
@@ -267,7 +267,7 @@ def slot_strips(status: ClusterStatus) -> RenderableType:
     """Return every node with its slots, in as many columns as fit, and a legend."""
     strips = [slot_strip(node, status.owners, status.colours) for node in status.nodes]
     legend = Text.assemble(
-        "██ a job's, in the colour of its name   ",
+        "██ used, in the colour of the job   ",
         ("▒▒", FREE),
         " taken   ",
         ("░░", FREE),

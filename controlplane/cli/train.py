@@ -55,7 +55,7 @@ def train(
     if seed < 0:
         raise BadFieldError(f"seed {seed} is negative", "give 0 or more", "seed")
     if cpu_seconds is not None and not cpu_seconds >= LEAST_CPU_S:
-        what = f"{cpu_seconds} CPU seconds are too few"
+        what = f"{cpu_seconds} CPU seconds is too short"
         raise BadFieldError(what, f"give {LEAST_CPU_S:g} or more, or leave it out", "cpu_seconds")
     trainer = make_trainer(policy, seed)
     from controlplane.sim.learning import training_run  # noqa: PLC0415 - imports torch

@@ -71,7 +71,7 @@ def survey(folder: Path) -> tuple[PackedFile, ...]:
         TooLargeError: if the files are too many or too large.
     """
     if not folder.is_dir():
-        raise BadFieldError(f"workdir {folder} is no folder", "correct the path", "workdir")
+        raise BadFieldError(f"workdir {folder} is not a folder", "correct the path", "workdir")
     found = []
     for path in _bounded(folder):
         with _named(path):
@@ -91,7 +91,7 @@ def _too_large(folder: Path, files: Sequence[PackedFile], what: str) -> TooLarge
         first, slash, _ = file.path.partition("/")
         sizes[f"{first}{slash}"] += file.size
     large = ", ".join(f"{name} {size >> 20} MiB" for name, size in sizes.most_common(NAMED))
-    hint = f"name large data in {folder / IGNORE_FILE} and read it from its own place"
+    hint = f"list large data in {folder / IGNORE_FILE} and read it from its original place"
     return TooLargeError(f"workdir {folder} {what} (largest: {large})", hint, "workdir")
 
 
@@ -119,7 +119,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
         for name in folders:
             if (here / name).is_symlink():
                 what = f"workdir: {here / name} is a link to a folder"
-                raise BadFieldError(what, f"name it in {IGNORE_FILE}, or copy it", "workdir")
+                raise BadFieldError(what, f"list it in {IGNORE_FILE}, or copy it", "workdir")
         for name in sorted(files):
             if not _ignored(here / name, folder, patterns):
                 yield here / name
@@ -137,14 +137,14 @@ def _bounded(folder: Path) -> Iterator[Path]:
             _refuse_outside(path, folder)
             yield path
             continue
-        raise TooLargeError(what, f"name what is data in {folder / IGNORE_FILE}", "workdir")
+        raise TooLargeError(what, f"list data in {folder / IGNORE_FILE}", "workdir")
 
 
 def _refuse_outside(path: Path, folder: Path) -> None:
     """Refuse a link that leads outside `folder`: its target may be private, for example a key."""
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
-        raise BadFieldError(what, f"copy it, or name it in {IGNORE_FILE}", "workdir")
+        raise BadFieldError(what, f"copy it, or list it in {IGNORE_FILE}", "workdir")
 
 
 def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
@@ -177,6 +177,6 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = f"correct it or name it in {IGNORE_FILE}"
+        hint = f"correct it, or list it in {IGNORE_FILE}"
         why = error.strerror or error  # errors of tarfile have no errno
         raise BadFieldError(f"workdir: {path}: {why}", hint, "workdir") from None

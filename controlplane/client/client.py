@@ -282,7 +282,7 @@ class Client(SweepRequests):
                 return found
             if deadline is not None and loop.time() >= deadline:
                 what = f"{job} is {found.state} after {timeout:g} s"
-                raise TimedOutError(what, "wait longer, or look with `ones show`")
+                raise TimedOutError(what, "wait longer, or inspect the job with `ones show`")
 
     async def events(self, from_seq: int = 1, follow: bool = False) -> AsyncIterator[FeedEvent]:
         """Yield feed events, numbered without gaps.

@@ -62,12 +62,16 @@ class RequestChannel:
             try:
                 while not self._socket.send(key, data):
                     if loop.time() > deadline:
-                        raise UnreachableError("no controller answers", "is the cluster up?")
+                        raise UnreachableError(
+                            "the controller does not reply", "check that the cluster is running"
+                        )
                     await asyncio.sleep(0.02)
                 reply = await asyncio.wait_for(answer, answer_s)
             except TimeoutError:
                 if loop.time() > deadline:
-                    raise UnreachableError("no controller answers", "is the cluster up?") from None
+                    raise UnreachableError(
+                        "the controller does not reply", "check that the cluster is running"
+                    ) from None
                 continue
             finally:
                 del self._waiting[key]
@@ -119,7 +123,7 @@ class Home:
         """Remedy for a controller that does not reply."""
         if (self.folder / CONTROLLER).is_file():
             return f"`ones local up --dir {self.folder}` starts it"
-        return "is the controller up, and its port open from here?"
+        return "check that the controller runs and that its port is reachable from this host"
 
 
 def home_folder(folder: Path | str | None = None) -> Path:
@@ -231,7 +235,7 @@ class ClusterConnection:
         try:
             await asyncio.wait([answer], timeout=ABSENT_S)
             if not answer.done() and not await _listens(self._home.endpoint):
-                what = f"no controller answers at {self._home.endpoint}"
+                what = f"no controller replies at {self._home.endpoint}"
                 raise UnreachableError(what, self._home.remedy)
             return await answer
         finally:
@@ -269,6 +273,6 @@ async def _listens(endpoint: str) -> bool:
 def _expected(reply: Any, kind: type[R]) -> R:
     if not isinstance(reply, kind):
         raise UnreachableError(
-            f"the controller answered {type(reply).__name__}", "compare releases"
+            f"the controller replied with {type(reply).__name__}", "compare releases"
         )
     return reply

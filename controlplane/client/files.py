@@ -90,7 +90,7 @@ class FileTransfers(StreamPages):
                 continue
             refused += [f"{node}: {name}" for name in listed.refused]
             if listed.left_out:
-                missing.append(f"{node}: {listed.left_out} more files than a list has room for")
+                missing.append(f"{node}: {listed.left_out} files beyond the limit of a list")
             for info in listed.files:
                 name = _name(info, node)
                 if name and matches(name, pattern):
@@ -121,7 +121,7 @@ class FileTransfers(StreamPages):
             stamp = stamp or piece.stamp
             whole = hashlib.sha256(piece.data).hexdigest() == piece.digest
             if piece.stamp != stamp or piece.offset != offset or not whole:
-                raise UnavailableError(f"{file.name} changed on its way", "fetch it again")
+                raise UnavailableError(f"{file.name} changed during the transfer", "fetch it again")
             offset += len(piece.data)
             if piece.data:
                 yield piece.data
@@ -209,8 +209,8 @@ class FileTransfers(StreamPages):
         there = await self.files(job, pattern)
         total = sum(file.size for file in there.files)
         if total > most_bytes:
-            what = f"{len(there.files)} files of {total} bytes, the bound is {most_bytes}"
-            raise TooLargeError(what, "name fewer with a pattern, or raise the bound", "most")
+            what = f"{len(there.files)} files of {total} bytes exceed the limit of {most_bytes}"
+            raise TooLargeError(what, "select fewer with a pattern, or raise the limit", "most")
         if there.files:
             _make(to, job)
         came = 0

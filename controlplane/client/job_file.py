@@ -64,7 +64,7 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     sweep = spec.stated_sweep
     if sweep is not None:
         if not workdir.is_dir():
-            raise BadFieldError(f"workdir: {workdir} is no folder", "correct workdir", "workdir")
+            raise BadFieldError(f"workdir: {workdir} is not a folder", "correct workdir", "workdir")
         check_functions(sweep, workdir, own_python=spec.python is not None)
     else:
         _check_script(spec, workdir)
@@ -81,7 +81,10 @@ def _script_error(path: Path, data: bytes) -> SettingsError | None:
     first = data[:LOOK_BYTES]
     shebang = first.partition(b"\n")[0] if first.startswith(b"#!") else b""
     if path.suffix == ".py" or b"python" in shebang:
-        what, remedy = "a script", f"write its job file with `ones init {path}`, then submit that"
+        what, remedy = (
+            "a script",
+            f"write a job file with `ones init {path}`, then submit the job file",
+        )
     elif path.suffix == ".ipynb":
         what = "a notebook"
         remedy = f"run `jupyter nbconvert --to script {path}`, then `ones init` on the script"
@@ -126,8 +129,8 @@ def _folder(base: Path, name: str) -> Path:
         folder = (base / name).resolve()
         folder.is_dir()  # raises OSError if the name is too long
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
-        why = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
-        what = f"workdir: {name[:SHOWN]} cannot be looked at: {why}"
+        why = error.strerror if isinstance(error, OSError) else "its links form a loop"
+        what = f"workdir: {name[:SHOWN]} cannot be opened: {why}"
         raise BadFieldError(what, "correct workdir", "workdir") from None
     return folder
 

@@ -38,7 +38,7 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise BadFieldError(f"--set {assignment!r} is no assignment", FORM, "set")
+            raise BadFieldError(f"--set {assignment!r} is not an assignment", FORM, "set")
         field, dot, entry = key.strip().partition(".")
         if dot and not entry:
             raise BadFieldError(f"--set {key} names no entry of {field}", FORM, key)
@@ -88,7 +88,7 @@ def _args_of(table: Mapping[str, Any]) -> list[str]:
     args = table.get("args", [])
     if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
         remedy = f"write {written(JobSpec, 'args')}"
-        raise BadFieldError("args is no list of texts in the job file", remedy, "args")
+        raise BadFieldError("args is not a list of strings in the job file", remedy, "args")
     return args
 
 
@@ -114,7 +114,7 @@ def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None
     inner = table.setdefault(field, {})
     if not isinstance(inner, dict):
         remedy = f"write {written(JobSpec, field)}"
-        raise BadFieldError(f"{field} is no table in the job file", remedy, field)
+        raise BadFieldError(f"{field} is not a table in the job file", remedy, field)
     other = {"epochs": "samples", "samples": "epochs"}.get(entry)
     if field == "stop" and other and "metric" not in inner:
         inner.pop(other, None)  # a spec has exactly one of the two

@@ -97,7 +97,7 @@ class JoinedPages(ClusterConnection):
         while cursor := page.next:
             page = await self._call(ask(cursor), type(first))
             if page.next == cursor:
-                what = f"the controller gives the page at {cursor} again and again"
+                what = f"the controller repeats the page at {cursor}"
                 raise UnreachableError(what, "compare releases")
             for name in lists:
                 rows[name] += getattr(page, name)
@@ -160,7 +160,7 @@ class StreamPages(JoinedPages):
         """
         detail = await self.job(job)
         if not detail.spec.record_samples:
-            hint = "put `record_samples = true` into its job file, and submit it again"
+            hint = "set `record_samples = true` in the job file and submit it again"
             raise BadFieldError(f"{job} does not record its samples", hint, "record_samples")
         restarts = [(v.version, v.resumed_step) for v in detail.versions if v.kind == "start"]
         seen: set[tuple[int, int, int]] = set()
@@ -304,7 +304,7 @@ class StreamPages(JoinedPages):
 
 
 def _note(worker: str) -> LogPiece:
-    said = f"[ones] output of {worker} ends early: not all of it arrived\n"
+    said = f"[ones] output of {worker} is incomplete: its end did not arrive\n"
     return LogPiece(version=NOBODY[0], rank=NOBODY[1], offset=0, data=said.encode())
 
 
@@ -342,5 +342,7 @@ def line_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        hint = "put a backslash before a sign that stands for itself"
-        raise BadFieldError(f"{text!r} is no regular expression: {error}", hint, "grep") from None
+        hint = "escape special characters with a backslash"
+        raise BadFieldError(
+            f"{text!r} is not a regular expression: {error}", hint, "grep"
+        ) from None

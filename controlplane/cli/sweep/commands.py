@@ -26,15 +26,15 @@ from schemas.errors import BadFieldError, suggestion
 from schemas.sweeps import MAX_CONFIGURATIONS, Space, Value
 from schemas.wire.client import SweepChanged
 
-PARALLEL_HELP = "that may train or wait for a slot at once; default: one more than the most slots"
+PARALLEL_HELP = "maximum of trials that train or wait for a slot (default: maximum of slots + 1)"
 
 
 def sample(
     job: JobName,
     /,
     *,
-    trials: Annotated[int, Parameter(help="that the sweep shall have, those that it has too")],
-    sampler: Annotated[SamplerName, Parameter(help="of Optuna; gp needs torch")] = "tpe",
+    trials: Annotated[int, Parameter(help="target number of trials, including existing ones")],
+    sampler: Annotated[SamplerName, Parameter(help="Optuna sampler; gp requires torch")] = "tpe",
     parallel: Annotated[int | None, Parameter(help=PARALLEL_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
@@ -42,7 +42,7 @@ def sample(
     for name, number in (("trials", trials), ("parallel", parallel)):
         if number is not None and not 1 <= number <= MAX_CONFIGURATIONS:
             what = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
-            raise BadFieldError(what, "choose one inside", name)
+            raise BadFieldError(what, "choose a number within it", name)
 
     def say(number: int, values: Mapping[str, Value]) -> None:
         if common.output == "jsonl":
@@ -59,14 +59,14 @@ def sample(
     if common.output == "json":
         print_json({"job": job, "trials": many})
     if many < trials:
-        sys.stderr.write(f"ones: {job} was over with {many} configurations\n")
+        sys.stderr.write(f"ones: {job} ended with {many} configurations\n")
         return Exit.JOB_FAILED
     return Exit.OK
 
 
 VALUES_HELP = "NAME=VALUE of the configuration: lr=0.1"
 Values = Annotated[list[str] | None, Parameter(name="--set", help=VALUES_HELP)]
-RESTS = "rests after its unit"
+RESTS = "pauses after its unit"
 
 
 def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
@@ -119,7 +119,7 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
         name, equals, text = assignment.partition("=")
         name = name.strip()
         if not equals or not name:
-            what = f"--set {assignment!r} is no assignment"
+            what = f"--set {assignment!r} is not an assignment"
             raise BadFieldError(what, "write NAME=VALUE, such as lr=0.1", "set")
         if name not in space:
             hint = suggestion(name, space, f"one of {', '.join(space)}")
@@ -143,8 +143,8 @@ def typed(text: str, name: str, space: Space) -> Value:
     if parameter.form in {"uniform", "log_uniform"} and type(value) is int:
         return float(value)
     if not isinstance(value, str | int | float | bool):
-        what = f"--set {name}: {text[:60]!r} is no value of a configuration"
-        raise BadFieldError(what, "give a text, a number or a truth value", name)
+        what = f"--set {name}: {text[:60]!r} is not a value of a configuration"
+        raise BadFieldError(what, "give a string, a number or a boolean", name)
     return value
 
 
@@ -175,10 +175,10 @@ def _say(
             sys.stdout.write(f"{one.job} trial {one.trial} {said}\n")
 
 
-SET_HELP = "KEY=VALUE over the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"
-MANIFEST_HELP = "of a sweep that was run: the same space, searcher and seed again"
-WORKDIR_HELP = "with --manifest: where its functions lie; default: what the cluster has of them"
-CHANGED_HELP = "with --workdir: even if its files are not the same any more"
+SET_HELP = "KEY=VALUE, overrides the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"
+MANIFEST_HELP = "manifest of an earlier sweep: repeats its space, searcher and seed"
+WORKDIR_HELP = "with --manifest: folder of its functions (default: the snapshot in the cluster)"
+CHANGED_HELP = "with --workdir: accept files that differ from the manifest's"
 
 
 def submit(
@@ -189,27 +189,31 @@ def submit(
     manifest: Annotated[Path | None, Parameter(help=MANIFEST_HELP)] = None,
     workdir: Annotated[Path | None, Parameter(help=WORKDIR_HELP)] = None,
     changed: Annotated[bool, Parameter(negative="", help=CHANGED_HELP)] = False,
-    wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
+    wait: Annotated[
+        bool, Parameter(help="wait until the sweep ends; exit 1 and print the reason if it fails")
+    ] = False,
     key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
     project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
-    dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
-    yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
+    dry_run: Annotated[
+        bool, Parameter(help="check the sweep and list its files without submitting")
+    ] = False,
+    yes: Annotated[
+        bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """Submit the sweep that FILE (TOML) describes, with a snapshot of its working directory."""
     if (file is None) == (manifest is None):
-        raise BadFieldError(
-            "give FILE or --manifest, one of both", "see `ones sweep submit --help`"
-        )
+        raise BadFieldError("give either FILE or --manifest", "see `ones sweep submit --help`")
     if file is not None:
         if workdir is not None or changed:
-            raise BadFieldError("--workdir and --changed go with --manifest", "leave them out")
+            raise BadFieldError("--workdir and --changed require --manifest", "omit them")
         ready = prepared(file, set_ or ())
         stated_sweep(ready.spec)
     else:
         assert manifest is not None  # noqa: S101 - one of both
         if set_:
-            raise BadFieldError("--set goes with FILE", "a manifest is run again as it was", "set")
+            raise BadFieldError("--set requires FILE", "a manifest is repeated unchanged", "set")
         ready = from_manifest(manifest, workdir, changed=changed)
     ready = ready._replace(project=project)
     try:
@@ -217,7 +221,7 @@ def submit(
     except BadFieldError as error:
         if error.field != "snapshot" or not ready.stored:
             raise
-        what = f"the cluster has no snapshot {ready.stored[:12]} any more"
+        what = f"the cluster no longer stores snapshot {ready.stored[:12]}"
         raise BadFieldError(what, "name a copy of the files with --workdir", "workdir") from None
 
 
@@ -233,14 +237,14 @@ def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submiss
     found = read_manifest(file)
     if workdir is None:
         if changed:
-            raise BadFieldError("--changed goes with --workdir", "name the files", "changed")
+            raise BadFieldError("--changed requires --workdir", "give --workdir DIR", "changed")
         return Submission(file, found.spec, (), found.snapshot)
     spec = checked(msgspec.structs.replace(found.spec, workdir=str(workdir)), Path.cwd())
     digest = digest_of(pack(Path(spec.workdir)))
     if digest != found.snapshot and not changed:
         other = f"{digest[:12]}, not {found.snapshot[:12]}"
-        what = f"{spec.workdir} is not what {found.job} was run with: {other}"
-        hint = "take out what was not there, or accept the difference with --changed"
+        what = f"{spec.workdir} differs from the snapshot of {found.job}: {other}"
+        hint = "remove added files, or accept the difference with --changed"
         raise BadFieldError(what, hint, "workdir")
     return Submission(file, spec, survey(Path(spec.workdir)))
 
@@ -267,7 +271,7 @@ for command in (
 sweep.command(
     "controlplane.cli.sweep.top:top",
     name="top",
-    help="Show a sweep as it trains, every second until Ctrl-C.",
+    help="Show a sweep while it trains, every second until Ctrl-C.",
 )
 sweep.command(
     "controlplane.cli.sweep.plot:plot",

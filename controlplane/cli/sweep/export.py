@@ -17,9 +17,9 @@ from controlplane.client.sweeps.tables import epoch_rows
 from schemas.errors import BadFieldError, SettingsError
 from schemas.wire.client import SweepDetail
 
-CSV_HELP = "every epoch of every trial; - is the standard output"
-BOARD_HELP = "a folder of scalars for TensorBoard, a run for each trial"
-MODEL_HELP = "the model as a plain state_dict: torch.load(FILE, weights_only=True)"
+CSV_HELP = "file for every epoch of every trial; - is the standard output"
+BOARD_HELP = "folder for TensorBoard scalars, a run for each trial"
+MODEL_HELP = "file for the model as a plain state_dict: torch.load(FILE, weights_only=True)"
 
 
 def export(
@@ -30,7 +30,7 @@ def export(
         Path | None, Parameter(name="--csv", allow_leading_hyphen=True, help=CSV_HELP)
     ] = None,
     model: Annotated[Path | None, Parameter(help=MODEL_HELP)] = None,
-    trial: Annotated[int | None, Parameter(help="whose model; default: the best")] = None,
+    trial: Annotated[int | None, Parameter(help="trial of the model (default: the best)")] = None,
     tensorboard: Annotated[Path | None, Parameter(help=BOARD_HELP)] = None,
     python: Annotated[str | None, Parameter(help="interpreter that has torch, for --model")] = None,
     common: Common = COMMON,
@@ -40,7 +40,7 @@ def export(
         hint = "give --csv FILE, --model FILE or --tensorboard DIR"
         raise BadFieldError("nothing to export", hint, "csv")
     if trial is not None and model is None:
-        raise BadFieldError("--trial goes with --model", "name a file for the model", "trial")
+        raise BadFieldError("--trial requires --model", "give --model FILE", "trial")
     made: dict[str, Any] = {"job": job, "csv": None, "tensorboard": None, "model": None}
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)

@@ -31,9 +31,13 @@ def plot(
     job: JobName,
     /,
     *,
-    png: Annotated[Path, Parameter(help="the file to write")],
-    metric: Annotated[str | None, Parameter(help="default: the one that is searched for")] = None,
-    time_: Annotated[bool, Parameter(name="--time", help="over time, not epochs")] = False,
+    png: Annotated[Path, Parameter(help="file to write")],
+    metric: Annotated[
+        str | None, Parameter(help="metric to draw (default: that of the search)")
+    ] = None,
+    time_: Annotated[
+        bool, Parameter(name="--time", help="draw over time instead of epochs")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """Draw the learning curves of all trials of sweep JOB."""

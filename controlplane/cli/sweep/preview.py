@@ -27,11 +27,11 @@ from schemas.errors import BadFieldError
 from schemas.jobs import JobSpec
 
 THREADS: Final = (
-    "bits depend on the number of threads: set OMP_NUM_THREADS to what the workers had, that of "
+    "results depend on the number of threads: set OMP_NUM_THREADS to that of the workers, from "
     "[env] or else usable cores / slots of their node"
 )
 REPLAY_S: Final = 24 * 3600.0
-PYTHON_HELP = "interpreter that has torch; default: the sweep's, else this one"
+PYTHON_HELP = "interpreter that has torch (default: the sweep's, else this one)"
 
 
 def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> int:
@@ -55,9 +55,11 @@ def replay(
     file: Path,
     /,
     *,
-    trial: Annotated[int, Parameter(help="to train again")],
-    workdir: Annotated[Path | None, Parameter(help="default: as the manifest says")] = None,
-    model: Annotated[Path | None, Parameter(help="write its model here")] = None,
+    trial: Annotated[int, Parameter(help="number of the trial")],
+    workdir: Annotated[
+        Path | None, Parameter(help="working directory (default: that of the manifest)")
+    ] = None,
+    model: Annotated[Path | None, Parameter(help="file for the model")] = None,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
@@ -65,10 +67,10 @@ def replay(
     found = read_manifest(file)
     visits = found.visits(trial)
     if not visits:
-        raise BadFieldError(f"trial {trial} finished no unit", "name another", "trial")
+        raise BadFieldError(f"trial {trial} finished no unit", "name another trial", "trial")
     folder = Path(found.spec.workdir) if workdir is None else workdir
     if not folder.is_dir():
-        what = f"{folder}, the working directory of {file}, is not here"
+        what = f"{folder}, the working directory of {file}, does not exist"
         raise BadFieldError(what, "name it with --workdir", "workdir")
     choice = [python] if python else [*filter(None, [found.spec.python]), sys.executable]
     task = replay_task(found, trial) | {"model": None if model is None else str(model.resolve())}
@@ -149,18 +151,18 @@ def run_here(
             if done.returncode == 0:
                 answer = json.loads(done.stdout.strip().splitlines()[-1])
                 return dict(answer)
-            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            said = (done.stderr.strip().splitlines() or ["no error output"])[-1]
             if "No module named 'torch'" not in said and "No module named 'elastic'" not in said:
-                raise BadFieldError(f"trained here it fails: {said}", "", "workdir")
-    hint = "name one that has torch and this library with --python"
+                raise BadFieldError(f"training on this host fails: {said}", "", "workdir")
+    hint = "name an interpreter that has torch and this library with --python"
     raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")
 
 
 SHORT_S: Final = 2.0  # units below this make the time between units significant
-SET_HELP = "KEY=VALUE over the file: space.lr=0.1, searcher.max_epochs=3"
-UNIT_HELP = "seconds of one unit; default: one is trained here, where there is torch"
-STATE_HELP = "megabytes of one state, with the optimizer's; default: measured with the unit"
-MEASURE_HELP = "train a unit here to see how long it takes and how large a state is"
+SET_HELP = "KEY=VALUE, overrides the file: space.lr=0.1, searcher.max_epochs=3"
+UNIT_HELP = "seconds per unit (default: measured on this host, if torch is installed)"
+STATE_HELP = "megabytes of a state, with the optimizer's (default: measured with the unit)"
+MEASURE_HELP = "train a unit on this host to measure its duration and the size of a state"
 
 
 def preview(
@@ -171,7 +173,7 @@ def preview(
     unit_s: Annotated[float | None, Parameter(help=UNIT_HELP)] = None,
     state_mb: Annotated[float | None, Parameter(help=STATE_HELP)] = None,
     measure: Annotated[bool, Parameter(help=MEASURE_HELP, negative="--no-measure")] = True,
-    python: Annotated[str | None, Parameter(help="for the unit that is trained here")] = None,
+    python: Annotated[str | None, Parameter(help="interpreter for the measured unit")] = None,
     common: Common = COMMON,
 ) -> int:
     """Estimate the sweep in FILE: configurations, units, hours, and bytes moved between workers."""
@@ -187,11 +189,11 @@ def preview(
     note = ""
     if measure and (unit_s is None or state_bytes is None):
         if common.output == "table" and sys.stderr.isatty():
-            sys.stderr.write("a unit is trained here (--no-measure: it is not)\n")
+            sys.stderr.write("training a unit on this host (--no-measure skips this)\n")
         try:
             measured = measured_unit(spec, python)
         except NoTorchError as error:
-            note = f"nothing was measured: {error.message}"
+            note = f"not measured: {error.message}"
     if measured is not None:
         unit_s = measured["seconds"] if unit_s is None else unit_s
         state_bytes = measured["state_bytes"] if state_bytes is None else state_bytes

@@ -132,7 +132,7 @@ def units_line(detail: SweepDetail, now: float) -> str:
     """Return the finished and remaining units, and the remaining time."""
     said = [f"units: {detail.units_done} done, {detail.units_left} left"]
     if detail.units_again:
-        said.append(f"{detail.units_again} done again")
+        said.append(f"{detail.units_again} repeated")
     if detail.unit_s is not None:
         said.append(f"{detail.unit_s:.3g} s each")
     left = time_left(detail, now)
@@ -215,12 +215,12 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
 DAMAGED = "journal"  # code of the error
 OVER = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
 PLAIN_WIDTH = 200  # columns if the width is unknown
-ORDER_HELP = "best first, or in the order in which they were added"
+ORDER_HELP = "order: best first, or in order of addition"
 
 
 def ls(
     *,
-    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended ones too")] = False,
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended sweeps")] = False,
     common: Common = COMMON,
 ) -> int:
     """List sweeps, oldest first, one line each."""
@@ -235,7 +235,7 @@ def ls(
         columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
         print_table(columns, [[_shown(row[name]) for name in columns] for row in rows])
     if not rows:
-        which = "no sweep yet" if all_ else "no sweep waits or runs; -a lists ended ones"
+        which = "no sweep yet" if all_ else "no sweep waits or runs; -a includes ended sweeps"
         sys.stderr.write(f"ones: {which}\n")
     return Exit.OK
 
@@ -250,14 +250,14 @@ def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
         except RemoteError as error:
             if error.remote_code != DAMAGED:
                 raise
-            sys.stderr.write(f"ones: {job.job} is left out: {error.message}\n")
+            sys.stderr.write(f"ones: omitting {job.job}: {error.message}\n")
 
 
 def show(
     job: JobName,
     *,
     by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
-    trial: Annotated[int | None, Parameter(help="only this one, with all its epochs")] = None,
+    trial: Annotated[int | None, Parameter(help="only this trial, with all its epochs")] = None,
     common: Common = COMMON,
 ) -> int:
     """Show the trials of sweep JOB: values, state, epoch, partition, metric, slot."""
@@ -333,7 +333,7 @@ def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
 def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
     job = detail.summary.job
     if not 0 <= number < len(detail.trials):
-        hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are none yet"
+        hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are no trials yet"
         raise BadFieldError(f"{job} has no trial {number}", hint, "trial")
     trial = detail.trials[number]
     if common.output in {"json", "jsonl"}:
@@ -343,7 +343,7 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
     why = one_line(trial.why and f" ({trial.why})")
     sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
     if trial.parent is not None:
-        sys.stdout.write(f"  goes on from trial {trial.parent} after {trial.began_at} epochs\n")
+        sys.stdout.write(f"  continues from trial {trial.parent} after {trial.began_at} epochs\n")
     rows = epoch_rows(detail, (number,))
     names = list(dict.fromkeys(name for metrics in trial.metrics for name in metrics))
     if rows:

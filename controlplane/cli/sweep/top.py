@@ -35,14 +35,14 @@ from schemas.wire.client import SweepDetail, TrialInfo
 EVERY_S: Final = 1.0
 PATIENCE_S: Final = 2.0  # without a reply, until the controller counts as absent
 PLAIN_WIDTH: Final = 200  # columns if the width is unknown
-AWAY: Final = "controller unreachable, trying again"
+AWAY: Final = "the controller does not reply, retrying"
 EDGE: Final = 4  # lines of the table besides trials
 
 
 def top(
     job: JobName,
     *,
-    once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
+    once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
     common: Common = COMMON,
 ) -> int:
     """Show sweep JOB while it trains, every second until it ends or Ctrl-C."""

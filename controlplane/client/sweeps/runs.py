@@ -74,7 +74,7 @@ def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> S
         raise BadFieldError(what, f"`ones export {job[1]} FILE` has its model", "trial")
     if not mine:
         over = detail.spec.keep
-        hint = f"a sweep that is over keeps the best {over}; more with `keep`"
+        hint = f"an ended sweep keeps the best {over}; `keep` sets more"
         raise BadFieldError(f"no node has a state of trial {trial}", hint, "trial")
     wanted = _best_version(detail, trial)
     return max(mine, key=lambda one: (one.version == wanted, one.version, one.attempt))
@@ -141,7 +141,7 @@ class SweepRun:
         return (await self._client.change_sweep(self.job, "stop", trial)).state
 
     async def pause(self, trial: int) -> str:
-        """Pause a trial after its current unit and keep its training state. Return its new state."""
+        """Pause a trial after its current unit and return its new state; its training is kept."""
         return (await self._client.change_sweep(self.job, "pause", trial)).state
 
     async def resume(self, trial: int) -> str:
@@ -252,7 +252,7 @@ class SweepRun:
             best = best_of(detail)
             if best is None:
                 what = f"no trial of {self.job} has a score yet"
-                raise BadFieldError(what, "name one, or wait for the first epoch", "trial")
+                raise BadFieldError(what, "name a trial, or wait for the first epoch", "trial")
             trial = best.trial.number
         there = await self._client.files(self.job, "states/*")
         state = chosen_state(detail, there.files, trial)
@@ -269,7 +269,9 @@ class SweepRun:
                 await self._client.fetch_file(self.job, state.file, local)
                 await asyncio.to_thread(convert_state, local, target, pythons)
         except OSError as error:
-            raise BadFieldError(f"{target}: {error.strerror}", "choose another", "file") from None
+            raise BadFieldError(
+                f"{target}: {error.strerror}", "choose another file", "file"
+            ) from None
 
     async def wait(self, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
         """Wait until the sweep has ended and return its job.
@@ -308,9 +310,9 @@ def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
             continue
         if done.returncode == 0:
             return
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said = (done.stderr.strip().splitlines() or ["no error output"])[-1]
         if "ModuleNotFoundError" not in said:
             raise BadFieldError(f"the checkpoint cannot be exported: {said}", "", "job")
     names = " or ".join(map(os.fspath, pythons))
-    hint = "name one that has torch and this library with --python"
+    hint = "name an interpreter that has torch and this library with --python"
     raise NoTorchError(f"no torch in {names}", hint, "python")

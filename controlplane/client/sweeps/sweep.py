@@ -168,7 +168,7 @@ def stated_sweep(spec: JobSpec) -> SweepSpec:
     """
     sweep = spec.stated_sweep
     if sweep is None:
-        raise BadFieldError(f"{spec.name} is no sweep", "give it a table [sweep]", "sweep")
+        raise BadFieldError(f"{spec.name} is not a sweep", "give it a table [sweep]", "sweep")
     return sweep
 
 

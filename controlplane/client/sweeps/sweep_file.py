@@ -43,7 +43,7 @@ def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
     """
     inner = table["sweep"]
     if not isinstance(inner, Mapping):
-        raise SettingsError(f"{path}: sweep is no table", "write [sweep]", "sweep")
+        raise SettingsError(f"{path}: sweep is not a table", "write [sweep]", "sweep")
     _refuse_unknown(path, "", table, (*JOB_FIELDS, "sweep"), FIELDS)
     _refuse_unknown(path, "sweep.", inner, FIELDS, JOB_FIELDS)
     for name in REQUIRED:
@@ -80,14 +80,14 @@ def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise BadFieldError(f"--set {assignment!r} is no assignment", FORM, "set")
+            raise BadFieldError(f"--set {assignment!r} is not an assignment", FORM, "set")
         first, *rest = key.strip().removeprefix("sweep.").split(".")
         if first not in (*JOB_FIELDS, *FIELDS):
             what = f"--set {key}: a sweep has no such field"
             raise BadFieldError(what, nearest(first, (*JOB_FIELDS, *FIELDS)), key)
         inner = changed if first in JOB_FIELDS else changed.setdefault("sweep", {})
         if not isinstance(inner, dict):
-            raise BadFieldError("sweep is no table in the file", "correct it there", "sweep")
+            raise BadFieldError("sweep is not a table in the file", "correct it there", "sweep")
         plain = first in TEXTS or first == "env"
         _set(inner, key, [first, *rest], text if plain else toml_value(text))
     return changed
@@ -111,7 +111,7 @@ def _set(table: dict[str, Any], key: str, path: Sequence[str], value: Any) -> No
 def _space(space: Any, path: Path) -> dict[str, Parameter]:
     if not isinstance(space, Mapping):
         raise SettingsError(
-            f"{path}: sweep.space is no table", "write [sweep.space]", "sweep.space"
+            f"{path}: sweep.space is not a table", "write [sweep.space]", "sweep.space"
         )
     found = {}
     for name, value in space.items():
@@ -123,8 +123,8 @@ def _space(space: Any, path: Path) -> dict[str, Parameter]:
         elif isinstance(value, str | int | float | bool):
             table = {"choice": [value]}
         else:
-            what = f"{path}: {field}: {value!r} is no value of a configuration"
-            raise SettingsError(what, "give texts, numbers or truth values", field)
+            what = f"{path}: {field}: {value!r} is not a value of a configuration"
+            raise SettingsError(what, "give strings, numbers or booleans", field)
         found[name] = convert(Parameter, table, path, f"{field}.")
     return found
 
@@ -132,7 +132,7 @@ def _space(space: Any, path: Path) -> dict[str, Parameter]:
 def _searcher(table: Any, path: Path) -> Any:
     field = "sweep.searcher"
     if not isinstance(table, Mapping):
-        what = f"{path}: {field} is no table"
+        what = f"{path}: {field} is not a table"
         raise SettingsError(what, "write [sweep.searcher] and below it type = 'asha'", field)
     kinds = ", ".join(BY_TYPE)
     kind = table.get("type")
@@ -140,7 +140,9 @@ def _searcher(table: Any, path: Path) -> Any:
         raise SettingsError(f"{path}: {field}.type: is missing", f"one of {kinds}", f"{field}.type")
     if kind not in BY_TYPE:
         near = nearest(str(kind), BY_TYPE)
-        raise SettingsError(f"{path}: {field}.type: no searcher {kind!r}", near, f"{field}.type")
+        raise SettingsError(
+            f"{path}: {field}.type: unknown searcher {kind!r}", near, f"{field}.type"
+        )
     rest = {key: value for key, value in table.items() if key != "type"}
     return {"type": kind, **msgspec.structs.asdict(convert(BY_TYPE[kind], rest, path, f"{field}."))}
 

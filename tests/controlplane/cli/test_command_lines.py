@@ -58,7 +58,7 @@ def test_the_word_of_another_tool_is_answered_with_the_command_that_does_it(
 
 
 def test_a_size_beside_auto_is_refused_and_not_dropped() -> None:
-    with pytest.raises(BadFieldError, match="leave out --slots, --batch and --on, or --auto"):
+    with pytest.raises(BadFieldError, match="omit --slots, --batch and --on, or omit --auto"):
         jobs.resize("a-1", slots=2, auto=True)
 
 

@@ -1,4 +1,4 @@
-"""Who asks for events that are not kept any more is told so, once, and gets the others."""
+"""Who asks for events that are no longer kept is told so, once, and gets the others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def events(*numbers: int) -> list[FeedEvent]:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (1, "ones: events 1 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
-        (0, "ones: events 1 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
-        (7, "ones: events 7 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
+        (1, "ones: events 1 to 7 are no longer kept (keep_events_s, keep_bytes)\n"),
+        (0, "ones: events 1 to 7 are no longer kept (keep_events_s, keep_bytes)\n"),
+        (7, "ones: events 7 to 7 are no longer kept (keep_events_s, keep_bytes)\n"),
         (8, ""),
     ],
 )

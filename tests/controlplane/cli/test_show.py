@@ -35,8 +35,7 @@ def test_a_last_epoch_without_a_finite_loss_is_named(capsys: pytest.CaptureFixtu
 
     job = detail.summary.job
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "epoch 4: no loss that is a finite number: nan, or no backward() was seen; "
-        f"`ones logs {job}` says which"
+        f"epoch 4: no finite loss: nan, or backward() was not called; see `ones logs {job}`"
     )
 
 

@@ -259,8 +259,7 @@ def test_a_name_that_is_no_text_is_an_error_of_one_line(monkeypatch: pytest.Monk
         main.main()
 
     assert screen.getvalue() == (
-        "ones: 'gr\\udcff' is not text that can be sent in utf-8; "
-        "use a UTF-8 locale, such as LC_ALL=C.UTF-8\n"
+        "ones: 'gr\\udcff' cannot be encoded in utf-8; use a UTF-8 locale, such as LC_ALL=C.UTF-8\n"
     )
 
 

@@ -69,7 +69,7 @@ RUNNING = summary(
     rescales=2,
     batch_changes=1,
 )
-LEGEND = "██ a job's, in the colour of its name   ▒▒ taken   ░░ free"
+LEGEND = "██ used, in the colour of the job   ▒▒ taken   ░░ free"
 QUIET = SearchInfo(policy="ones", running=True)
 STATUS = ClusterStatus(
     CLUSTER,
@@ -102,7 +102,7 @@ class Controller:
     def cluster(self) -> Cluster:
         self.looks += 1
         if 1 < self.looks <= 1 + self.away:
-            raise UnreachableError("no controller answers", "is the cluster up?")
+            raise UnreachableError("the controller does not reply", "check it")
         return msgspec.structs.replace(CLUSTER, last_seq=10 + len(self.feed))
 
     def jobs(self, *, ended: bool) -> tuple[JobSummary, ...]:
@@ -222,8 +222,8 @@ def test_the_header_counts_slots_jobs_and_users_and_says_what_is_wrong() -> None
         "jobs 2 running, 2 waiting",
         "users 4",
         "policy fifo",
-        "nothing is accepted: the disk is full",
-        "search away, free slots are filled greedily",
+        "submissions are refused: the disk is full",
+        "search unavailable, free slots are filled greedily",
     ]
 
 

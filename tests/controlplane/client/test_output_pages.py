@@ -55,7 +55,7 @@ async def test_the_last_lines_are_counted_among_those_that_match() -> None:
 
 
 async def test_a_pattern_that_is_none_says_where() -> None:
-    with pytest.raises(BadFieldError, match=r"'\(' is no regular expression: missing \)"):
+    with pytest.raises(BadFieldError, match=r"'\(' is not a regular expression: missing \)"):
         await followed(JOB, None, "(")
 
 

@@ -142,7 +142,7 @@ def test_a_link_to_what_is_outside_is_refused_and_named(tmp_path: Path, through:
             look(folder)
         assert (refused.value.message, refused.value.hint) == (
             f"workdir: {folder / 'data'} is a link to {secret}, outside of it",
-            "copy it, or name it in .onesignore",
+            "copy it, or list it in .onesignore",
         )
 
     (folder / ".onesignore").write_text("data\ninner")
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = tree(tmp_path, {"train.py": ""})
     (folder / "dangling").symlink_to("nowhere")
 
-    with pytest.raises(BadFieldError, match=r"dangling: No such file .*name it in .onesignore"):
+    with pytest.raises(BadFieldError, match=r"dangling: No such file .*list it in .onesignore"):
         pack(folder)
 
 
@@ -203,7 +203,7 @@ def test_a_folder_that_is_too_large_is_refused_with_the_limit_and_a_remedy(
     largest = f"data/ {(len(content) >> 20) + 1} MiB, model.pt 0 MiB, train.py 0 MiB"
     assert refused.value.message == f"{what.format(folder=folder)} (largest: {largest})"
     assert refused.value.hint == (
-        f"name large data in {folder}/.onesignore and read it from its own place"
+        f"list large data in {folder}/.onesignore and read it from its original place"
     )
 
 
