@@ -4,43 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from controlplane.client.archive import digest_of, pack
+from controlplane.client.files import FileTransfers
 from controlplane.client.job_file import checked
 from controlplane.client.streams import POLL_S
-from controlplane.client.sweeps.requests import SweepRequests
-from schemas.errors import TimedOutError
-from schemas.ids import JobId, NodeId, SlotId
+from controlplane.client.sweeps.runs import SweepRun
+from controlplane.client.sweeps.sweep import Sweep
+from schemas.errors import BadFieldError, TimedOutError
+from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import ENDED, JobSpec
+from schemas.sweeps import Value
 from schemas.wire.client import (
+    AddKey,
     CancelJob,
+    ChangeSweep,
     CheckJob,
     DrainNode,
     Explanation,
+    GetLedger,
     GetSearch,
+    GetSweep,
     JobAccepted,
     JobChecked,
     JobDetail,
     Jobs,
     JobState,
     JobSummary,
+    KeyInfo,
+    Keys,
+    Ledger,
     ListJobs,
+    ListKeys,
     NodeInfo,
     Nodes,
     PauseJob,
     ResizeJob,
     ResumeJob,
+    RevokeKey,
     SearchInfo,
     SubmitJob,
+    SweepChanged,
+    SweepDetail,
     UndrainNode,
 )
 from schemas.wire.feed import FeedEvent
 
+Change = Literal["add", "stop", "pause", "resume", "delete"]  # of a trial
 
-class Client(SweepRequests):
+
+class Client(FileTransfers):
     """Connection to one cluster; an async context manager.
 
     A call raises `UnreachableError` if no reply arrives within `timeout`, and the error that the
@@ -251,6 +269,146 @@ class Client(SweepRequests):
             UnknownNodeError: if no such node ever joined.
         """
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
+
+    async def keys(self) -> tuple[KeyInfo, ...]:
+        """Return all keys, including expired and revoked ones.
+
+        Raises:
+            DeniedError: if this client's key is not an admin's.
+        """
+        first = await self._call(ListKeys(), Keys)
+        return (await self._joined(first, lambda cursor: ListKeys(cursor=cursor), "keys")).keys
+
+    async def add_key(
+        self,
+        public: str,
+        name: str,
+        role: str,
+        projects: Sequence[str] = (),
+        expires: float | None = None,
+    ) -> KeyInfo:
+        """Authorise a key.
+
+        Args:
+            public: the owner's public key, Z85; the secret key stays with the owner.
+            name: of the owner or the node.
+            role: admin, operator, user, viewer or node.
+            projects: whose jobs the key may see; the owner's jobs belong to the first one.
+            expires: seconds since the epoch; None: never.
+
+        Raises:
+            DeniedError: if this client's key is not an admin's.
+            BadFieldError: if a field is invalid, or the key belongs to another user or was revoked.
+        """
+        asked = {
+            "public": public, "name": name, "role": role, "projects": tuple(projects),
+            "expires": None if expires is None else Seconds(expires),
+        }  # fmt: skip
+        try:
+            request = msgspec.convert({"type": "keys.add.1", **asked}, AddKey)
+        except msgspec.ValidationError as error:
+            raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
+        return (await self._call(request, Keys)).keys[0]
+
+    async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
+        """Revoke keys permanently and close their sessions.
+
+        Args:
+            key: a public key, or a name for all keys of that name.
+
+        Raises:
+            DeniedError: if this client's key is not an admin's.
+            BadFieldError: if there is no such key, or it is the last key of an admin.
+        """
+        return (await self._call(RevokeKey(key=key), Keys)).keys
+
+    async def submit_sweep(
+        self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
+    ) -> SweepRun:
+        """Upload the working directory and submit a sweep.
+
+        Args:
+            workdir: folder of the sweep's functions; None: as stated in `sweep`.
+            key: idempotency key; the same key returns the same sweep. None: a new sweep each time.
+
+        Raises:
+            BadFieldError: if a field is invalid; no sweep was submitted.
+            TooLargeError: if the packed working directory exceeds the limits of the cluster.
+        """
+        spec = sweep.job_spec()
+        if workdir is not None:
+            spec = msgspec.structs.replace(spec, workdir=str(workdir))
+        return SweepRun(self, await self.submit(spec, key))
+
+    def sweep_run(self, job: str) -> SweepRun:
+        """Return a handle for the sweep of this name; no request is sent."""
+        return SweepRun(self, JobId(job))
+
+    async def sweep(self, job: str) -> SweepDetail:
+        """Return the state of a sweep, with all its trials.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if the job is not a sweep.
+        """
+        detail = await self._call(GetSweep(job=JobId(job)), SweepDetail)
+        trials = list(detail.trials)
+        while len(trials) < detail.trials_in_all:
+            page = await self._call(GetSweep(job=JobId(job), from_trial=len(trials)), SweepDetail)
+            if not page.trials:
+                break
+            trials += page.trials
+        return msgspec.structs.replace(detail, trials=tuple(trials))
+
+    async def change_sweep(
+        self,
+        job: str,
+        change: Change,
+        trial: int | None = None,
+        *,
+        values: Mapping[str, Value] | None = None,
+        parent: int | None = None,
+        key: str | None = None,
+    ) -> SweepChanged:
+        """Change one trial of a sweep, or add one; the change is durable when this returns.
+
+        Args:
+            trial: required unless `change` is `add`.
+            values: for `add`: the configuration, or with `parent` the values that differ from it.
+            parent: for `add`: the trial from whose state the new one continues.
+            key: idempotency key; None: a new change each time.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if the job is not a sweep, has no such trial, or does not allow the
+                change.
+            DeniedError: if the sweep belongs to another user.
+        """
+        request = ChangeSweep(
+            job=JobId(job),
+            change=change,
+            trial=trial,
+            values=dict(values or {}),
+            parent=parent,
+            key=key or uuid.uuid4().hex,
+        )
+        return await self._call(request, SweepChanged)
+
+    async def ledger(self, job: str) -> Ledger:
+        """Return the counted units of a sweep, in the order in which they ended.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if the job is not a sweep.
+        """
+        ledger = await self._call(GetLedger(job=JobId(job)), Ledger)
+        units = list(ledger.units)
+        while len(units) < ledger.units_in_all:
+            page = await self._call(GetLedger(job=JobId(job), from_unit=len(units)), Ledger)
+            if not page.units:
+                break
+            units += page.units
+        return msgspec.structs.replace(ledger, units=tuple(units))
 
     async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
         """Wait until a job has ended and return it.

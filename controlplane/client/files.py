@@ -1,11 +1,11 @@
-"""Files and checkpoints of jobs, fetched in verified pieces; the requests that manage keys."""
+"""Files and checkpoints of jobs, fetched in verified pieces."""
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple, TypeVar
 
@@ -14,8 +14,8 @@ import msgspec
 from controlplane.client.archive import FETCHED
 from controlplane.client.streams import StreamPages
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
-from schemas.ids import JobId, NodeId, Seconds, node_of
-from schemas.wire.client import AddKey, JobDetail, KeyInfo, Keys, ListKeys, RevokeKey
+from schemas.ids import JobId, NodeId, node_of
+from schemas.wire.client import JobDetail
 from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListFiles, ReadFile
 
 ASK_S: Final = 10.0  # for the reply of an agent
@@ -300,64 +300,3 @@ def _name(info: FileInfo, node: NodeId) -> str:
         return ""
     folder = (CHECKPOINTS,) if info.area == CHECKPOINTS else (info.area, node)
     return "/".join((*folder, *parts))
-
-
-class KeyRequests(FileTransfers):
-    """Requests that manage the cluster's keys; for admins."""
-
-    async def keys(self) -> tuple[KeyInfo, ...]:
-        """Return all keys, including expired and revoked ones.
-
-        Raises:
-            DeniedError: if this client's key is not an admin's.
-        """
-        found, cursor = list[KeyInfo](), ""
-        while True:
-            page = await self._call(ListKeys(cursor=cursor), Keys)
-            found += page.keys
-            cursor = page.next
-            if not cursor:
-                return tuple(found)
-
-    async def add_key(
-        self,
-        public: str,
-        name: str,
-        role: str,
-        projects: Sequence[str] = (),
-        expires: float | None = None,
-    ) -> KeyInfo:
-        """Authorise a key.
-
-        Args:
-            public: the owner's public key, Z85; the secret key stays with the owner.
-            name: of the owner or the node.
-            role: admin, operator, user, viewer or node.
-            projects: whose jobs the key may see; the owner's jobs belong to the first one.
-            expires: seconds since the epoch; None: never.
-
-        Raises:
-            DeniedError: if this client's key is not an admin's.
-            BadFieldError: if a field is invalid, or the key belongs to another user or was revoked.
-        """
-        asked = {
-            "public": public, "name": name, "role": role, "projects": tuple(projects),
-            "expires": None if expires is None else Seconds(expires),
-        }  # fmt: skip
-        try:
-            request = msgspec.convert({"type": "keys.add.1", **asked}, AddKey)
-        except msgspec.ValidationError as error:
-            raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
-        return (await self._call(request, Keys)).keys[0]
-
-    async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
-        """Revoke keys permanently and close their sessions.
-
-        Args:
-            key: a public key, or a name for all keys of that name.
-
-        Raises:
-            DeniedError: if this client's key is not an admin's.
-            BadFieldError: if there is no such key, or it is the last key of an admin.
-        """
-        return (await self._call(RevokeKey(key=key), Keys)).keys

@@ -23,6 +23,7 @@ from schemas.wire.client import (
     JobDetail,
     Jobs,
     JobState,
+    Keys,
     ListJobs,
     ListNodes,
     Nodes,
@@ -31,12 +32,35 @@ from schemas.wire.client import (
 )
 from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
 
-Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes)
+Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys)
 OF_A_JOB: Final = ("workers", "history", "epochs", "versions", "promises")
+POLL_S: Final = 3.0  # of one long poll; a reply that is lost in a crash is requested again after it
+LOOK_S: Final = 0.001  # of a poll for what exists now
+Who = tuple[Version, Rank]
+RAW_END: Final = re.compile(rb"(?<=[\r\n])")
+NOBODY: Final = (Version(0), Rank(0))  # no worker has this version: a remark of the client
 
 
-class JoinedPages(ClusterConnection):
-    """Requests whose replies span several pages, joined into one reply."""
+class OutputLine(NamedTuple):
+    """One line of a worker's output."""
+
+    rank: int | None  # None: a remark of the client
+    text: str  # without its terminator; for a progress bar, its last state
+    time: float | None = None  # when its end reached the controller, seconds since the epoch
+    node: str | None = None
+    end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
+
+
+class WorkerLine(NamedTuple):
+    """Line as its worker wrote it, or the received part of it."""
+
+    data: bytes  # without its newline
+    piece: LogPiece  # contains the end of the line
+    whole: bool = True
+
+
+class StreamPages(ClusterConnection):
+    """Replies of several pages, joined; feed events, output and sample records page by page."""
 
     async def some_job_names(self) -> list[str]:
         """Return names of jobs, oldest first, with at most two requests.
@@ -102,35 +126,6 @@ class JoinedPages(ClusterConnection):
             for name in lists:
                 rows[name] += getattr(page, name)
         return msgspec.structs.replace(page, **{name: tuple(rows[name]) for name in lists})
-
-
-POLL_S: Final = 3.0  # of one long poll; a reply that is lost in a crash is requested again after it
-LOOK_S: Final = 0.001  # of a poll for what exists now
-Who = tuple[Version, Rank]
-RAW_END: Final = re.compile(rb"(?<=[\r\n])")
-NOBODY: Final = (Version(0), Rank(0))  # no worker has this version: a remark of the client
-
-
-class OutputLine(NamedTuple):
-    """One line of a worker's output."""
-
-    rank: int | None  # None: a remark of the client
-    text: str  # without its terminator; for a progress bar, its last state
-    time: float | None = None  # when its end reached the controller, seconds since the epoch
-    node: str | None = None
-    end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
-
-
-class WorkerLine(NamedTuple):
-    """Line as its worker wrote it, or the received part of it."""
-
-    data: bytes  # without its newline
-    piece: LogPiece  # contains the end of the line
-    whole: bool = True
-
-
-class StreamPages(JoinedPages):
-    """Feed events, output and sample records as they arrive, many in one page."""
 
     async def event_pages(
         self, from_seq: int, *, follow: bool

@@ -16,10 +16,10 @@ from controlplane.cli.submit import KEY_HELP, PROJECT_HELP, send
 from controlplane.cli.sweep import export, preview, tables
 from controlplane.client import BlockingClient
 from controlplane.client.archive import digest_of, pack, survey
+from controlplane.client.client import Change
 from controlplane.client.job_file import checked
 from controlplane.client.spec_overrides import toml_value
 from controlplane.client.sweeps.manifest import read_manifest
-from controlplane.client.sweeps.requests import Change
 from controlplane.client.sweeps.sampler import SamplerName
 from controlplane.client.sweeps.sweep import short, stated_sweep
 from schemas.errors import BadFieldError, suggestion

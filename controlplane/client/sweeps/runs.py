@@ -31,7 +31,7 @@ from schemas.sweeps import Value
 from schemas.wire.client import JobDetail, SweepDetail
 
 if TYPE_CHECKING:
-    from controlplane.client.sweeps.requests import SweepRequests
+    from controlplane.client.client import Client
 
 
 GRADUATED: Final = re.compile(r"goes on as job ([\w-]+)")
@@ -111,7 +111,7 @@ class SweepRun:
         client: open.
     """
 
-    def __init__(self, client: SweepRequests, job: JobId) -> None:
+    def __init__(self, client: Client, job: JobId) -> None:
         self._client = client
         self.job = job
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from controlplane.client.client import Client
 from controlplane.client.files import JobFile
 from controlplane.client.sweeps.manifest import Manifest, manifest_of, read_manifest, write_manifest
-from controlplane.client.sweeps.requests import SweepRequests
 from controlplane.client.sweeps.runs import chosen_state
 from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, SettingsError
@@ -22,7 +22,7 @@ from tests.support.sweep_details import PARTITIONS, detail, ledger, sweep, trial
 PAGE = 2
 
 
-class Controller(SweepRequests):
+class Controller(Client):
     """A client whose controller has one sweep, and pages of two."""
 
     def __init__(self, whole: SweepDetail, units: Ledger) -> None:
