@@ -14,7 +14,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, moment, print_data
-from controlplane.client.connection import CONTROLLER, DEFAULT
+from controlplane.client.connection import CONTROLLER_FILE, DEFAULT_FOLDER
 from controlplane.journal.backup import back_up, compact, problems, restore
 from controlplane.journal.reader import Reader
 from controlplane.journal.retention import Retention
@@ -42,7 +42,9 @@ def backup(file: Path, *, of: Where = None, force: Force = False, common: Common
 
 
 @admin.command(name="restore")
-def put_back(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
+def restore_journal(
+    file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON
+) -> int:
     """Replace the journal by FILE; the controller must be stopped, and the old journal is kept."""
     journal, _ = _journal(of, common, must_exist=False)
     kept = restore(file, journal, force=force)
@@ -77,7 +79,7 @@ def check(*, of: Where = None, common: Common = COMMON) -> int:
 
 
 @admin.command(name="compact")
-def make_small(*, of: Where = None, common: Common = COMMON) -> int:
+def compact_journal(*, of: Where = None, common: Common = COMMON) -> int:
     """Delete records beyond the retention, and shrink the file; the controller must be stopped."""
     journal, settings = _journal(of, common)
     keep = Retention(
@@ -133,8 +135,10 @@ def _journal(
     where: Path | None, common: Common, *, must_exist: bool = True
 ) -> tuple[Path, JournalSettings]:
     """Return the path of the selected journal, and its controller's settings for it."""
-    home = Path(common.home or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
-    path, settings = where if where is not None else home / CONTROLLER, ControllerSettings()
+    home = Path(
+        common.home or os.environ.get("ONES_HOME") or Path.home() / DEFAULT_FOLDER
+    ).expanduser()
+    path, settings = where if where is not None else home / CONTROLLER_FILE, ControllerSettings()
     if path.suffix == ".toml":
         settings = load(path)
         path = path.parent / settings.state / JOURNAL

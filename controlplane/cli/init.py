@@ -19,9 +19,9 @@ from schemas.errors import BadFieldError
 from schemas.jobs import NAME
 
 COMMON_NAMES: Final = frozenset({"train", "main", "run", "job", "script"})
-GUESSED_BATCH: Final = 32
-GROWTH: Final = 4  # the most slots that the job file asks for
-SHOWN: Final = 4  # options of the script in the comment on `args`
+DEFAULT_BATCH: Final = 32
+MAX_SLOTS: Final = 4  # the most slots that the job file asks for
+MAX_SHOWN_OPTIONS: Final = 4  # options of the script in the comment on `args`
 
 
 def job_name(script: Path) -> str:
@@ -36,7 +36,7 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
 
     `relative` is the path of the script from the job file's folder.
     """
-    batch = facts.batch_size or GUESSED_BATCH
+    batch = facts.batch_size or DEFAULT_BATCH
     where = "the script's" if facts.batch_size else "not found in the script: set it"
     lines = [
         "# Made by `ones init`; every key is described in docs/jobs.md.",
@@ -48,7 +48,7 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
         '# max_batch_size = "keep"  # default: data, memory and gradient noise limit it',
         f"# max_local_batch = {batch}  # the most samples that fit the memory of one slot",
         *_rate(facts),
-        f"slots = [1, {GROWTH}]  # least, most",
+        f"slots = [1, {MAX_SLOTS}]  # least, most",
         "",
         *_stop(facts),
         "retries = 1  # after a failure, from the last finished epoch",
@@ -63,9 +63,9 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
 def _arguments(facts: Facts) -> list[str]:
     if not facts.options:
         return []
-    shown = list(facts.options.items())[:SHOWN]
+    shown = list(facts.options.items())[:MAX_SHOWN_OPTIONS]
     text = ", ".join(f"{name} {value}" for name, value in shown if value is not None)
-    more = ", ..." if len(facts.options) > SHOWN else ""
+    more = ", ..." if len(facts.options) > MAX_SHOWN_OPTIONS else ""
     return [f"# args = []  # its options and defaults: {text}{more}" if text else "# args = []"]
 
 

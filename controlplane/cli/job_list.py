@@ -15,13 +15,13 @@ from typing import Annotated, Final, NamedTuple, TextIO
 from cyclopts import Parameter
 
 from controlplane.cli.output import COLOURS, COMMON, Common, Exit, print_data, second, span
-from controlplane.cli.terminal import HARMFUL, drawn, harmless, width_of
+from controlplane.cli.terminal import CONTROL_CHARACTER, drawn, harmless, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, UnavailableError, UnreachableError
 from schemas.wire.client import Jobs, JobSummary
 
 
-def promise_in_words(job: JobSummary) -> str:
+def describe_promise(job: JobSummary) -> str:
     """Return the promised end of a job and whether it was kept, or ""."""
     if job.promised_end is None:
         return ""
@@ -30,11 +30,11 @@ def promise_in_words(job: JobSummary) -> str:
         expected = job.promised_end if job.expected_end is None else job.expected_end
         if expected == job.promised_end:
             return said
-        return f"{said}, expected {clock(expected, job.promised_end)}: {_off(job, expected)}"
+        return f"{said}, expected {clock(expected, job.promised_end)}: {_distance(job, expected)}"
     if job.state != "succeeded":
         return f"{said}, but it {'was ' * (job.state == 'cancelled')}{job.state}"
     done, kept = job.ended_at, "kept" if job.ended_at <= job.promised_end else "broken"
-    return f"{said}, done {clock(done, job.promised_end)}: {kept}, {_off(job, done)}"
+    return f"{said}, done {clock(done, job.promised_end)}: {kept}, {_distance(job, done)}"
 
 
 def clock(time_s: float, beside_s: float | None = None) -> str:
@@ -47,7 +47,7 @@ def clock(time_s: float, beside_s: float | None = None) -> str:
     return whole[11:] if same else whole
 
 
-def _off(job: JobSummary, came: float) -> str:
+def _distance(job: JobSummary, came: float) -> str:
     """Return the distance between the promised end and `came`."""
     late_s = came - (job.promised_end or came)
     return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
@@ -56,11 +56,11 @@ def _off(job: JobSummary, came: float) -> str:
 GAP: Final = "  "
 WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})
-WHY_LEAST: Final = 24  # columns; other columns are omitted before the reason gets narrower
-SPARED: Final = (  # omitted in this order
+MIN_REASON_WIDTH: Final = 24  # columns; other columns are omitted before the reason gets narrower
+OMIT_ORDER: Final = (  # omitted in this order
     "lr", "queued", "epoch", "metrics", "ran", "predicted", "loss", "user", "samples/s", "promised"
 )  # fmt: skip
-LEFT: Final = frozenset({"job", "user", "state", "metrics", WHY})  # left-aligned
+LEFT_ALIGNED: Final = frozenset({"job", "user", "state", "metrics", WHY})  # left-aligned
 COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
     "job": lambda job: job.job,
     "user": lambda job: job.user,
@@ -116,9 +116,9 @@ def job_lines(
 def _fitting(wide: dict[str, int], width: int | None) -> list[str]:
     """Return the columns that fit, with enough room for the reason."""
     kept = list(wide)
-    for name in SPARED:
+    for name in OMIT_ORDER:
         fixed = sum(wide[column] + len(GAP) for column in kept if column != WHY)
-        if width is None or fixed + min(WHY_LEAST, wide[WHY]) <= width:
+        if width is None or fixed + min(MIN_REASON_WIDTH, wide[WHY]) <= width:
             break
         kept = [column for column in kept if column != name]
     return kept
@@ -126,10 +126,10 @@ def _fitting(wide: dict[str, int], width: int | None) -> list[str]:
 
 def _padded(texts: Sequence[str], name: str, wide: int) -> list[str]:
     if all(map(str.isascii, texts)):
-        return [text.ljust(wide) if name in LEFT else text.rjust(wide) for text in texts]
+        return [text.ljust(wide) if name in LEFT_ALIGNED else text.rjust(wide) for text in texts]
     spaces = [" " * (wide - _columns(text)) for text in texts]
     pairs = zip(texts, spaces, strict=True)
-    return [text + space if name in LEFT else space + text for text, space in pairs]
+    return [text + space if name in LEFT_ALIGNED else space + text for text, space in pairs]
 
 
 def _line(parts: Sequence[str], width: int | None) -> str:
@@ -148,7 +148,7 @@ def cut(text: str, width: int) -> str:
 
 def one_line(text: str) -> str:
     """Return text of a script as one printable line without control characters."""
-    if text.isprintable() and (text.isascii() or not HARMFUL.search(text)):
+    if text.isprintable() and (text.isascii() or not CONTROL_CHARACTER.search(text)):
         return text
     line = harmless(" ".join(text.split()))
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
@@ -174,9 +174,9 @@ def _columns(text: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
-EVERY_S: Final = 1.0
-PATIENCE_S: Final = 2.0  # without a reply, until the controller counts as absent
-AWAY: Final = "the controller does not reply, retrying"
+REFRESH_S: Final = 1.0
+ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
+ABSENT_NOTE: Final = "the controller does not reply, retrying"
 HOME: Final = "\x1b[H"  # moves the cursor to the corner
 CLEAR_LINE: Final = "\x1b[K"
 CLEAR_BELOW: Final = "\x1b[J"
@@ -216,7 +216,7 @@ def ps(
     """List jobs, oldest first, one line each; `ones show` prints what was cut."""
     if watch and (common.output != "table" or not sys.stdout.isatty()):
         raise BadFieldError("--watch requires a terminal", "omit -w or -o", "watch")
-    with BlockingClient(common.home, PATIENCE_S if watch else None) as client:
+    with BlockingClient(common.home, ABSENT_AFTER_S if watch else None) as client:
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
                 redraw(lambda: choice.ask(client), drawn(sys.stdout), time.sleep)
@@ -282,11 +282,11 @@ def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None])
         below = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
         out.write(f"{HOME}{below}{CLEAR_BELOW}")
         out.flush()
-        pause(EVERY_S)
+        pause(REFRESH_S)
         try:
             found, note = ask(), ""
         except (UnreachableError, UnavailableError):
-            note = AWAY
+            note = ABSENT_NOTE
 
 
 def _coloured(state: str) -> str:

@@ -11,14 +11,14 @@ from typing import Annotated, Final, TextIO
 from cyclopts import Parameter
 
 from controlplane.cli.job_list import cut
-from controlplane.cli.jobs import say_if_absent
+from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import COMMON, Common, Exit, JobName, moment, print_data, seconds_of
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.streams import OutputLine, line_pattern
 from schemas.errors import BadFieldError
 
-WAITING: Final = frozenset({"queued", "starting", "paused"})  # states without output
+SILENT_STATES: Final = frozenset({"queued", "starting", "paused"})  # states without output
 CLEAR: Final = "\r\x1b[K"  # clears the line of the cursor
 
 
@@ -60,9 +60,9 @@ def logs(
     first_s = time.time() - seconds_of(since, "since") if since else 0.0
     with BlockingClient(common.home) as client:
         if follow:
-            say_if_absent(client)
+            warn_if_absent(client)
         now = client.state(job)
-        waits = now.state in WAITING
+        waits = now.state in SILENT_STATES
         if waits:
             sys.stderr.write(f"ones: {job} is {now.state}: {now.reason}\n")
         pages = client.output_pages(
@@ -78,7 +78,7 @@ def logs(
         if not (waits or grep or since or tail == 0):
             whose = job if rank is None else f"rank {rank} of {job}"
             silent = f"{whose} has no output; `ones show {job}` prints its state"
-            pages = told_if_empty(pages, silent)
+            pages = warn_if_empty(pages, silent)
         if common.output in {"json", "jsonl"}:
             print_data(
                 (
@@ -89,9 +89,9 @@ def logs(
                 common.output,
             )
             return Exit.OK
-        pages = prefixed(pages, prefix=prefix)
+        pages = with_ranks(pages, prefix=prefix)
         if timestamps:
-            pages = map(timed, pages)
+            pages = map(with_times, pages)
         out = drawn(sys.stdout)
         if raw:
             for line in (line for page in pages for line in page):
@@ -134,7 +134,7 @@ def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
         out.flush()
 
 
-def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
+def warn_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
     """Yield the pages; print `silent` to stderr at the end if no line came."""
     came = False
     for page in pages:
@@ -144,7 +144,7 @@ def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[li
         sys.stderr.write(f"ones: {silent}\n")
 
 
-def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
+def with_times(page: Sequence[OutputLine]) -> list[OutputLine]:
     """Prefix each line with the time at which the controller received it."""
     return [
         line._replace(text=f"{moment(line.time)} {line.text}") if line.time else line
@@ -152,7 +152,7 @@ def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
     ]
 
 
-def prefixed(
+def with_ranks(
     pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None
 ) -> Iterator[list[OutputLine]]:
     """Prefix lines with their rank; with None, from the page on in which a second rank occurs."""

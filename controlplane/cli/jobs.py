@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.job_list import promise_in_words
+from controlplane.cli.job_list import describe_promise
 from controlplane.cli.output import (
     COMMON,
     Common,
@@ -162,7 +162,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or no_metrics,
         "waited": span(job.queued_s),
         "ran": span(job.running_s),
-        **({"promised": promised} if (promised := promise_in_words(job)) else {}),
+        **({"promised": promised} if (promised := describe_promise(job)) else {}),
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
         "when lost": _when_lost(detail),
         **({} if detail.exit_code is None else {"exit code": detail.exit_code}),
@@ -326,8 +326,8 @@ def events(
         raise BadFieldError(what, "use -o jsonl, one document per line", "output")
     with BlockingClient(common.home) as client:
         if follow:
-            say_if_absent(client)
-        found = told_of_gaps(client.events(from_, follow=follow), from_)
+            warn_if_absent(client)
+        found = report_gaps(client.events(from_, follow=follow), from_)
         if common.output in {"json", "jsonl"}:
             print_data(map(_event_row, found), common.output)
             return Exit.OK
@@ -352,7 +352,7 @@ def _event_row(event: FeedEvent) -> dict[str, Any]:
     }
 
 
-def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
+def report_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
     """Yield the events; print a line to stderr for each gap of events that are no longer kept.
 
     `first` is the number of the first requested event, 1-based.
@@ -368,7 +368,7 @@ def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]
         yield event
 
 
-def say_if_absent(client: BlockingClient) -> None:
+def warn_if_absent(client: BlockingClient) -> None:
     """Print at once that the controller does not reply; waiting commands retry for a minute."""
     try:
         client.cluster()

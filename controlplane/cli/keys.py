@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, print_data, print_table, second
 from controlplane.client import BlockingClient
-from controlplane.client.connection import FILE, Home, find_home
+from controlplane.client.connection import CLIENT_FILE, Home, find_home
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.transport import check_name, write_keys
 from schemas.wire.client import KeyInfo, Role
@@ -83,7 +83,7 @@ class _Files:
             what = f"name: {name} is reserved for the controller's key"
             raise BadFieldError(what, "choose another name", "name")
         self._keys, self._name = folder / "keys", name
-        self._client = None if role == "node" else folder / FILE
+        self._client = None if role == "node" else folder / CLIENT_FILE
         self._public = self._keys / f"{name}.key"
         self.secret = self._keys / f"{name}.key_secret"
         for path in (self.secret, self._public):

@@ -34,11 +34,11 @@ PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing 
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 DIR_HELP: Final = "folder of the cluster (default: $ONES_HOME, else ~/.ones)"
 DEFAULT_POLICY: Final = "ones"
-ROOM_BYTES: Final = 128 << 20  # an agent refuses work below half of this
-NO_ROOM: Final = "free disk space, or choose another --dir"
+REQUIRED_BYTES: Final = 128 << 20  # an agent refuses work below half of this
+DISK_FULL_HINT: Final = "free disk space, or choose another --dir"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
-LOOK_S: Final = 0.05  # between two looks at processes
+POLL_S: Final = 0.05  # between two looks at processes
 
 
 class OtherClusterError(OnesError):
@@ -132,12 +132,12 @@ def _bring_up(
     """Start the stopped parts and return the process id of each part."""
     parts = _parts(home)
     if not (home / "client.toml").exists() or any(part.pid() is None for part in parts):
-        _require_room(home)
+        _require_disk_space(home)
     with _lock(home):
         if not (home / "client.toml").exists():
             _create(home, slots, agents, policy or DEFAULT_POLICY)
         else:
-            _require_the_same(home, slots, agents, policy)
+            _require_same_settings(home, slots, agents, policy)
         parts = _parts(home)
         _refuse_shared_pid_files(parts)
         started = {part.name: part.start() for part in parts if part.pid() is None}
@@ -155,20 +155,20 @@ def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
             raise SettingsError(what, remedy, "pid_file")
 
 
-def _require_room(home: Path) -> None:
+def _require_disk_space(home: Path) -> None:
     """Refuse a full disk before any part of the cluster is written."""
     folder = next(path for path in (home, *home.parents) if path.exists())
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
-    if free < ROOM_BYTES:
-        need = f"a cluster needs {ROOM_BYTES >> 20} MiB"
+    if free < REQUIRED_BYTES:
+        need = f"a cluster needs {REQUIRED_BYTES >> 20} MiB"
         what = f"{home}: only {free >> 20} MiB free on its disk; {need}"
-        raise SettingsError(what, NO_ROOM, "dir")
+        raise SettingsError(what, DISK_FULL_HINT, "dir")
 
 
 def _remedy(error: OSError, home: Path) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return NO_ROOM
+        return DISK_FULL_HINT
     return f"choose another --dir, or give {home} to {getpass.getuser()}"
 
 
@@ -249,7 +249,7 @@ def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
     _write(home / "client.toml", f'endpoint = "tcp://127.0.0.1:{ports["clients"]}"\n')
 
 
-def _require_the_same(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
+def _require_same_settings(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
     """Refuse settings that differ from the cluster's: its agents, slots and policy are fixed."""
     made = sorted(home.glob("agent-*.toml"))
     own_slots = read_toml(made[0]).get("slots", "auto") if made else "auto"
@@ -307,14 +307,14 @@ def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> Non
             else:
                 up_now = sum(node.state in {"up", "unhealthy"} for node in nodes)
                 if up_now >= len(parts) - 1:
-                    _say_who_takes_no_work(nodes)
+                    _warn_of_unhealthy_nodes(nodes)
                     return
                 why = f"{up_now} of {len(parts) - 1} agents have joined"
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"see {home / 'logs'}")
 
 
-def _say_who_takes_no_work(nodes: Sequence[NodeInfo]) -> None:
+def _warn_of_unhealthy_nodes(nodes: Sequence[NodeInfo]) -> None:
     for node in nodes:
         if node.state == "unhealthy":
             sys.stderr.write(f"ones: {node.node} accepts no work: {node.reason}\n")
@@ -333,9 +333,9 @@ def _stop(part: _Part) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number if command else 0)
             number = signal.SIGKILL if time.monotonic() > deadline else 0
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     except PermissionError:
-        return f"{part.name}{f', process {pid},' if pid else ''}belongs to another user"
+        return f"{part.name}{f', process {pid},' if pid else ''} belongs to another user"
     return ""
 
 

@@ -18,7 +18,7 @@ from schemas.ids import JobId
 from schemas.jobs import ENDED
 from schemas.wire.client import EpochInfo, JobDetail
 
-LEAST_AHEAD: Final = 10  # epochs
+MIN_FORECAST_EPOCHS: Final = 10  # epochs
 FIT_POINTS: Final = 200
 FORMS: Final = {Form.SUBLINEAR: "sublinear", Form.EXPONENTIAL: "exponential"}
 SHAPES: Final = {  # descriptions of the forms
@@ -70,10 +70,10 @@ def loss_curve(detail: JobDetail) -> LossCurve:
         running=_running(detail),
         batches=tuple((e.epoch, e.global_batch) for e in detail.epochs),
     )
-    return msgspec.structs.replace(curve, **_fit(reported, _epochs_to_come(detail)))
+    return msgspec.structs.replace(curve, **_fit(reported, _forecast_epochs(detail)))
 
 
-def in_words(curve: LossCurve) -> list[str]:
+def describe_curve(curve: LossCurve) -> list[str]:
     """Describe the reported losses, the fit and the forecast in lines of text."""
     lines = [f"{curve.job}  {curve.state}"]
     if curve.reported:
@@ -110,7 +110,7 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
     curves = job_curve(positions, losses)
     form = Form(int(curves.forms[0]))
     if form not in FORMS:
-        return {"why": _why_none(form, len(reported))}
+        return {"why": _no_fit_reason(form, len(reported))}
 
     def points(epochs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[LossPoint, ...]:
         along = curves.at(epochs[None, :])[0]
@@ -128,18 +128,18 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
     }
 
 
-def _why_none(form: Form, count: int) -> str:
+def _no_fit_reason(form: Form, count: int) -> str:
     if form is Form.FLAT:
         return "the losses do not fall"
     return f"a curve needs 3 losses, the job has reported {count or 'none'}"
 
 
-def _epochs_to_come(detail: JobDetail) -> int:
+def _forecast_epochs(detail: JobDetail) -> int:
     """Return the forecast length: as many epochs as seen, 10 or more, within the stop rule."""
     if detail.summary.state in ENDED:
         return 0
     seen = detail.summary.epoch
-    ahead, stop = max(LEAST_AHEAD, len(detail.epochs)), detail.spec.stop
+    ahead, stop = max(MIN_FORECAST_EPOCHS, len(detail.epochs)), detail.spec.stop
     return ahead if stop is None or stop.epochs is None else max(0, min(ahead, stop.epochs - seen))
 
 
@@ -159,7 +159,9 @@ def _running(detail: JobDetail) -> LossPoint | None:
 
 ROWS: Final = 14
 LEAST_COLUMNS: Final = 20
-STEEP: Final = 100.0  # ratio of largest to smallest loss above which the scale is logarithmic
+LOG_SCALE_RATIO: Final = (
+    100.0  # ratio of largest to smallest loss above which the scale is logarithmic
+)
 MARKS: Final = (  # in drawing order: later marks cover earlier ones
     ("predicted", "○", "cyan"),
     ("fitted", "·", "yellow"),
@@ -184,7 +186,7 @@ STYLES: Final[dict[str, dict[str, Any]]] = {
 
 def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
     """Draw losses over epochs as text, below their description."""
-    text = Text("\n".join(in_words(curve)), no_wrap=True, overflow="ellipsis")
+    text = Text("\n".join(describe_curve(curve)), no_wrap=True, overflow="ellipsis")
     everything = _shown(curve)
     if not everything:
         return text
@@ -235,7 +237,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
     axes.set_xlabel("epochs")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("training loss")
-    if _steep(everything):
+    if _log_scale(everything):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     title = f"training loss of {curve.job} ({curve.state})"
@@ -280,16 +282,16 @@ def _shown(curve: LossCurve) -> tuple[LossPoint, ...]:
     return tuple(point for points in _points(curve).values() for point in points)
 
 
-def _steep(points: Sequence[LossPoint]) -> bool:
+def _log_scale(points: Sequence[LossPoint]) -> bool:
     least = min(point.loss for point in points)
-    return least > 0.0 and max(point.loss for point in points) > STEEP * least
+    return least > 0.0 and max(point.loss for point in points) > LOG_SCALE_RATIO * least
 
 
 def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
     """Return the loss of each row, from the top."""
     low, high = min(point.loss for point in points), max(point.loss for point in points)
     shares = [1.0 - row / (rows - 1) for row in range(rows)]
-    if _steep(points):
+    if _log_scale(points):
         return [low * (high / low) ** share for share in shares]
     return [low + (high - low) * share for share in shares]
 
@@ -297,7 +299,7 @@ def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
 def _grid(
     curve: LossCurve, everything: Sequence[LossPoint], columns: int, rows: int
 ) -> list[list[tuple[str, str]]]:
-    steep = _steep(everything)
+    steep = _log_scale(everything)
 
     def height(loss: float) -> float:
         return math.log(loss) if steep else loss

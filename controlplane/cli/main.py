@@ -28,8 +28,8 @@ from controlplane.client import Client
 from schemas import __version__
 from schemas.errors import OnesError, UnknownJobError
 
-SUGGEST_S = 2.0  # timeout for the names in a suggestion
-LONG_LISTS = 100_000  # allocations before a garbage collection: rows of lists are no garbage
+SUGGESTION_TIMEOUT_S = 2.0  # timeout for the names in a suggestion
+GC_THRESHOLD = 100_000  # allocations before a garbage collection: rows of lists are no garbage
 
 TOP = "Show jobs and slots, every second until Ctrl-C."
 TIMELINE = "Draw which job had which slot, from the journal."
@@ -40,7 +40,7 @@ SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies."
 ADMIN = "Back up, restore, check and read the controller's journal, on its host."
 
-ELSEWHERE: Final = {  # commands of other schedulers and tools, and ours
+SYNONYMS: Final = {  # commands of other schedulers and tools, and ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
     "info": "show", "jobs": "ps", "kill": "cancel", "list": "ps", "ls": "ps",
     "nodes": "node list", "queue": "ps", "rm": "cancel", "run": "submit", "sbatch": "submit",
@@ -126,21 +126,21 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
 def main() -> None:
     """Run one command and exit with a code of `Exit`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    gc.set_threshold(LONG_LISTS)
+    gc.set_threshold(GC_THRESHOLD)
     # Matrices are small here; waiting BLAS threads would occupy a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    output = _asked(sys.argv[1:], "--output", "-o") or "table"
+    output = _option_value(sys.argv[1:], "--output", "-o") or "table"
     # Completion output is parsed by a shell and must not be escaped.
     if sys.argv[1:2] != ["__complete"]:
         sys.stdout, sys.stderr = harmless_stream(sys.stdout), harmless_stream(sys.stderr)
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        print_error(in_our_words(error), output)
+        print_error(usage_error(error), output)
         sys.exit(Exit.USAGE)
     except OnesError as error:
         if isinstance(error, UnknownJobError):
-            error = _with_suggestion(error, _asked(sys.argv[1:], "--home"))
+            error = _with_suggestion(error, _option_value(sys.argv[1:], "--home"))
         print_error(error, output)
         sys.exit(exit_code(error))
     except OverflowError:
@@ -155,7 +155,7 @@ def main() -> None:
     sys.exit(code or Exit.OK)
 
 
-def in_our_words(error: CycloptsError) -> UsageError:
+def usage_error(error: CycloptsError) -> UsageError:
     """Return what is wrong with a command line, and the help of the intended command."""
     words = error.unused_tokens or [""]
     command = " ".join(("ones", *(error.command_chain or ())))
@@ -164,7 +164,7 @@ def in_our_words(error: CycloptsError) -> UsageError:
         if words[0].startswith("-"):
             hint = f"options follow the command, as in `ones ps {words[0]} ...`"
             return UsageError(f"{words[0]} comes before a command", hint)
-        if meant := ELSEWHERE.get(words[0]):
+        if meant := SYNONYMS.get(words[0]):
             return UsageError(f"there is no command {words[0]!r}", f"did you mean `ones {meant}`?")
     if isinstance(error, UnusedCliTokensError):
         return UsageError(f"`{command}` does not take {' '.join(map(repr, words))}", hint)
@@ -182,7 +182,7 @@ def in_our_words(error: CycloptsError) -> UsageError:
     return UsageError(what.removesuffix("."), hint)
 
 
-def _asked(arguments: list[str], *names: str) -> str | None:
+def _option_value(arguments: list[str], *names: str) -> str | None:
     """Return the value of an option, for errors that come before or after a command."""
     for place, argument in enumerate(arguments):
         if argument in names and place + 1 < len(arguments):
@@ -201,7 +201,7 @@ def _with_suggestion(error: UnknownJobError, home: str | None) -> UnknownJobErro
 
 
 async def _job_names(home: str | None) -> list[str]:
-    async with Client(home, SUGGEST_S) as client:
+    async with Client(home, SUGGESTION_TIMEOUT_S) as client:
         return await client.some_job_names()
 
 

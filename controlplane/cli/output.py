@@ -85,7 +85,7 @@ def print_data(value: Any, output: str) -> None:
         print_json([*value] if isinstance(value, Iterator) else value)
 
 
-def even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_all_keys(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with the keys of all rows; missing values are null."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [{**keys, **row} for row in rows]
@@ -106,7 +106,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell), style=STYLES.get(str(cell), "")) for cell in row))
-    terminal_console(width_of(sys.stdout) or WIDE).print(table)
+    terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH).print(table)
 
 
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -121,10 +121,10 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     ]
     whole = "\n".join([text[0], "─" * wide, *text[1:], ""])
     usual = all(line.isascii() and line.isprintable() for line in text)
-    return whole if usual and wide <= (width_of(sys.stdout) or WIDE) else ""
+    return whole if usual and wide <= (width_of(sys.stdout) or DEFAULT_WIDTH) else ""
 
 
-WIDE: Final = 200  # columns if the width is unknown
+DEFAULT_WIDTH: Final = 200  # columns if the width is unknown
 GAP: Final = "   "
 NUMBERS: Final = frozenset({"slots", "free", "batch", "lr", "epoch", "samples/s", "seq", "loss"})
 
@@ -237,7 +237,7 @@ def exit_code(error: OnesError) -> Exit:
     return BY_CODE.get(error.code, Exit.USAGE)
 
 
-COMPLETE_S: Final = 2.0  # timeout of completion
+COMPLETION_TIMEOUT_S: Final = 2.0  # timeout of completion
 
 Format = Literal["table", "json", "jsonl", "quiet"]
 
@@ -259,7 +259,7 @@ COMMON: Final = Common()  # default of a command's parameter
 def _job_names(context: Any) -> Sequence[str]:
     """Complete names of live jobs, else of ended jobs."""
     try:
-        with BlockingClient(_home(context), COMPLETE_S) as client:
+        with BlockingClient(_home(context), COMPLETION_TIMEOUT_S) as client:
             for ended in (False, True):
                 names = [harmless(job.job) for job in client.jobs(ended=ended)]
                 if found := [name for name in names if name.startswith(context.incomplete)]:
@@ -271,7 +271,7 @@ def _job_names(context: Any) -> Sequence[str]:
 
 def _node_names(context: Any) -> Sequence[str]:
     try:
-        with BlockingClient(_home(context), COMPLETE_S) as client:
+        with BlockingClient(_home(context), COMPLETION_TIMEOUT_S) as client:
             return [harmless(node.node) for node in client.nodes()]
     except OnesError:
         return ()

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 IDLE: Final = "#f3f3f3"
 STARTING: Final = "#888888"  # colour of the hatching
 RATE: Final = "#c0392b"
-MOST_PANELS: Final = 12  # of the latest jobs
+MAX_PANELS: Final = 12  # of the latest jobs
 PANEL_HEIGHT: Final = 0.85  # inches
 PANELS_TITLE: Final = "each job: its state, batch size and rate"
 STATES_DRAWN: Final = ("queued", "starting", "running", "paused")
 NODE_LINE: Final = "#b0b0b0"
-LETTER: Final = 0.008  # width of a letter in a bar, as a share of the axis
-MANY_SLOTS: Final = 48  # rows that can each have a label
+LETTER_WIDTH: Final = 0.008  # width of a letter in a bar, as a share of the axis
+MAX_LABELLED_SLOTS: Final = 48  # rows that can each have a label
 LEGEND_ROWS: Final = 30
-LEGEND_MOST: Final = 2 * LEGEND_ROWS - 2  # jobs
+MAX_LEGEND_JOBS: Final = 2 * LEGEND_ROWS - 2  # jobs
 
 
 def png(
@@ -60,8 +60,8 @@ def png(
     """
     window = window or full_window(allocations)
     jobs = colour_indices(allocations)
-    within = [job for job, past in (pasts or {}).items() if _seen(past, window)]
-    panels = within[-MOST_PANELS:]
+    within = [job for job, past in (pasts or {}).items() if _is_visible(past, window)]
+    panels = within[-MAX_PANELS:]
     height = min(max(1.6 + 0.3 * len(slots), 2.5), 12.0)
     figure = new_figure(13.0, height + PANEL_HEIGHT * len(panels))
     axes, *below = figure.subplots(
@@ -76,7 +76,7 @@ def png(
     for panel, job in zip(below, panels, strict=True):
         colour = job_colour(jobs[job]) if job in jobs else NODE_LINE
         _draw_past(panel, job, (pasts or {})[job], colour, window)
-    if len(slots) <= MANY_SLOTS:
+    if len(slots) <= MAX_LABELLED_SLOTS:
         _draw_names(axes, trained, slots, jobs, window)
     _draw_frame(axes, slots, window)
     _draw_legend(axes, jobs, started=pasts is not None)
@@ -128,7 +128,7 @@ def _draw_bars(
     from matplotlib.collections import PolyCollection  # noqa: PLC0415
 
     rows = {slot: row for row, slot in enumerate(slots)}
-    half = 0.4 if len(slots) <= MANY_SLOTS else 0.5
+    half = 0.4 if len(slots) <= MAX_LABELLED_SLOTS else 0.5
     boxes: defaultdict[JobId, list[list[tuple[float, float]]]] = defaultdict(list)
     for allocation in allocations:
         if allocation.slot not in rows:
@@ -141,7 +141,7 @@ def _draw_bars(
         low, high = row - half, row + half
         boxes[allocation.job].append([(left, low), (right, low), (right, high), (left, high)])
     for job, index in jobs.items():
-        look = _look("starting", "") if starting else {"facecolor": job_colour(index)}
+        look = _state_style("starting", "") if starting else {"facecolor": job_colour(index)}
         axes.add_collection(PolyCollection(boxes[job], linewidths=0, **look))
 
 
@@ -156,7 +156,9 @@ def _draw_names(
     row_of = {slot: row for row, slot in enumerate(slots)}
     named: defaultdict[tuple[int, JobId], list[Allocation]] = defaultdict(list)
     for allocation in allocations:
-        if allocation.end - allocation.begin > window.length * LETTER * (len(allocation.job) + 1):
+        if allocation.end - allocation.begin > window.length * LETTER_WIDTH * (
+            len(allocation.job) + 1
+        ):
             named[row_of.get(allocation.slot, -1), allocation.job].append(allocation)
     for (row, job), here in named.items():
         above = named.get((row - 1, job), []) if row > 0 else []
@@ -165,7 +167,7 @@ def _draw_names(
             if row >= 0 and not any(
                 a.begin < allocation.end and allocation.begin < a.end for a in above
             ):
-                left = allocation.begin - window.begin + window.length * LETTER / 2
+                left = allocation.begin - window.begin + window.length * LETTER_WIDTH / 2
                 axes.text(left, row, job, color=ink, fontsize="small", va="center", clip_on=True)
 
 
@@ -183,10 +185,10 @@ def _draw_frame(axes: Axes, slots: Sequence[SlotId], window: Window) -> None:
     nodes = {node: list(rows) for node, rows in groupby(range(len(slots)), _node_of_row(slots))}
     for rows in list(nodes.values())[1:]:
         axes.axhline(rows[0] - 0.5, color=NODE_LINE, linewidth=0.5, zorder=0.5)
-    if len(slots) <= MANY_SLOTS:
+    if len(slots) <= MAX_LABELLED_SLOTS:
         axes.set_yticks(range(len(slots)), slots)
     else:
-        named = list(nodes.items())[:: math.ceil(len(nodes) / MANY_SLOTS)]
+        named = list(nodes.items())[:: math.ceil(len(nodes) / MAX_LABELLED_SLOTS)]
         axes.set_yticks(
             [(rows[0] + rows[-1]) / 2 for _, rows in named], [name for name, _ in named]
         )
@@ -209,7 +211,7 @@ def _trained(allocations: Iterable[Allocation], pasts: Mapping[JobId, JobPast]) 
     return found
 
 
-def _seen(past: JobPast, window: Window) -> bool:
+def _is_visible(past: JobPast, window: Window) -> bool:
     return any(span.end > window.begin and span.begin < window.end for span in past.spans)
 
 
@@ -217,7 +219,7 @@ def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Windo
     """Draw one job: its states behind its batch size (left axis) and its rate (right axis)."""
     for span in past.spans:
         begin, end = span.begin - window.begin, span.end - window.begin
-        axes.axvspan(begin, end, linewidth=0, **_look(span.state, colour))
+        axes.axvspan(begin, end, linewidth=0, **_state_style(span.state, colour))
     axes.text(
         0.003, 0.93, job, transform=axes.transAxes, fontsize="small", va="top",
         bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.0},
@@ -255,7 +257,7 @@ def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Windo
         drawn.spines[["top", "right"]].set_visible(False)
 
 
-def _look(state: str, colour: str) -> dict[str, Any]:
+def _state_style(state: str, colour: str) -> dict[str, Any]:
     """Return the style of a state behind the lines of a job."""
     looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
@@ -270,7 +272,7 @@ def _draw_states_legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    states = [Patch(label=state, **_look(state, "#4e79a7")) for state in STATES_DRAWN]
+    states = [Patch(label=state, **_state_style(state, "#4e79a7")) for state in STATES_DRAWN]
     lines = [
         Line2D([], [], color="black", linewidth=1.6, label="batch size (left)"),
         Line2D([], [], color=RATE, marker=".", label="samples/s (right)"),
@@ -284,13 +286,13 @@ def _draw_states_legend(figure: Figure) -> None:
 def _draw_legend(axes: Axes, jobs: Mapping[JobId, int], *, started: bool) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    shown = list(jobs.items())[:LEGEND_MOST]
+    shown = list(jobs.items())[:MAX_LEGEND_JOBS]
     handles = [Patch(color=job_colour(index), label=job) for job, index in shown]
     if len(jobs) > len(shown):
         handles.append(Patch(alpha=0.0, label=f"and {len(jobs) - len(shown)} more"))
     handles.append(Patch(facecolor=IDLE, edgecolor=NODE_LINE, linewidth=0.5, label="idle"))
     if started:
-        handles.append(Patch(label="starting", **_look("starting", "")))
+        handles.append(Patch(label="starting", **_state_style("starting", "")))
     axes.legend(
         handles=handles,
         loc="upper left",

@@ -16,10 +16,10 @@ from controlplane.sim.models.harmony import JOB_S
 from controlplane.sim.models.interference import parse_interference
 from controlplane.sim.scenario import HARMONY, SLAQ, Scenario
 
-MOST_GPUS: Final = 1_000_000
-MOST_FILES: Final = 1000
+MAX_GPUS: Final = 1_000_000
+MAX_FILES: Final = 1000
 TABLE2: Final = Scenario()
-USUAL: Final = {"curves": SLAQ, "harmony": HARMONY}
+DEFAULTS: Final = {"curves": SLAQ, "harmony": HARMONY}
 
 
 @Parameter(name="*")
@@ -102,7 +102,7 @@ class Setup:
         Raises:
             TraceError: if an option is invalid; names the option.
         """
-        usual = USUAL.get(self.physics, TABLE2)
+        usual = DEFAULTS.get(self.physics, TABLE2)
         if self.physics == "profiles" and not self.profiles:
             hint = "give --profiles DIR, the folder of the measured tables"
             raise TraceError("physics profiles needs tables", hint, "profiles")
@@ -164,7 +164,7 @@ def _content(named: tuple[str, ...], profiles: str) -> str:
     """Return a fingerprint of the input files; stored results of other files are not reused."""
     files = [Path(name) for name in named if name]
     if profiles:
-        files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MOST_FILES]
+        files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MAX_FILES]
     seen = sha256()
     for file in files:
         try:
@@ -186,8 +186,8 @@ def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
         if not text.strip().isdecimal():
             hint = "give only one of them"
             raise TraceError(f"--gpus {gpus} and --nodes {text} conflict", hint, "gpus")
-        if gpus > MOST_GPUS:
-            raise TraceError(f"{gpus} GPUs", f"give at most {MOST_GPUS}", "gpus")
+        if gpus > MAX_GPUS:
+            raise TraceError(f"{gpus} GPUs", f"give at most {MAX_GPUS}", "gpus")
         if gpus < 1 or (gpus > per_node and gpus % per_node):
             what = f"{gpus} GPUs cannot be divided among nodes of {per_node}"
             raise TraceError(what, "give a multiple, or another --gpus-per-node", "gpus")
@@ -196,8 +196,8 @@ def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
     groups = []
     for part in text.split(","):
         count, _, model = part.strip().lower().partition("x")
-        if not count.isdecimal() or not 1 <= int(count) <= MOST_GPUS // per_node:
-            hint = f"as in 16 or 8xv100,8xk80, with at most {MOST_GPUS} GPUs"
+        if not count.isdecimal() or not 1 <= int(count) <= MAX_GPUS // per_node:
+            hint = f"as in 16 or 8xv100,8xk80, with at most {MAX_GPUS} GPUs"
             raise TraceError(f"nodes {text!r} make no sense", hint, "nodes")
         groups.append(NodeGroup(count=int(count), slots=per_node, model=model))
     return tuple(groups)

@@ -38,9 +38,9 @@ from schemas.errors import BadFieldError
 from schemas.ids import Seconds
 from schemas.jobs import ENDED
 
-MOST_NUMBERS: Final = 10_000
-MOST_DIGITS: Final = 15
-MOST_WORKERS: Final = 1024
+MAX_NUMBERS: Final = 10_000
+MAX_DIGITS: Final = 15
+MAX_WORKERS: Final = 1024
 
 
 def check_run(
@@ -60,9 +60,9 @@ def check_run(
         raise BadFieldError(what, "give --ours NAME, one of them", "ours")
     if min(seeds) < 0:
         raise BadFieldError(f"seed {min(seeds)} is negative", "give 0 or more", "seed")
-    if not 1 <= workers <= MOST_WORKERS:
+    if not 1 <= workers <= MAX_WORKERS:
         what = f"{workers} processes at a time"
-        raise BadFieldError(what, f"give 1 to {MOST_WORKERS}", "workers")
+        raise BadFieldError(what, f"give 1 to {MAX_WORKERS}", "workers")
     if plots is not None:
         try:
             plots.mkdir(parents=True, exist_ok=True)
@@ -82,8 +82,8 @@ def numbers(text: str, field: str) -> list[int]:
         if not low.isdecimal() or (dash and not high.isdecimal()):
             raise BadFieldError(f"{field} {text!r} make no sense", "as in 0-4 or 1,3,7", field)
         numbers = range(int(low), int(high or low) + 1)
-        if not 1 <= len(numbers) <= MOST_NUMBERS or len(low) > MOST_DIGITS:
-            hint = f"as in 0-4, with at most {MOST_NUMBERS} numbers"
+        if not 1 <= len(numbers) <= MAX_NUMBERS or len(low) > MAX_DIGITS:
+            hint = f"as in 0-4, with at most {MAX_NUMBERS} numbers"
             raise BadFieldError(f"{field} {text!r} make no sense", hint, field)
         found += numbers
     return list(dict.fromkeys(found))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from cyclopts import Parameter
 
-from controlplane.cli.jobs import say_if_absent
+from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import (
     COMMON,
     Common,
@@ -27,10 +27,10 @@ from controlplane.cli.output import (
 )
 from controlplane.cli.submission import (
     Submission,
+    fit_terminal,
     library_note,
-    on_screen,
-    prepared,
-    say_dry,
+    prepare,
+    print_dry_run,
     snapshot_line,
 )
 from controlplane.cli.terminal import terminal_console
@@ -43,7 +43,7 @@ from schemas.wire.feed import FeedEvent
 
 LAST_LINES: Final = 15
 EXITED: Final = "worker.exited"
-BY_OTHERS: Final = frozenset({9, 15})  # signals after another worker's exit, or from outside
+FOREIGN_SIGNALS: Final = frozenset({9, 15})  # signals after another worker's exit, or from outside
 
 
 class Failure(NamedTuple):
@@ -107,13 +107,13 @@ def failing_rank(events: Iterable[FeedEvent]) -> int | None:
         version, rank = int(detail.get("version") or 0), int(detail.get("rank") or 0)
         if version > newest:
             newest, found = version, None
-        own_end = detail.get("code") or (detail.get("signal") or 9) not in BY_OTHERS
+        own_end = detail.get("code") or (detail.get("signal") or 9) not in FOREIGN_SIGNALS
         if found is None and version == newest and own_end:
             found = rank
     return found
 
 
-LATER: Final = "wait longer, or inspect the job with `ones show`"
+WAIT_HINT: Final = "wait longer, or inspect the job with `ones show`"
 Row = dict[str, Any]  # result for one job
 
 
@@ -130,26 +130,28 @@ def wait(
     deadline = None if timeout is None else time.monotonic() + timeout
     states: list[str] = []
     with BlockingClient(common.home) as client:
-        say_if_absent(client)
+        warn_if_absent(client)
 
         def end_of(name: str) -> tuple[Row, str]:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 found = client.wait_state(name, left)
             except TimedOutError:
-                raise TimedOutError(f"{name} had not ended after {timeout:g} s", LATER) from None
+                raise TimedOutError(
+                    f"{name} had not ended after {timeout:g} s", WAIT_HINT
+                ) from None
             states.append(found.state)
             row = _row(name, found.state, found.reason)
             return row, f"{name} {found.state}: {found.reason}"
 
-        with said_to_go_on((job, *more)):
+        with jobs_continue_notice((job, *more)):
             refused = _for_each((job, *more), end_of, common)
     failed = any(state != "succeeded" for state in states)
     return refused or (Exit.JOB_FAILED if failed else Exit.OK)
 
 
 @contextlib.contextmanager
-def said_to_go_on(jobs: Sequence[str]) -> Iterator[None]:
+def jobs_continue_notice(jobs: Sequence[str]) -> Iterator[None]:
     """Print at Ctrl-C that the jobs continue."""
     try:
         yield
@@ -209,10 +211,7 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
     return code
 
 
-MUCH: Final = 100_000_000  # bytes of a working directory above which `submit` asks
-NAMED: Final = 3  # of the largest files
-OF_NO_SWEEP: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
-ASK_S: Final = 3.0  # a dry run waits so long for a controller
+LARGE_UPLOAD_BYTES: Final = 100_000_000  # bytes of a working directory above which `submit` asks
 SHOWN_FROM: Final = 4 << 20  # bytes of an upload above which a bar is shown
 KEY_HELP: Final = "idempotency key: repeated submissions with the same key give one job"
 PROJECT_HELP: Final = "project whose members see the job (default: the first one of the key)"
@@ -244,7 +243,7 @@ def submit(
     if key is not None and more:
         raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
     # All files are checked before the first job is submitted.
-    ready = [prepared(path, set_ or ())._replace(project=project) for path in files]
+    ready = [prepare(path, set_ or ())._replace(project=project) for path in files]
     return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
 
 
@@ -259,16 +258,16 @@ def send(
 ) -> int:
     """Submit prepared jobs, or only report what would be submitted; return the exit code."""
     if dry_run:
-        return say_dry(ready, common)
-    if not all(_agreed(one, common, yes=yes) for one in ready):
+        return print_dry_run(ready, common)
+    if not all(_confirmed(one, common, yes=yes) for one in ready):
         return Exit.USAGE
     with BlockingClient(common.home) as client:
         first_event = client.cluster().last_seq + 1 if wait else 0
-        accepted, code = _all_sent(client, ready, key, common)
-        return (_waited(client, accepted, first_event, common) if wait else Exit.OK) or code
+        accepted, code = _submit_all(client, ready, key, common)
+        return (_wait_for_all(client, accepted, first_event, common) if wait else Exit.OK) or code
 
 
-def _all_sent(
+def _submit_all(
     client: BlockingClient, ready: Sequence[Submission], key: str | None, common: Common
 ) -> tuple[list[JobAccepted], int]:
     """Submit each job, even if another is refused; with several, a refusal is an `error` in JSON.
@@ -283,7 +282,7 @@ def _all_sent(
     code: int = Exit.OK
     for one in ready:
         try:
-            accepted.append(_sent(client, one, key, common))
+            accepted.append(_submit_one(client, one, key, common))
             rows.append(accepted[-1])
         except OnesError as error:
             if len(ready) == 1:
@@ -299,7 +298,9 @@ def _all_sent(
     return accepted, code
 
 
-def _sent(client: BlockingClient, one: Submission, key: str | None, common: Common) -> JobAccepted:
+def _submit_one(
+    client: BlockingClient, one: Submission, key: str | None, common: Common
+) -> JobAccepted:
     if one.stored:
         accepted = client.submit_stored(one.spec, one.stored, key, project=one.project)
     else:
@@ -316,12 +317,12 @@ def _sent(client: BlockingClient, one: Submission, key: str | None, common: Comm
     return accepted
 
 
-def _waited(
+def _wait_for_all(
     client: BlockingClient, accepted: Sequence[JobAccepted], first_event: int, common: Common
 ) -> int:
     code: int = Exit.OK
     for one in accepted:
-        with said_to_go_on([job.job for job in accepted[accepted.index(one) :]]):
+        with jobs_continue_notice([job.job for job in accepted[accepted.index(one) :]]):
             detail = client.wait(one.job)
         if detail.summary.state == "succeeded":
             if common.output == "table":
@@ -337,17 +338,17 @@ def _waited(
     return code
 
 
-# --- what travels
+# --- upload
 
 
-def _agreed(one: Submission, common: Common, *, yes: bool) -> bool:
+def _confirmed(one: Submission, common: Common, *, yes: bool) -> bool:
     """Print the size of the upload; ask before a large one if a terminal is present."""
     if common.output == "table":
-        sys.stderr.write(f"{on_screen(snapshot_line(one), sys.stderr)}\n")
-    if one.size <= MUCH or yes:
+        sys.stderr.write(f"{fit_terminal(snapshot_line(one), sys.stderr)}\n")
+    if one.size <= LARGE_UPLOAD_BYTES or yes:
         return True
     remedy = f"list large data in {Path(one.spec.workdir) / IGNORE_FILE}, read it from its place"
-    sys.stderr.write(f"ones: the upload exceeds {byte_count(MUCH)}; {remedy}\n")
+    sys.stderr.write(f"ones: the upload exceeds {byte_count(LARGE_UPLOAD_BYTES)}; {remedy}\n")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     sys.stderr.write("submit anyway? [y/N] ")

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # Control characters of terminals and text direction: C0 except tab and newline, DEL, C1, line and
 # paragraph separators, direction marks, overrides and isolates; and surrogates.
-STEERING: Final = (
+CONTROL_CHARACTERS: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff"
 )
-HARMFUL: Final = re.compile(f"[{STEERING}]")
+CONTROL_CHARACTER: Final = re.compile(f"[{CONTROL_CHARACTERS}]")
 COLOUR: Final = re.compile(r"\x1b\[[0-9;:]{0,40}m")  # SGR: colours, bold; no cursor movement
-PLAIN_AGAIN: Final = "\x1b[0m"
-LIKE: Final = dict(zip("─━═╌│┃║▁▂▃▄▅▆▇█▒░●○◇·…", "----|||_.-=+*%#:.*ox..", strict=True))
+RESET_STYLE: Final = "\x1b[0m"
+SIMILAR: Final = dict(zip("─━═╌│┃║▁▂▃▄▅▆▇█▒░●○◇·…", "----|||_.-=+*%#:.*ox..", strict=True))
 FIRST_OF_BOX, LAST_OF_BOX = "\u2500", "\u257f"  # box drawing, except the characters above
 
 
@@ -35,7 +35,7 @@ def harmless(text: str) -> str:
 
     Tabs and newlines stay.
     """
-    return HARMFUL.sub(_visible, text)
+    return CONTROL_CHARACTER.sub(_escape, text)
 
 
 def harmless_output(line: str) -> str:
@@ -47,27 +47,27 @@ def harmless_output(line: str) -> str:
     parts = [harmless(between[0])]
     for colour, text in zip(colours, between[1:], strict=True):
         parts += [colour, harmless(text)]
-    return "".join([*parts, PLAIN_AGAIN] if colours else parts)
+    return "".join([*parts, RESET_STYLE] if colours else parts)
 
 
-def _visible(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     number = ord(found.group())
     if number == ord("\r"):
         return "\\r"
     return f"\\x{number:02x}" if number <= 0xFF else f"\\u{number:04x}"  # noqa: PLR2004
 
 
-def _like(error: UnicodeError) -> tuple[str, int]:
+def _replace_missing(error: UnicodeError) -> tuple[str, int]:
     """Error handler of `codecs`: replace characters by similar ASCII of the same width."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
     return "".join(
-        LIKE.get(char, "+" if FIRST_OF_BOX <= char <= LAST_OF_BOX else "?") for char in lacking
+        SIMILAR.get(char, "+" if FIRST_OF_BOX <= char <= LAST_OF_BOX else "?") for char in lacking
     ), error.end
 
 
-codecs.register_error("ones-like", _like)
+codecs.register_error("ones-like", _replace_missing)
 
 
 class HarmlessStream:

@@ -73,7 +73,7 @@ def terminal(
     jobs = colour_indices(allocations)
     indent = max((len(slot) for slot in slots), default=0) + 1
     columns = max(width - indent, TICK_EVERY)
-    taken = _taken(allocations, window, columns)
+    taken = _slot_shares(allocations, window, columns)
     text = Text(no_wrap=True, overflow="crop")
     for slot in slots:
         text.append(slot.ljust(indent))
@@ -90,7 +90,7 @@ def terminal(
     return text
 
 
-def _taken(
+def _slot_shares(
     allocations: Iterable[Allocation], window: Window, columns: int
 ) -> Mapping[SlotId, dict[int, dict[JobId, float]]]:
     """Return the share of each column's time in which each job had each slot."""

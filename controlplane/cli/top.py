@@ -29,15 +29,23 @@ from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, Worke
 
 FREE: Final = "grey35"
 BAR: Final = 16  # columns of a job's progress
-WHY_LEAST: Final = 24  # columns; a narrower reason is omitted
+MIN_REASON_WIDTH: Final = 24  # columns; a narrower reason is omitted
 GAP: Final = 2  # columns between two of them
 RIGHT: Final = frozenset({"slots", "batch", "lr", "samples/s", "loss", "predicted", "re-scales"})
 COLUMNS: Final = (
     "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "predicted",
     "promised", "re-scales", "why",
 )  # fmt: skip
-SPARED: Final = ("progress", "re-scales", "why", "lr", "batch", "samples/s", "slots")  # in order
-IF_ANY: Final = frozenset({"predicted", "promised"})  # only some policies report them
+OMIT_ORDER: Final = (
+    "progress",
+    "re-scales",
+    "why",
+    "lr",
+    "batch",
+    "samples/s",
+    "slots",
+)  # in order
+OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised"})  # only some policies report them
 
 
 def job_table(
@@ -48,9 +56,9 @@ def job_table(
     Columns that do not fit into `width` are omitted. `most` limits the lines; None: all jobs.
     """
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    shown = chosen(jobs, most)
+    shown = fitting_jobs(jobs, most)
     rows = [_cells(job, colours[job.job]) for job in shown]
-    columns = fitting(width, rows)
+    columns = fitting_columns(width, rows)
     for column in columns:
         right = column in RIGHT
         drawn.add_column(column, justify="right" if right else "left", no_wrap=column != "why")
@@ -61,7 +69,7 @@ def job_table(
     return drawn
 
 
-def chosen(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
+def fitting_jobs(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
     """Return the jobs that fit, in their order; jobs on slots take precedence."""
     if most is None or len(jobs) <= most:
         return list(jobs)
@@ -70,12 +78,16 @@ def chosen(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
     return [job for job in jobs if job.job in names]
 
 
-def fitting(width: int, rows: Sequence[Mapping[str, RenderableType]]) -> list[str]:
+def fitting_columns(width: int, rows: Sequence[Mapping[str, RenderableType]]) -> list[str]:
     """Return the columns that fit into `width`."""
-    kept = [name for name in COLUMNS if name not in IF_ANY or any(str(row[name]) for row in rows)]
+    kept = [
+        name
+        for name in COLUMNS
+        if name not in OPTIONAL_COLUMNS or any(str(row[name]) for row in rows)
+    ]
     wide = {name: max([len(name), *(_wide(row[name]) for row in rows)]) for name in kept}
-    wide["why"] = min(wide["why"], WHY_LEAST)
-    for name in SPARED:
+    wide["why"] = min(wide["why"], MIN_REASON_WIDTH)
+    for name in OMIT_ORDER:
         if sum(wide[column] + GAP for column in kept) - GAP <= width:
             break
         kept.remove(name)
@@ -113,12 +125,12 @@ def _promised(job: JobSummary) -> Text:
     return Text(clock(job.promised_end), style="yellow" if late else "")
 
 
-EVERY_S: Final = 1.0
-PATIENCE_S: Final = 2.0  # without a reply, until the controller counts as absent
+REFRESH_S: Final = 1.0
+ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
 PLAIN_WIDTH: Final = 200  # columns if the width is unknown
 NAMED_USERS: Final = 3  # more are counted, not named
 TABLE_EDGE: Final = 3  # lines of the table besides jobs
-AWAY: Final = "the controller does not reply, retrying"
+ABSENT_NOTE: Final = "the controller does not reply, retrying"
 
 
 class ClusterStatus(NamedTuple):
@@ -156,7 +168,7 @@ class StatusReader:
         self._workers = {
             job: self._workers[job] if job in self._workers else self._ask(job) for job in on_slots
         }
-        self._colours = recoloured(self._colours, [*on_slots, *(job.job for job in jobs)])
+        self._colours = assign_colours(self._colours, [*on_slots, *(job.job for job in jobs)])
         search = self._client.search()
         return ClusterStatus(
             cluster, search, jobs, nodes, owners_of(nodes, self._workers), self._colours
@@ -187,7 +199,7 @@ def top(
     """Show jobs and slots, every second until Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
-        with BlockingClient(common.home, PATIENCE_S if live else None) as client:
+        with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
                 status = StatusReader(client, ended=all_).read()
                 row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
@@ -214,11 +226,11 @@ def follow(reader: StatusReader, console: Console, pause: Callable[[float], None
     with Live(console=console, auto_refresh=False) as live:
         while True:
             live.update(fitted(status, console, note), refresh=True)
-            pause(EVERY_S)
+            pause(REFRESH_S)
             try:
                 status, note = reader.read(), ""
             except (UnreachableError, UnavailableError):
-                note = AWAY
+                note = ABSENT_NOTE
 
 
 # --- the dashboard
@@ -317,7 +329,7 @@ def owners_of(
     return {slot: job for slot, (_, job) in found.items()}
 
 
-def recoloured(before: Mapping[JobId, int], jobs: Iterable[JobId]) -> dict[JobId, int]:
+def assign_colours(before: Mapping[JobId, int], jobs: Iterable[JobId]) -> dict[JobId, int]:
     """Assign colours to `jobs`: each keeps its own, a new job takes the first free one."""
     names = list(dict.fromkeys(jobs))
     colours = {job: before[job] for job in names if job in before}

@@ -17,7 +17,7 @@ from controlplane.sim.learning.training_run import Row, draw_curve, make_trainer
 from schemas.errors import BadFieldError
 
 Output = Annotated[Literal["table", "json", "jsonl"], Parameter(name=["--output", "-o"])]
-LEAST_CPU_S: Final = 1.0
+MIN_CPU_S: Final = 1.0
 INTERRUPTED: Final = 130  # exit code of a program ended by Ctrl-C
 Report = Callable[[int, int, Row], None]
 
@@ -54,9 +54,9 @@ def train(
     """
     if seed < 0:
         raise BadFieldError(f"seed {seed} is negative", "give 0 or more", "seed")
-    if cpu_seconds is not None and not cpu_seconds >= LEAST_CPU_S:
+    if cpu_seconds is not None and not cpu_seconds >= MIN_CPU_S:
         what = f"{cpu_seconds} CPU seconds is too short"
-        raise BadFieldError(what, f"give {LEAST_CPU_S:g} or more, or leave it out", "cpu_seconds")
+        raise BadFieldError(what, f"give {MIN_CPU_S:g} or more, or leave it out", "cpu_seconds")
     trainer = make_trainer(policy, seed)
     from controlplane.sim.learning import training_run  # noqa: PLC0415 - imports torch
 

@@ -18,11 +18,11 @@ from schemas.errors import BadFieldError, TooLargeError
 from schemas.host.archives import USUAL
 
 MAX_BYTES: Final = 512 << 20  # of the archive
-BOUNDS: Final = USUAL  # a cluster with other limits refuses with its own message
-NAMED: Final = 3  # largest files and folders named in an error
+LIMITS: Final = USUAL  # a cluster with other limits refuses with its own message
+NAMED_FILES: Final = 3  # largest files and folders named in an error
 IGNORE_FILE: Final = ".onesignore"
-FETCHED: Final = ".ones-fetched"  # marks a folder that `fetch` created
-IGNORED: Final = (
+FETCHED_MARK: Final = ".ones-fetched"  # marks a folder that `fetch` created
+IGNORED_PATTERNS: Final = (
     ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
     ".ipynb_checkpoints", "*.egg-info", "*.key_secret",
 )  # fmt: skip
@@ -73,14 +73,14 @@ def survey(folder: Path) -> tuple[PackedFile, ...]:
     if not folder.is_dir():
         raise BadFieldError(f"workdir {folder} is not a folder", "correct the path", "workdir")
     found = []
-    for path in _bounded(folder):
-        with _named(path):
+    for path in _limited_files(folder):
+        with _errors_named(path):
             size = path.stat().st_size  # links are followed
             if path.is_file():
                 found.append(PackedFile(str(path.relative_to(folder)), size))
     total = sum(file.size for file in found)
-    if total > BOUNDS.size:
-        what = f"has {total >> 20} MiB of files, more than {BOUNDS.size >> 20} MiB"
+    if total > LIMITS.size:
+        what = f"has {total >> 20} MiB of files, more than {LIMITS.size >> 20} MiB"
         raise _too_large(folder, found, what)
     return tuple(found)
 
@@ -90,7 +90,7 @@ def _too_large(folder: Path, files: Sequence[PackedFile], what: str) -> TooLarge
     for file in files:
         first, slash, _ = file.path.partition("/")
         sizes[f"{first}{slash}"] += file.size
-    large = ", ".join(f"{name} {size >> 20} MiB" for name, size in sizes.most_common(NAMED))
+    large = ", ".join(f"{name} {size >> 20} MiB" for name, size in sizes.most_common(NAMED_FILES))
     hint = f"list large data in {folder / IGNORE_FILE} and read it from its original place"
     return TooLargeError(f"workdir {folder} {what} (largest: {large})", hint, "workdir")
 
@@ -105,7 +105,7 @@ def _patterns(folder: Path) -> tuple[str, ...]:
     text = path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
     lines = text.splitlines()
     own = (line.strip().rstrip("/") for line in lines)
-    return (*IGNORED, *(line for line in own if line and not line.startswith("#")))
+    return (*IGNORED_PATTERNS, *(line for line in own if line and not line.startswith("#")))
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
@@ -114,7 +114,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if not _ignored(here / name, folder, patterns) and not _foreign(here / name)
+            if not _ignored(here / name, folder, patterns) and not _is_excluded(here / name)
         )
         for name in folders:
             if (here / name).is_symlink():
@@ -125,14 +125,14 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
                 yield here / name
 
 
-def _bounded(folder: Path) -> Iterator[Path]:
+def _limited_files(folder: Path) -> Iterator[Path]:
     """Yield the files to pack; raise TooLargeError beyond the limits of number and depth."""
     for many, path in enumerate(_files(folder, _patterns(folder)), 1):
         relative = path.relative_to(folder)
-        if many > BOUNDS.files:
-            what = f"workdir {folder} has more than {BOUNDS.files} files"
-        elif len(relative.parts) > BOUNDS.depth + 1:
-            what = f"workdir: {relative} lies more than {BOUNDS.depth} folders deep"
+        if many > LIMITS.files:
+            what = f"workdir {folder} has more than {LIMITS.files} files"
+        elif len(relative.parts) > LIMITS.depth + 1:
+            what = f"workdir: {relative} lies more than {LIMITS.depth} folders deep"
         else:
             _refuse_outside(path, folder)
             yield path
@@ -155,14 +155,14 @@ def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
     )
 
 
-def _foreign(folder: Path) -> bool:
+def _is_excluded(folder: Path) -> bool:
     """True for virtual environments, fetched results, and cluster folders, which contain keys."""
-    marks = ("pyvenv.cfg", FETCHED, "controller.toml", "client.toml")
+    marks = ("pyvenv.cfg", FETCHED_MARK, "controller.toml", "client.toml")
     return any((folder / mark).exists() for mark in marks)
 
 
 def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> None:
-    with _named(path):
+    with _errors_named(path):
         status = path.stat()  # links are followed
         entry = tarfile.TarInfo(str(path.relative_to(folder)))
         entry.size = status.st_size
@@ -172,7 +172,7 @@ def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _errors_named(path: Path) -> Iterator[None]:
     """Turn OSError into an error of the field `workdir` that names the file."""
     try:
         yield

@@ -114,7 +114,7 @@ class Client(FileTransfers):
         spec = checked(spec, Path.cwd())
         archive = await asyncio.to_thread(pack, Path(spec.workdir))
         digest = digest_of(archive)
-        await self._put(digest, archive, on_sent)
+        await self._upload(digest, archive, on_sent)
         key = key or uuid.uuid4().hex
         request = SubmitJob(spec=spec, snapshot=digest, key=key, project=project)
         return await self._call(request, JobAccepted)

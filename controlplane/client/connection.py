@@ -40,13 +40,13 @@ class RequestChannel:
         self._waiting: dict[bytes, asyncio.Future[Any]] = {}
         self._task = asyncio.create_task(self._receive())
 
-    async def call(self, request: Message, answer_s: float, limit_s: float) -> Any:
+    async def call(self, request: Message, reply_timeout_s: float, limit_s: float) -> Any:
         """Send `request` and return its reply.
 
         The request is repeated if a reply is lost, so it may be executed twice.
 
         Args:
-            answer_s: seconds without a reply after which the request is sent again.
+            reply_timeout_s: seconds without a reply after which the request is sent again.
             limit_s: seconds after which the call fails.
 
         Raises:
@@ -66,7 +66,7 @@ class RequestChannel:
                             "the controller does not reply", "check that the cluster is running"
                         )
                     await asyncio.sleep(0.02)
-                reply = await asyncio.wait_for(answer, answer_s)
+                reply = await asyncio.wait_for(answer, reply_timeout_s)
             except TimeoutError:
                 if loop.time() > deadline:
                     raise UnreachableError(
@@ -93,9 +93,9 @@ class RequestChannel:
         self._task.cancel()
 
 
-DEFAULT = ".ones"
-FILE = "client.toml"
-CONTROLLER = "controller.toml"  # in the folder of `ones local up`
+DEFAULT_FOLDER = ".ones"
+CLIENT_FILE = "client.toml"
+CONTROLLER_FILE = "controller.toml"  # in the folder of `ones local up`
 
 
 class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,14 +121,14 @@ class Home:
     @property
     def remedy(self) -> str:
         """Remedy for a controller that does not reply."""
-        if (self.folder / CONTROLLER).is_file():
+        if (self.folder / CONTROLLER_FILE).is_file():
             return f"`ones local up --dir {self.folder}` starts it"
         return "check that the controller runs and that its port is reachable from this host"
 
 
 def home_folder(folder: Path | str | None = None) -> Path:
     """Return `folder`, else $ONES_HOME, else ~/.ones; the folder need not exist."""
-    return Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
+    return Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT_FOLDER).expanduser()
 
 
 def find_home(folder: Path | str | None = None) -> Home:
@@ -141,7 +141,7 @@ def find_home(folder: Path | str | None = None) -> Home:
         SettingsError: if the folder has no cluster.
     """
     chosen = home_folder(folder)
-    path = chosen / FILE
+    path = chosen / CLIENT_FILE
     if not path.is_file():
         hint = f"set ONES_HOME or --home, or start one with `ones local up --dir {chosen}`"
         raise SettingsError(f"no cluster in {chosen}", hint, "ONES_HOME")
@@ -149,13 +149,13 @@ def find_home(folder: Path | str | None = None) -> Home:
     return Home(chosen, loaded.endpoint, chosen / loaded.server_key, chosen / loaded.key)
 
 
-PIECE: Final = 1 << 20
-PATIENCE_S: Final = 60.0  # for which calls that wait or follow tolerate an absent controller
-ANSWER_S: Final = 3.0  # until a request is repeated, beyond a long poll's own wait
-TIMEOUT: Final = "ONES_TIMEOUT_S"
+PIECE_BYTES: Final = 1 << 20
+RETRY_LIMIT_S: Final = 60.0  # for which calls that wait or follow tolerate an absent controller
+REPLY_TIMEOUT_S: Final = 3.0  # until a request is repeated, beyond a long poll's own wait
+TIMEOUT_VARIABLE: Final = "ONES_TIMEOUT_S"
 TIMEOUT_S: Final = 10.0  # default for a controller that listens
-ABSENT_S: Final = 0.2  # without a reply, until the client probes the endpoint
-CONNECT_S: Final = 0.5  # for that probe
+PROBE_DELAY_S: Final = 0.2  # without a reply, until the client probes the endpoint
+PROBE_TIMEOUT_S: Final = 0.5  # for that probe
 R = TypeVar("R", bound=Message)
 
 
@@ -173,9 +173,9 @@ class ClusterConnection:
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._home = home if isinstance(home, Home) else find_home(home)
-        asked = os.environ.get(TIMEOUT) if timeout is None else timeout
+        asked = os.environ.get(TIMEOUT_VARIABLE) if timeout is None else timeout
         self._timeout = TIMEOUT_S if asked is None else float(asked)
-        self._looks = asked is None  # True: fail early if no process listens
+        self._probes = asked is None  # True: fail early if no process listens
         self._link = Link(load_keys(self._home.key))
         self._server_key = load_public(self._home.server_key)
         self._calls: RequestChannel | None = None
@@ -203,12 +203,12 @@ class ClusterConnection:
         """Return facts about the cluster and the user and role of this client's key."""
         return await self._call(GetCluster(), Cluster)
 
-    async def _put(
+    async def _upload(
         self, digest: str, archive: bytes, on_sent: Callable[[int, int], None] | None = None
     ) -> None:
         offset = 0
         while offset < len(archive) or offset == 0:
-            piece = archive[offset : offset + PIECE]
+            piece = archive[offset : offset + PIECE_BYTES]
             request = PutSnapshot(digest=digest, offset=offset, data=piece, total=len(archive))
             stored = await self._call(request, SnapshotStored)
             offset = stored.size
@@ -223,17 +223,17 @@ class ClusterConnection:
         return _expected(await self._ask(self._calls, request, wait_s), kind)
 
     async def _ask(self, channel: RequestChannel, request: Message, wait_s: float) -> Any:
-        answer_s = wait_s + ANSWER_S
+        reply_timeout_s = wait_s + REPLY_TIMEOUT_S
         if wait_s:
-            return await channel.call(request, answer_s, PATIENCE_S)
-        reply = channel.call(request, answer_s, self._timeout)
-        return await (self._unless_absent(reply) if self._looks else reply)
+            return await channel.call(request, reply_timeout_s, RETRY_LIMIT_S)
+        reply = channel.call(request, reply_timeout_s, self._timeout)
+        return await (self._fail_if_absent(reply) if self._probes else reply)
 
-    async def _unless_absent(self, reply: Coroutine[Any, Any, Any]) -> Any:
+    async def _fail_if_absent(self, reply: Coroutine[Any, Any, Any]) -> Any:
         """Await the reply, but fail early if no process listens at the endpoint."""
         answer = asyncio.ensure_future(reply)
         try:
-            await asyncio.wait([answer], timeout=ABSENT_S)
+            await asyncio.wait([answer], timeout=PROBE_DELAY_S)
             if not answer.done() and not await _listens(self._home.endpoint):
                 what = f"no controller replies at {self._home.endpoint}"
                 raise UnreachableError(what, self._home.remedy)
@@ -241,7 +241,7 @@ class ClusterConnection:
         finally:
             answer.cancel()
 
-    async def _page(self, request: ReadLog) -> LogPage:
+    async def _log_page(self, request: ReadLog) -> LogPage:
         return await self._bulk_call(request, LogPage, request.wait_s)
 
     async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
@@ -261,7 +261,7 @@ async def _listens(endpoint: str) -> bool:
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         opening = asyncio.open_connection(host.strip("[]"), int(port))
-        _, writer = await asyncio.wait_for(opening, CONNECT_S)
+        _, writer = await asyncio.wait_for(opening, PROBE_TIMEOUT_S)
     except (OSError, ValueError, TimeoutError):
         return False
     writer.close()

@@ -11,15 +11,15 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from controlplane.client.archive import FETCHED
+from controlplane.client.archive import FETCHED_MARK
 from controlplane.client.streams import StreamPages
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.ids import JobId, NodeId, node_of
 from schemas.wire.client import JobDetail
 from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListFiles, ReadFile
 
-ASK_S: Final = 10.0  # for the reply of an agent
-TRIES: Final = 3  # of a file that changes during its transfer
+AGENT_REPLY_S: Final = 10.0  # for the reply of an agent
+MAX_ATTEMPTS: Final = 3  # of a file that changes during its transfer
 R = TypeVar("R", FileList, FilePiece)
 MOST_BYTES: Final = 10**10  # default limit of one fetch
 
@@ -92,7 +92,7 @@ class FileTransfers(StreamPages):
             if listed.left_out:
                 missing.append(f"{node}: {listed.left_out} files beyond the limit of a list")
             for info in listed.files:
-                name = _name(info, node)
+                name = _target_name(info, node)
                 if name and matches(name, pattern):
                     found.setdefault(name, JobFile(name, node, info))
         files = tuple(found[name] for name in sorted(found))
@@ -149,7 +149,7 @@ class FileTransfers(StreamPages):
         fresh = target.with_name(f".{target.name}.part")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            for left in reversed(range(TRIES)):
+            for left in reversed(range(MAX_ATTEMPTS)):
                 try:
                     fetched = await self._store(job, file, fresh, on_bytes)
                     break
@@ -206,13 +206,15 @@ class FileTransfers(StreamPages):
             UnknownJobError: if there is no such job.
             DeniedError: if the job belongs to another user.
         """
-        there = await self.files(job, pattern)
-        total = sum(file.size for file in there.files)
+        listed_files = await self.files(job, pattern)
+        total = sum(file.size for file in listed_files.files)
         if total > most_bytes:
-            what = f"{len(there.files)} files of {total} bytes exceed the limit of {most_bytes}"
+            what = (
+                f"{len(listed_files.files)} files of {total} bytes exceed the limit of {most_bytes}"
+            )
             raise TooLargeError(what, "select fewer with a pattern, or raise the limit", "most")
-        if there.files:
-            _make(to, job)
+        if listed_files.files:
+            _create_folder(to, job)
         came = 0
 
         def count(size: int) -> None:
@@ -221,13 +223,13 @@ class FileTransfers(StreamPages):
             if on_bytes is not None:
                 on_bytes(came, max(total, came))
 
-        fetched, missing = [], list(there.missing)
-        for file in there.files:
+        fetched, missing = [], list(listed_files.missing)
+        for file in listed_files.files:
             try:
                 fetched.append(await self.fetch_file(job, file, to / file.name, count))
             except (UnavailableError, BadFieldError) as error:
                 missing.append(f"{file.name}: {error.message}")
-        return Fetch(tuple(fetched), there.refused, tuple(missing))
+        return Fetch(tuple(fetched), listed_files.refused, tuple(missing))
 
     async def last_checkpoint(self, job: str) -> JobFile:
         """Return the checkpoint from which a job would resume, or with which it ended.
@@ -237,26 +239,26 @@ class FileTransfers(StreamPages):
             BadFieldError: if no checkpoint is available.
         """
         detail = await self.job(job)
-        there = await self.files(job, f"{CHECKPOINTS}/*.pt")
-        chosen = newest([file.name for file in there.files], detail.summary.epoch)
-        for file in there.files:
+        listed_files = await self.files(job, f"{CHECKPOINTS}/*.pt")
+        chosen = newest_checkpoint([file.name for file in listed_files.files], detail.summary.epoch)
+        for file in listed_files.files:
             if file.name == chosen:
                 return file
-        why = "; ".join(there.missing) or f"it finished {detail.summary.epoch} epochs"
+        why = "; ".join(listed_files.missing) or f"it finished {detail.summary.epoch} epochs"
         hint = "one is written at the end of each epoch"
         raise BadFieldError(f"{job} has no checkpoint here ({why})", hint, "job")
 
     async def _ask_node(self, request: ListFiles | ReadFile, kind: type[R]) -> R:
-        return await self._bulk_call(request, kind, ASK_S)
+        return await self._bulk_call(request, kind, AGENT_REPLY_S)
 
 
-def _make(to: Path, job: str) -> None:
+def _create_folder(to: Path, job: str) -> None:
     """Create a folder for results and mark it, so that `pack` omits it from later jobs."""
     fresh = not to.exists()
     try:
         to.mkdir(parents=True, exist_ok=True)
         if fresh:
-            (to / FETCHED).write_text(f"{job}\n", encoding="utf-8")
+            (to / FETCHED_MARK).write_text(f"{job}\n", encoding="utf-8")
     except OSError as error:
         raise BadFieldError(f"{to}: {error.strerror}", "choose another --to", "to") from None
 
@@ -267,7 +269,7 @@ def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
     return tuple(dict.fromkeys(node_of(slot) for slot in slots))
 
 
-def newest(names: list[str], epoch: int) -> str:
+def newest_checkpoint(names: list[str], epoch: int) -> str:
     """Return the checkpoint of the last finished epoch, or "" if there is none.
 
     The newest group wins: a lost group may have written epochs that the job trained again.
@@ -291,7 +293,7 @@ def matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(text, pattern) for text in (name, inside, path.name))
 
 
-def _name(info: FileInfo, node: NodeId) -> str:
+def _target_name(info: FileInfo, node: NodeId) -> str:
     """Return the relative target of a file, or "" for a path that leads outside the folder."""
     parts = PurePosixPath(info.path).parts
     if not parts or info.path.startswith("/") or not {"..", "\0"}.isdisjoint(parts):

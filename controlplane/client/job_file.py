@@ -15,9 +15,9 @@ from schemas.errors import BadFieldError, SettingsError
 from schemas.host.settings import convert, parse_toml, read_file, written, wrong_value
 from schemas.jobs import JobSpec, not_python, problems
 
-LOOK_BYTES: Final = 4096  # of a script, to see that it is text
+HEAD_BYTES: Final = 4096  # of a script, to see that it is text
 SCRIPTS: Final = {".py", ".ipynb"}
-SHOWN: Final = 60  # characters of a path in an error
+MAX_SHOWN: Final = 60  # characters of a path in an error
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -78,7 +78,7 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
 
 def _script_error(path: Path, data: bytes) -> SettingsError | None:
     """Return the error for a script given as a job file, or None if `data` is not a script."""
-    first = data[:LOOK_BYTES]
+    first = data[:HEAD_BYTES]
     shebang = first.partition(b"\n")[0] if first.startswith(b"#!") else b""
     if path.suffix == ".py" or b"python" in shebang:
         what, remedy = (
@@ -130,7 +130,7 @@ def _folder(base: Path, name: str) -> Path:
         folder.is_dir()  # raises OSError if the name is too long
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         why = error.strerror if isinstance(error, OSError) else "its links form a loop"
-        what = f"workdir: {name[:SHOWN]} cannot be opened: {why}"
+        what = f"workdir: {name[:MAX_SHOWN]} cannot be opened: {why}"
         raise BadFieldError(what, "correct workdir", "workdir") from None
     return folder
 
@@ -141,9 +141,9 @@ def _check_script(spec: JobSpec, workdir: Path) -> None:
             what = f"script: {spec.script} is not in {workdir}"
             raise BadFieldError(what, "correct script or workdir", "script")
         with (workdir / spec.script).open("rb") as file:
-            found = not_python(spec.script, file.read(LOOK_BYTES))
+            found = not_python(spec.script, file.read(HEAD_BYTES))
     except OSError as error:
-        what = f"script: {spec.script[:SHOWN]} cannot be read: {error.strerror}"
+        what = f"script: {spec.script[:MAX_SHOWN]} cannot be read: {error.strerror}"
         raise BadFieldError(what, "correct script or workdir", "script") from None
     if found is not None:
         raise BadFieldError(f"script: {found[0]}", found[1], "script")

@@ -15,7 +15,7 @@ from schemas.jobs import JobSpec, StopRule
 
 FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(JobSpec)}
 STOP_FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(StopRule))
-TEXTS: Final = frozenset({"name", "script", "workdir", "family", "python"})
+STRING_FIELDS: Final = frozenset({"name", "script", "workdir", "family", "python"})
 FORM: Final = "write KEY=VALUE: lr=0.1, stop.epochs=3, args.width=64 or env.MODE=fast"
 
 
@@ -48,7 +48,9 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
             )
         if not dot:
             value = toml_value(text)
-            changed[field] = text if field in TEXTS and not isinstance(value, str) else value
+            changed[field] = (
+                text if field in STRING_FIELDS and not isinstance(value, str) else value
+            )
         elif field == "args":
             changed["args"] = with_option(_args_of(changed), entry, text)
         elif field in {"env", "stop", "utility"}:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from controlplane.client.connection import PIECE, ClusterConnection
+from controlplane.client.connection import PIECE_BYTES, ClusterConnection
 from schemas.errors import BadFieldError, UnreachableError
 from schemas.ids import JobId, Rank, Version
 from schemas.jobs import ENDED
@@ -33,12 +33,12 @@ from schemas.wire.client import (
 from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
 
 Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys)
-OF_A_JOB: Final = ("workers", "history", "epochs", "versions", "promises")
+JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
 POLL_S: Final = 3.0  # of one long poll; a reply that is lost in a crash is requested again after it
-LOOK_S: Final = 0.001  # of a poll for what exists now
-Who = tuple[Version, Rank]
+NOW_S: Final = 0.001  # of a poll for what exists now
+WorkerKey = tuple[Version, Rank]
 RAW_END: Final = re.compile(rb"(?<=[\r\n])")
-NOBODY: Final = (Version(0), Rank(0))  # no worker has this version: a remark of the client
+NO_WORKER: Final = (Version(0), Rank(0))  # no worker has this version: a remark of the client
 
 
 class OutputLine(NamedTuple):
@@ -98,7 +98,7 @@ class StreamPages(ClusterConnection):
     async def _detail(self, request: Message, job: JobId) -> JobDetail:
         """Send a request whose reply is a job's detail, and join the pages that follow."""
         first = await self._call(request, JobDetail)
-        return await self._joined(first, lambda cursor: GetJob(job=job, cursor=cursor), *OF_A_JOB)
+        return await self._joined(first, lambda cursor: GetJob(job=job, cursor=cursor), *JOB_LISTS)
 
     async def _explanation(self, job: JobId) -> Explanation:
         first = await self._call(ExplainJob(job=job), Explanation)
@@ -166,9 +166,9 @@ class StreamPages(ClusterConnection):
                     continue
                 record = json.loads(line)
                 born = piece.version
-                taken_back = any(v > born and record["step"] > step for v, step in restarts)
+                rolled_back = any(v > born and record["step"] > step for v, step in restarts)
                 key = (record["epoch"], record["step"], record["rank"])
-                if not taken_back and key not in seen:
+                if not rolled_back and key not in seen:
                     seen.add(key)
                     fresh.append(record)
             yield fresh
@@ -241,17 +241,17 @@ class StreamPages(ClusterConnection):
             unfinished: also yield unfinished lines, after the finished ones.
             raw: also split after carriage returns, and keep them.
         """
-        rest: dict[Who, WorkerLine] = {}
+        rest: dict[WorkerKey, WorkerLine] = {}
         async for pieces in self.piece_pages(job, stream, rank, follow=follow, since=since):
             page: list[WorkerLine] = []
-            began: dict[Who, WorkerLine] = {}
+            began: dict[WorkerKey, WorkerLine] = {}
             for piece in pieces:
                 who = (piece.version, piece.rank)
                 data = (rest[who].data if who in rest else b"") + piece.data
                 *lines, last = _split_raw(data) if raw else data.split(b"\n")
                 page += [WorkerLine(line, piece) for line in lines]
                 rest[who] = began[who] = WorkerLine(
-                    last if raw else _shown(last), piece, whole=False
+                    last if raw else _visible(last), piece, whole=False
                 )
             if unfinished and not raw:
                 page += [line for line in began.values() if line.data]
@@ -276,7 +276,7 @@ class StreamPages(ClusterConnection):
         Raises:
             UnknownJobError: if there is no such job.
         """
-        cursor, wait_s = 0, LOOK_S
+        cursor, wait_s = 0, NOW_S
         while True:
             state = "" if follow else (await self.state(job)).state
             asked = ReadLog(
@@ -284,23 +284,23 @@ class StreamPages(ClusterConnection):
                 stream=stream,
                 rank=None if rank is None else Rank(rank),
                 cursor=cursor,
-                max_bytes=PIECE,
+                max_bytes=PIECE_BYTES,
                 wait_s=wait_s if follow else POLL_S if state in ENDED else 0.0,
                 since=since,
             )
-            page = await self._page(asked)
+            page = await self._log_page(asked)
             if page.pieces or not page.ended:
                 yield page.pieces
-            cursor, wait_s = page.cursor, LOOK_S if page.pieces else POLL_S
+            cursor, wait_s = page.cursor, NOW_S if page.pieces else POLL_S
             if page.ended or (not page.pieces and not follow):
                 if page.missing and stream == LOG:
-                    yield tuple(map(_note, page.missing))
+                    yield tuple(map(_missing_remark, page.missing))
                 return
 
 
-def _note(worker: str) -> LogPiece:
+def _missing_remark(worker: str) -> LogPiece:
     said = f"[ones] output of {worker} is incomplete: its end did not arrive\n"
-    return LogPiece(version=NOBODY[0], rank=NOBODY[1], offset=0, data=said.encode())
+    return LogPiece(version=NO_WORKER[0], rank=NO_WORKER[1], offset=0, data=said.encode())
 
 
 def _split_raw(data: bytes) -> list[bytes]:
@@ -309,7 +309,7 @@ def _split_raw(data: bytes) -> list[bytes]:
     return [*(line.removesuffix(b"\n") for line in lines), last]
 
 
-def _shown(line: bytes) -> bytes:
+def _visible(line: bytes) -> bytes:
     """Drop the text that a later carriage return overwrote."""
     return line[max(0, line.rstrip(b"\r").rfind(b"\r")) :] if b"\r" in line else line
 
@@ -317,8 +317,8 @@ def _shown(line: bytes) -> bytes:
 def _output_line(data: bytes, piece: LogPiece, whole: bool, *, raw: bool) -> OutputLine:
     bar = b"\r" in (data[-1:] if raw else data)
     end = "\r" if bar and (raw or not whole) else "\n" if whole else ""
-    text = data.removesuffix(b"\r") if raw else _shown(data).strip(b"\r") if bar else data
-    remark = (piece.version, piece.rank) == NOBODY
+    text = data.removesuffix(b"\r") if raw else _visible(data).strip(b"\r") if bar else data
+    remark = (piece.version, piece.rank) == NO_WORKER
     return OutputLine(
         None if remark else piece.rank,
         text.decode("utf-8", "replace"),

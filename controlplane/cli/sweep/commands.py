@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, print_line
-from controlplane.cli.submission import Submission, prepared
+from controlplane.cli.submission import Submission, prepare
 from controlplane.cli.submit import KEY_HELP, PROJECT_HELP, send
 from controlplane.cli.sweep import export, preview, tables
 from controlplane.client import BlockingClient
@@ -21,7 +21,7 @@ from controlplane.client.job_file import checked
 from controlplane.client.spec_overrides import toml_value
 from controlplane.client.sweeps.manifest import read_manifest
 from controlplane.client.sweeps.sampler import SamplerName
-from controlplane.client.sweeps.sweep import short, stated_sweep
+from controlplane.client.sweeps.sweep import format_value, stated_sweep
 from schemas.errors import BadFieldError, suggestion
 from schemas.sweeps import MAX_CONFIGURATIONS, Space, Value
 from schemas.wire.client import SweepChanged
@@ -50,7 +50,7 @@ def sample(
         elif common.output == "quiet":
             sys.stdout.write(f"{number}\n")
         elif common.output == "table":
-            said = ", ".join(f"{name} {short(value)}" for name, value in values.items())
+            said = ", ".join(f"{name} {format_value(value)}" for name, value in values.items())
             sys.stdout.write(f"{job} trial {number}: {said}\n")
         sys.stdout.flush()
 
@@ -208,7 +208,7 @@ def submit(
     if file is not None:
         if workdir is not None or changed:
             raise BadFieldError("--workdir and --changed require --manifest", "omit them")
-        ready = prepared(file, set_ or ())
+        ready = prepare(file, set_ or ())
         stated_sweep(ready.spec)
     else:
         assert manifest is not None  # noqa: S101 - one of both

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data
 from controlplane.cli.plots import new_figure, save
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.sweep import short
+from controlplane.client.sweeps.sweep import format_value
 from controlplane.client.sweeps.tables import best_of, ranked
 from schemas.errors import BadFieldError
 from schemas.wire.client import SweepDetail, TrialInfo
@@ -20,11 +20,11 @@ from schemas.wire.client import SweepDetail, TrialInfo
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMED: Final = 8  # trials with their own colour and legend entry
+NAMED_TRIALS: Final = 8  # trials with their own colour and legend entry
 COLOURS: Final = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f"
 )  # fmt: skip
-OTHERS: Final = "#c8c8c8"
+OTHER_COLOUR: Final = "#c8c8c8"
 
 
 def plot(
@@ -97,18 +97,18 @@ def _curve(
     *,
     unit_s: float | None,
 ) -> None:
-    named = place < NAMED
+    named = place < NAMED_TRIALS
     points = [
         (_when(detail, trial, at, unit_s) if unit_s else float(trial.first_epoch + at), value)
         for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     ]
-    values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
+    values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
     label = f"{trial.number}: {values}" if len(values) <= 60 else f"trial {trial.number}"  # noqa: PLR2004
     axes.plot(
         [x for x, _ in points],
         [y for _, y in points],
-        color=COLOURS[place] if named else OTHERS,
+        color=COLOURS[place] if named else OTHER_COLOUR,
         linewidth=2.4 if place == 0 else 1.4 if named else 0.9,
         marker="o",
         markersize=3.5 if named else 2.0,

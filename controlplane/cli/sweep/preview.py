@@ -21,7 +21,7 @@ from controlplane.client.sweeps.manifest import Manifest, read_manifest, write_m
 from controlplane.client.sweeps.preview import Preview, Range
 from controlplane.client.sweeps.preview import preview as previewed
 from controlplane.client.sweeps.runs import NoTorchError
-from controlplane.client.sweeps.sweep import in_words, stated_sweep
+from controlplane.client.sweeps.sweep import describe_parameter, stated_sweep
 from controlplane.sweeps.search import first_trials
 from schemas.errors import BadFieldError
 from schemas.jobs import JobSpec
@@ -30,7 +30,7 @@ THREADS: Final = (
     "results depend on the number of threads: set OMP_NUM_THREADS to that of the workers, from "
     "[env] or else usable cores / slots of their node"
 )
-REPLAY_S: Final = 24 * 3600.0
+REPLAY_TIMEOUT_S: Final = 24 * 3600.0
 PYTHON_HELP = "interpreter that has torch (default: the sweep's, else this one)"
 
 
@@ -144,7 +144,7 @@ def run_here(
             try:
                 done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
                     command, cwd=workdir, capture_output=True, text=True, check=False,
-                    timeout=REPLAY_S, env={"OMP_NUM_THREADS": "1", **os.environ, **env},
+                    timeout=REPLAY_TIMEOUT_S, env={"OMP_NUM_THREADS": "1", **os.environ, **env},
                 )  # fmt: skip
             except OSError:
                 continue
@@ -158,7 +158,7 @@ def run_here(
     raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")
 
 
-SHORT_S: Final = 2.0  # units below this make the time between units significant
+SHORT_UNIT_S: Final = 2.0  # units below this make the time between units significant
 SET_HELP = "KEY=VALUE, overrides the file: space.lr=0.1, searcher.max_epochs=3"
 UNIT_HELP = "seconds per unit (default: measured on this host, if torch is installed)"
 STATE_HELP = "megabytes of a state, with the optimizer's (default: measured with the unit)"
@@ -237,7 +237,7 @@ def preview_lines(
     sweep = stated_sweep(spec)
     kind = type(sweep.search.searcher).__struct_config__.tag
     lines = [f"{spec.name}: {kind}, {sweep.search.mode} of {sweep.search.metric}"]
-    lines += [f"  {name:15s} {in_words(one)}" for name, one in sweep.search.space.items()]
+    lines += [f"  {name:15s} {describe_parameter(one)}" for name, one in sweep.search.space.items()]
     added = "" if found.trials.most == found.configurations else ", with copies "
     trials = f"{found.configurations}{added and added + _range(found.trials)}"
     saved = 1 - found.units.mean / found.units_to_the_end
@@ -264,9 +264,9 @@ def preview_lines(
             f"{byte_count(found.state_bytes)} a state, at most {byte_count(round(found.hop_bytes))}"
         )
         lines.append(f"  {'hops':15s} {hop} in all")
-    if found.unit_s is not None and found.unit_s < SHORT_S and sweep.partitions > 1:
+    if found.unit_s is not None and found.unit_s < SHORT_UNIT_S and sweep.partitions > 1:
         advice = "fewer partitions make longer units, and fewer hops"
-        lines.append(f"  {'note':15s} units are shorter than {SHORT_S:g} s: {advice}")
+        lines.append(f"  {'note':15s} units are shorter than {SHORT_UNIT_S:g} s: {advice}")
     if found.useful_slots < spec.slots[1]:
         lines.append(f"  {'note':15s} no more than {found.useful_slots} slots can be busy at once")
     return lines

@@ -21,16 +21,16 @@ from controlplane.cli.output import (
     Exit,
     JobName,
     byte_count,
-    even,
     plain,
     print_data,
     print_json,
     print_table,
     span,
+    with_all_keys,
 )
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.sweep import short
+from controlplane.client.sweeps.sweep import format_value
 from controlplane.client.sweeps.tables import best_epoch, best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, RemoteError
 from schemas.wire.client import SweepDetail, TrialInfo
@@ -64,7 +64,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
     part = f" +{through}/{partitions}" if through else ""
     return {
         "trial": f"{trial.number}" if trial.parent is None else f"{trial.number} of {trial.parent}",
-        **{name: short(trial.values[name]) if name in trial.values else ""
+        **{name: format_value(trial.values[name]) if name in trial.values else ""
            for name in detail.spec.search.space},
         "state": trial.state,
         "epoch": f"{trial.epochs}/{trial.granted}{part}",
@@ -106,11 +106,13 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
     kind = type(search.searcher).__struct_config__.tag
     slots = f"{job.slots} slot{'s' * (job.slots != 1)}"
     parts = f"{detail.spec.partitions} partitions, {slots}"
-    lines = [f"{job.job}  {job.state}  {kind}, {counted(detail)}, {parts}"]
+    lines = [f"{job.job}  {job.state}  {kind}, {count_by_state(detail)}, {parts}"]
     if job.reason and not (best is not None and job.reason.startswith("best: ")):
         lines.append(job.reason)
     if best is not None:
-        values = ", ".join(f"{name} {short(value)}" for name, value in best.trial.values.items())
+        values = ", ".join(
+            f"{name} {format_value(value)}" for name, value in best.trial.values.items()
+        )
         after = f"after {best.epoch} epoch{'s' * (best.epoch != 1)}"
         lines.append(
             f"best: trial {best.trial.number}, {search.metric} {best.score:.4g} {after} ({values})"
@@ -119,7 +121,7 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def counted(detail: SweepDetail) -> str:
+def count_by_state(detail: SweepDetail) -> str:
     """Return the number of trials in each state as text."""
     states: dict[str, int] = {}
     for trial in detail.trials:
@@ -154,8 +156,8 @@ def time_left(detail: SweepDetail, now: float) -> float | None:
 
 GAP: Final = 2
 WHY: Final = "why"
-WHY_LEAST: Final = 20  # columns of a useful reason
-SPARED: Final = (WHY, "partition", "curve", "slot", "best")  # omitted in this order
+MIN_REASON_WIDTH: Final = 20  # columns of a useful reason
+OMIT_ORDER: Final = (WHY, "partition", "curve", "slot", "best")  # omitted in this order
 RIGHT: Final = frozenset({"trial", "epoch", "partition"})
 TRIAL_STYLES: Final = {
     "training": "green",
@@ -203,8 +205,8 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
     kept = list(rows[0])
     wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in kept}
     longest = wide.get(WHY, 0)
-    wide[WHY] = min(longest, WHY_LEAST)
-    for name in SPARED:
+    wide[WHY] = min(longest, MIN_REASON_WIDTH)
+    for name in OMIT_ORDER:
         if sum(wide[one] + GAP for one in kept) - GAP <= width:
             break
         kept = [one for one in kept if one != name]
@@ -213,7 +215,7 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
 
 
 DAMAGED = "journal"  # code of the error
-OVER = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
+ENDED_STATES = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
 PLAIN_WIDTH = 200  # columns if the width is unknown
 ORDER_HELP = "order: best first, or in order of addition"
 
@@ -273,7 +275,7 @@ def show(
         return Exit.OK
     trials = ranked(detail) if by == "best" else list(detail.trials)
     if common.output == "jsonl":
-        print_data(even([trial_row(one) for one in trials]), common.output)
+        print_data(with_all_keys([trial_row(one) for one in trials]), common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{one.number}\n" for one in trials)
     else:
@@ -339,7 +341,7 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
     if common.output in {"json", "jsonl"}:
         print_data(trial, common.output)
         return Exit.OK
-    values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
+    values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
     why = one_line(trial.why and f" ({trial.why})")
     sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
     if trial.parent is not None:
@@ -365,7 +367,7 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
         "reason": job.reason,
         "slots": job.slots,
         "trials": detail.trials_in_all,
-        "ended": sum(one.state in OVER for one in detail.trials),
+        "ended": sum(one.state in ENDED_STATES for one in detail.trials),
         "units": detail.units_done,
         "left": detail.units_left,
         "metric": detail.spec.search.metric,

@@ -21,8 +21,8 @@ from controlplane.cli.output import (
     Exit,
     JobName,
     byte_count,
-    even,
     print_data,
+    with_all_keys,
 )
 from controlplane.cli.sweep.tables import GAP, TRAINING, summary_lines, trial_table
 from controlplane.cli.terminal import terminal_console, width_of
@@ -32,10 +32,10 @@ from schemas.errors import UnavailableError, UnreachableError
 from schemas.jobs import ENDED
 from schemas.wire.client import SweepDetail, TrialInfo
 
-EVERY_S: Final = 1.0
-PATIENCE_S: Final = 2.0  # without a reply, until the controller counts as absent
+REFRESH_S: Final = 1.0
+ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
 PLAIN_WIDTH: Final = 200  # columns if the width is unknown
-AWAY: Final = "the controller does not reply, retrying"
+ABSENT_NOTE: Final = "the controller does not reply, retrying"
 EDGE: Final = 4  # lines of the table besides trials
 
 
@@ -48,10 +48,10 @@ def top(
     """Show sweep JOB while it trains, every second until it ends or Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
-        with BlockingClient(common.home, PATIENCE_S if live else None) as client:
+        with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
                 detail = client.sweep(job)
-                rows = even([trial_row(one) for one in in_order(detail)])
+                rows = with_all_keys([trial_row(one) for one in in_order(detail)])
                 print_data({"sweep": detail.summary, "trials": rows}, common.output)
             elif live:
                 console = terminal_console()
@@ -84,11 +84,11 @@ def follow(
             live.update(drawn, refresh=True)
             if detail.summary.state in ENDED:
                 return
-            pause(EVERY_S)
+            pause(REFRESH_S)
             try:
                 detail, note = read(), ""
             except (UnreachableError, UnavailableError):
-                note = AWAY
+                note = ABSENT_NOTE
 
 
 def dashboard(

@@ -14,10 +14,10 @@ from controlplane.sweeps.search import first_trials, next_decisions
 from controlplane.sweeps.trials import Trial, apply, with_score
 from schemas.sweeps import Grid, Hyperband, PopulationBased, RandomSearch, SearchSpec, SweepSpec
 
-PLAYS: Final = 8
-PLAYED_UNITS: Final = 200_000  # of one schedule; larger sweeps use a bound from epochs
-ONE_BY_ONE: Final = 300  # configurations; more reach a rung together, in one simulation
-PLAYED: Final = 1000  # simulated configurations; the result is scaled up for more
+SIMULATIONS: Final = 8
+MAX_SCHEDULED_UNITS: Final = 200_000  # of one schedule; larger sweeps use a bound from epochs
+MAX_SEQUENTIAL: Final = 300  # configurations; more reach a rung together, in one simulation
+MAX_SIMULATED: Final = 1000  # simulated configurations; the result is scaled up for more
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def preview(
     """
     search, partitions = spec.search, spec.partitions
     first = len(first_trials(search))
-    counted = _counted(search, first)
+    counted = _simulated_epochs(search, first)
     epochs = [sum(per_trial) for per_trial in counted]
     useful = min(slots[1], first)
     units = _range([many * partitions for many in epochs])
@@ -93,26 +93,26 @@ def preview(
     )
 
 
-def _counted(search: SearchSpec, first: int) -> list[list[int]]:
+def _simulated_epochs(search: SearchSpec, first: int) -> list[list[int]]:
     """Return the epochs of each trial, for each simulation."""
     searcher = search.searcher
     if isinstance(searcher, Grid | RandomSearch):
         return [[search.epochs] * first]
     scale = 1
-    if first > PLAYED and not isinstance(searcher, Hyperband):
-        scale = round(first / PLAYED)
+    if first > MAX_SIMULATED and not isinstance(searcher, Hyperband):
+        scale = round(first / MAX_SIMULATED)
         field = "population" if isinstance(searcher, PopulationBased) else "configurations"
-        smaller = msgspec.structs.replace(searcher, **{field: PLAYED})
+        smaller = msgspec.structs.replace(searcher, **{field: MAX_SIMULATED})
         search = msgspec.structs.replace(search, searcher=smaller)
-    plays = PLAYS if first <= ONE_BY_ONE else 1
-    return [_played(search, Random(play)) * scale for play in range(plays)]  # noqa: S311 - no secret
+    plays = SIMULATIONS if first <= MAX_SEQUENTIAL else 1
+    return [_simulate(search, Random(play)) * scale for play in range(plays)]  # noqa: S311 - no secret
 
 
-def _played(spec: SearchSpec, chance: Random) -> list[int]:
+def _simulate(spec: SearchSpec, chance: Random) -> list[int]:
     """Simulate once with a random quality for each trial; return the epochs of each trial."""
     quality: dict[int, float] = {}
     trials: list[Trial] = apply([], first_trials(spec))
-    together = len(trials) > ONE_BY_ONE
+    together = len(trials) > MAX_SEQUENTIAL
     while training := [one for one in trials if not one.ended and not one.waits]:
         turn = training if together else [training[chance.randrange(len(training))]]
         for one in turn:
@@ -126,7 +126,7 @@ def _played(spec: SearchSpec, chance: Random) -> list[int]:
 
 def _makespan(epochs: Sequence[int], partitions: int, slots: int) -> float:
     """Return the units of the busiest slot, longest trials first (Graham's bound)."""
-    if sum(epochs) * partitions > PLAYED_UNITS:
+    if sum(epochs) * partitions > MAX_SCHEDULED_UNITS:
         return max(sum(epochs) * partitions / slots, max(epochs) * partitions)
     left = sorted((-many * partitions for many in epochs if many), reverse=False)
     heapq.heapify(left)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from controlplane.client.client import Client
 
 
-GRADUATED: Final = re.compile(r"goes on as job ([\w-]+)")
-NAME: Final = re.compile(r"states/[^/]+/(\d+)-(\d+)-(\d+)\.state")
+GRADUATED_AS: Final = re.compile(r"goes on as job ([\w-]+)")
+STATE_NAME: Final = re.compile(r"states/[^/]+/(\d+)-(\d+)-(\d+)\.state")
 
 
 class StoredState(NamedTuple):
@@ -53,7 +53,7 @@ class StoredState(NamedTuple):
 
 def stored_states(files: Iterable[JobFile]) -> list[StoredState]:
     """Return the states among the files of a sweep."""
-    named = ((file, NAME.fullmatch(file.name)) for file in files)
+    named = ((file, STATE_NAME.fullmatch(file.name)) for file in files)
     return [StoredState(file, *map(int, name.groups())) for file, name in named if name]
 
 
@@ -67,7 +67,7 @@ def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> S
         what = f"{detail.summary.job} has no trial {trial}"
         raise BadFieldError(what, f"0 to {len(detail.trials) - 1}: see `ones sweep show`", "trial")
     mine = [state for state in stored_states(files) if state.trial == trial]
-    if (job := GRADUATED.match(detail.trials[trial].why)) is not None and not any(
+    if (job := GRADUATED_AS.match(detail.trials[trial].why)) is not None and not any(
         state.version == _best_version(detail, trial) for state in mine
     ):
         what = f"trial {trial} {detail.trials[trial].why}"
@@ -85,9 +85,9 @@ def _best_version(detail: SweepDetail, trial: int) -> int:
     return -1 if best is None else best.epoch * detail.spec.partitions
 
 
-EXPORT_S: Final = 600.0
-SAMPLE_S: Final = 0.5
-UNDER_WAY: Final = frozenset({"training", "waiting"})
+EXPORT_TIMEOUT_S: Final = 600.0
+SAMPLE_INTERVAL_S: Final = 0.5
+ACTIVE_STATES: Final = frozenset({"training", "waiting"})
 
 
 class NoTorchError(OnesError):
@@ -203,8 +203,8 @@ class SweepRun:
             many = len(detail.trials)
             if many >= trials or detail.summary.state in ENDED:
                 return many
-            if sum(one.state in UNDER_WAY for one in detail.trials) >= parallel:
-                await asyncio.sleep(SAMPLE_S)
+            if sum(one.state in ACTIVE_STATES for one in detail.trials) >= parallel:
+                await asyncio.sleep(SAMPLE_INTERVAL_S)
                 continue
             values = await asyncio.to_thread(suggested, detail, sampler)
             key = f"{sampler}-{many}"  # two samplers at once add the trial only once
@@ -304,7 +304,7 @@ def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
         command = [python, "-P", "-m", "elastic.export_state", str(source), str(target)]
         try:
             done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
-                command, capture_output=True, text=True, check=False, timeout=EXPORT_S
+                command, capture_output=True, text=True, check=False, timeout=EXPORT_TIMEOUT_S
             )
         except OSError:
             continue

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 SamplerName = Literal["tpe", "gp"]
-NEVER: Final = frozenset({"failed", "deleted"})
-TO_THE_END: Final = frozenset({"done", "graduated"})
+FAILED_STATES: Final = frozenset({"failed", "deleted"})
+COMPLETE_STATES: Final = frozenset({"done", "graduated"})
 
 
 def suggested(detail: SweepDetail, sampler: SamplerName = "tpe") -> dict[str, Value]:
@@ -44,8 +44,8 @@ def suggested(detail: SweepDetail, sampler: SamplerName = "tpe") -> dict[str, Va
         warnings.simplefilter("ignore")  # Optuna warns of experimental features
         seed = stream(search.seed, sampler, len(detail.trials)).randrange(2**32)
         study = optuna.create_study(direction=direction, sampler=_sampler(sampler, seed))
-        study.add_trials([_past(space, search.metric, one) for one in detail.trials])
-        return _asked(space, study.ask())
+        study.add_trials([_study_trial(space, search.metric, one) for one in detail.trials])
+        return _suggest_all(space, study.ask())
 
 
 def _optuna() -> Any:
@@ -66,7 +66,7 @@ def _sampler(name: SamplerName, seed: int) -> BaseSampler:
     return samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True, group=True)
 
 
-def _past(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
+def _study_trial(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
     """Convert a trial to one of a study; a stopped trial is pruned, with the scores it reached."""
     from optuna.trial import TrialState, create_trial  # noqa: PLC0415
 
@@ -76,9 +76,9 @@ def _past(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
         for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     }
-    if trial.state in NEVER or (trial.state in TO_THE_END and not scores):
+    if trial.state in FAILED_STATES or (trial.state in COMPLETE_STATES and not scores):
         state = TrialState.FAIL
-    elif trial.state in TO_THE_END:
+    elif trial.state in COMPLETE_STATES:
         state = TrialState.COMPLETE
     else:
         state = TrialState.PRUNED if scores else TrialState.RUNNING
@@ -112,7 +112,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
     return distributions.FloatDistribution(least, most, log=log)
 
 
-def _asked(space: Space, trial: Trial) -> dict[str, Value]:
+def _suggest_all(space: Space, trial: Trial) -> dict[str, Value]:
     """Ask for values in the order of the space, without parameters whose condition is not met."""
     found: dict[str, Value] = {}
     for name in conditions_first(space):

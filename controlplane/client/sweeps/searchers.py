@@ -10,7 +10,7 @@ import msgspec
 from schemas import sweeps as spec
 from schemas.sweeps import MAX_CONFIGURATIONS, Parameter, Value
 
-MOST_BY_DEFAULT: Final = 64  # configurations
+MAX_DEFAULT_CONFIGURATIONS: Final = 64  # configurations
 When = Mapping[str, Iterable[Value]] | None
 
 
@@ -108,7 +108,9 @@ class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
 
     def spec(self) -> spec.Searcher:
         """Return the searcher in the controller's form."""
-        many = _enough(self.configurations, self.min_epochs, self.max_epochs, self.eta)
+        many = _default_configurations(
+            self.configurations, self.min_epochs, self.max_epochs, self.eta
+        )
         return spec.SuccessiveHalving(many, self.min_epochs, self.eta)
 
 
@@ -132,7 +134,9 @@ class ASHA(_Searcher, frozen=True, tag="asha"):
 
     def spec(self) -> spec.Searcher:
         """Return the searcher in the controller's form."""
-        many = _enough(self.configurations, self.min_epochs, self.max_epochs, self.eta)
+        many = _default_configurations(
+            self.configurations, self.min_epochs, self.max_epochs, self.eta
+        )
         return spec.Asha(many, self.min_epochs, self.eta, self.promotes)
 
 
@@ -167,17 +171,17 @@ BY_TYPE: Final[dict[str, type[_Searcher]]] = {
 }
 
 
-def as_stated(search: spec.SearchSpec) -> Searcher:
+def stated_searcher(search: spec.SearchSpec) -> Searcher:
     """Return the searcher in the form in which a user states it."""
     fields = msgspec.to_builtins(search.searcher)
     fields["max_epochs"] = search.epochs
     return msgspec.convert(fields, Searcher)  # type: ignore[no-any-return]
 
 
-def _enough(stated: int | None, least: int, most: int, eta: int) -> int:
+def _default_configurations(stated: int | None, least: int, most: int, eta: int) -> int:
     if stated is not None:
         return stated
     many, at = eta, least
     while 1 <= at < most and eta > 1 and many < MAX_CONFIGURATIONS:
         at, many = at * eta, many * eta
-    return max(1, min(many, MOST_BY_DEFAULT))
+    return max(1, min(many, MAX_DEFAULT_CONFIGURATIONS))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from controlplane.client.sweeps.searchers import Searcher, as_parameter, as_stated
+from controlplane.client.sweeps.searchers import Searcher, as_parameter, stated_searcher
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import KEEP, SWEEP_SCRIPT, JobSpec
 from schemas.sweeps import Parameter, SearchSpec, SweepSpec, Value, check_sweep
@@ -138,7 +138,7 @@ def sweep_of(spec: JobSpec) -> Sweep:
         train_fn=sweep.train_fn,
         eval_fn=sweep.eval_fn,
         space=search.space,
-        searcher=as_stated(search),
+        searcher=stated_searcher(search),
         metric=search.metric,
         mode=search.mode,
         partitions=sweep.partitions,
@@ -172,23 +172,24 @@ def stated_sweep(spec: JobSpec) -> SweepSpec:
     return sweep
 
 
-def in_words(parameter: Parameter) -> str:
+def describe_parameter(parameter: Parameter) -> str:
     """Describe a parameter of the space in as few characters as possible.
 
     Args:
         parameter: has exactly one form.
     """
     if parameter.choice is not None:
-        said = " | ".join(map(short, parameter.choice))
+        said = " | ".join(map(format_value, parameter.choice))
     else:
         least, most = parameter.bounds
         said = f"{parameter.form} {least:g} to {most:g}"
     conditions = [
-        f"{other} = {' | '.join(map(short, values))}" for other, values in parameter.when.items()
+        f"{other} = {' | '.join(map(format_value, values))}"
+        for other, values in parameter.when.items()
     ]
     return f"{said} when {' and '.join(conditions)}" if conditions else said
 
 
-def short(value: Value) -> str:
+def format_value(value: Value) -> str:
     """Format a value of a configuration for people."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

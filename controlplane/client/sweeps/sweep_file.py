@@ -26,7 +26,7 @@ FIELDS: Final = tuple(
     field.name for field in msgspec.structs.fields(Sweep) if field.name not in JOB_FIELDS
 )
 REQUIRED: Final = tuple(field.name for field in msgspec.structs.fields(Sweep) if field.required)
-TEXTS: Final = frozenset({"name", "workdir", "python", "family"})
+STRING_FIELDS: Final = frozenset({"name", "workdir", "python", "family"})
 FORM: Final = "write KEY=VALUE: epochs of searcher.max_epochs=9, space.lr=[0.1, 0.2], slots=[1, 4]"
 
 
@@ -88,7 +88,7 @@ def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -
         inner = changed if first in JOB_FIELDS else changed.setdefault("sweep", {})
         if not isinstance(inner, dict):
             raise BadFieldError("sweep is not a table in the file", "correct it there", "sweep")
-        plain = first in TEXTS or first == "env"
+        plain = first in STRING_FIELDS or first == "env"
         _set(inner, key, [first, *rest], text if plain else toml_value(text))
     return changed
 
@@ -160,14 +160,14 @@ def _refuse_unknown(
         field = f"{prefix}{key}"
         if key in elsewhere:
             hint = f"move it {'above [sweep]' if prefix else 'into [sweep]'}"
-        elif key in NOT_OF_SWEEPS:
-            hint = f"leave it out: {NOT_OF_SWEEPS[key]}"
+        elif key in FORBIDDEN_FIELDS:
+            hint = f"leave it out: {FORBIDDEN_FIELDS[key]}"
         else:
             hint = nearest(key, known)
         raise SettingsError(f"{path}: unknown key {field}", hint, field)
 
 
-NOT_OF_SWEEPS: Final = {
+FORBIDDEN_FIELDS: Final = {
     "script": "a sweep names functions, input_fn, model_fn and train_fn",
     "args": "what varies is in [sweep.space], the rest in [env]",
     "batch_size": "each configuration has its own; train_fn knows it",

@@ -6,14 +6,14 @@ import pytest
 from cyclopts import CycloptsError
 
 from controlplane.cli import jobs
-from controlplane.cli.main import build, in_our_words
+from controlplane.cli.main import build, usage_error
 from schemas.errors import BadFieldError
 
 
 def said(*words: str) -> str:
     with pytest.raises(CycloptsError) as error:
         build()(words, exit_on_error=False, print_error=False, result_action="return_value")
-    return str(in_our_words(error.value))
+    return str(usage_error(error.value))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.cli.jobs import told_of_gaps
+from controlplane.cli.jobs import report_gaps
 from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
@@ -30,5 +30,5 @@ def test_the_gap_before_the_first_event_is_told_of(
 ) -> None:
     kept = events(8, 9, 10)
 
-    assert list(told_of_gaps(kept, asked)) == kept
+    assert list(report_gaps(kept, asked)) == kept
     assert capsys.readouterr().err == said

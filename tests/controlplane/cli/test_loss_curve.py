@@ -14,7 +14,7 @@ from controlplane.cli import losses as loss_drawing
 from controlplane.cli.losses import (
     LossCurve,
     LossPoint,
-    in_words,
+    describe_curve,
     loss_curve,
     loss_png,
     loss_terminal,
@@ -134,12 +134,12 @@ def test_losses_without_a_curve_say_why_there_is_none(
 ) -> None:
     curve = loss_curve(job(losses))
 
-    assert in_words(curve) == ["digits-7  running", *lines]
+    assert describe_curve(curve) == ["digits-7  running", *lines]
     assert (curve.fitted, curve.predicted, curve.limit) == ((), (), None)
 
 
 def test_a_curve_in_words_has_the_fit_and_where_it_goes() -> None:
-    name, loss, fit, predicted = in_words(converging(12, stop=StopRule(epochs=22)))
+    name, loss, fit, predicted = describe_curve(converging(12, stop=StopRule(epochs=22)))
 
     assert name == "digits-7  running"
     assert loss == "  loss       0.6538 after epoch 12, lowest 0.6538"
@@ -156,7 +156,7 @@ def test_the_epoch_that_runs_is_in_the_middle_of_what_is_done_of_it() -> None:
     not_begun = loss_curve(msgspec.structs.replace(detail, samples_done=200))
 
     assert under_way.running == LossPoint(2.25, 0.875)
-    assert in_words(under_way)[2] == "  now        0.875, mean of epoch 3 so far"
+    assert describe_curve(under_way)[2] == "  now        0.875, mean of epoch 3 so far"
     assert not_begun.running is None
 
 
@@ -195,7 +195,7 @@ def test_the_epoch_that_runs_is_in_the_picture() -> None:
 def test_a_job_without_losses_has_words_and_no_picture(tmp_path: Path) -> None:
     curve = loss_curve(job({}))
 
-    assert loss_terminal(curve, 80).plain.splitlines() == in_words(curve)
+    assert loss_terminal(curve, 80).plain.splitlines() == describe_curve(curve)
     with pytest.raises(BadFieldError, match="digits-7 has reported no finite loss"):
         loss_png(curve, tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()

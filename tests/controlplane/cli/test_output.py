@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 from controlplane.cli import jobs, main, output
-from controlplane.cli.output import Common, even, print_data, print_json, print_table, second
+from controlplane.cli.output import (
+    Common,
+    print_data,
+    print_json,
+    print_table,
+    second,
+    with_all_keys,
+)
 from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
@@ -135,7 +142,7 @@ def test_a_line_is_printed_as_soon_as_its_item_is_there(capsys: pytest.CaptureFi
 
 
 def test_rows_of_one_table_have_the_same_keys() -> None:
-    assert even([{"a": 1}, {"b": 2}]) == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+    assert with_all_keys([{"a": 1}, {"b": 2}]) == [{"a": 1, "b": None}, {"a": None, "b": 2}]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from controlplane.cli.sweep.export import write_csv, write_scalars
 from controlplane.cli.sweep.plot import draw
 from controlplane.cli.sweep.preview import replay_task
 from controlplane.cli.sweep.tables import _show_trial, _sweeps, summary_lines, time_left
-from controlplane.cli.sweep.top import AWAY, dashboard, follow
+from controlplane.cli.sweep.top import ABSENT_NOTE, dashboard, follow
 from controlplane.client import Choice, Integer, LogUniform
 from controlplane.client.archive import digest_of, pack
 from controlplane.client.sweeps.manifest import manifest_of, write_manifest
@@ -142,7 +142,7 @@ def test_top_bears_a_controller_that_is_away_and_ends_with_the_sweep() -> None:
     follow(read, console, pauses.append, lambda: 0.0)
 
     assert pauses == [1.0, 1.0]
-    assert AWAY in out.getvalue()
+    assert ABSENT_NOTE in out.getvalue()
     assert "succeeded" in out.getvalue()
 
 
@@ -301,9 +301,9 @@ def test_a_sweep_is_submitted_by_either_command(folder: Path) -> None:
     [
         ("submit", "give either FILE or --manifest"),
         ("submit sweep.toml --manifest m.json", "give either FILE or --manifest"),
-        ("submit sweep.toml --changed", "--workdir and --changed go with --manifest"),
-        ("submit --manifest m.json --changed", "--changed goes with --workdir"),
-        ("submit --manifest m.json --set a=1", "--set goes with FILE"),
+        ("submit sweep.toml --changed", "--workdir and --changed require --manifest"),
+        ("submit --manifest m.json --changed", "--changed requires --workdir"),
+        ("submit --manifest m.json --set a=1", "--set requires FILE"),
         ("submit --manifest none.json", "none.json: No such file"),
         ("submit job.toml", "j is not a sweep; give it a table [sweep]"),
         ("preview sweep.toml --unit-s 0", "--unit-s 0 is out of range"),

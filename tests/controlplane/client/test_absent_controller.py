@@ -62,7 +62,7 @@ async def test_one_that_listens_and_is_slow_has_its_whole_time(
     home: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "TIMEOUT_S", 0.6)
-    monkeypatch.setattr(connection, "ANSWER_S", 0.6)
+    monkeypatch.setattr(connection, "REPLY_TIMEOUT_S", 0.6)
     port.listen()
     loop = asyncio.get_running_loop()
 
@@ -75,7 +75,7 @@ async def test_one_that_listens_and_is_slow_has_its_whole_time(
 async def test_whoever_names_a_time_limit_waits_so_long_for_one_that_is_away(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "ANSWER_S", 0.6)
+    monkeypatch.setattr(connection, "REPLY_TIMEOUT_S", 0.6)
     loop = asyncio.get_running_loop()
 
     began = loop.time()

@@ -16,7 +16,7 @@ from controlplane.client.files import (
     JobFile,
     JobFiles,
     matches,
-    newest,
+    newest_checkpoint,
     nodes_of,
 )
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
@@ -215,8 +215,8 @@ async def test_the_last_checkpoint_is_that_of_the_jobs_last_group_up_to_its_last
 def test_of_epochs_that_were_done_again_the_newer_group_counts() -> None:
     names = ["checkpoints/epoch-000005.v1.pt", "checkpoints/epoch-000004.v3.pt", "checkpoints/x.pt"]
 
-    assert newest(names, 5) == "checkpoints/epoch-000004.v3.pt"
-    assert newest(names, 3) == ""
+    assert newest_checkpoint(names, 5) == "checkpoints/epoch-000004.v3.pt"
+    assert newest_checkpoint(names, 3) == ""
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_a_path_that_no_disk_can_hold_is_refused_by_name(file: Path, field: str)
 def test_a_workdir_whose_links_lead_in_a_circle_is_refused(file: Path, tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to(tmp_path / "round")
 
-    with pytest.raises(BadFieldError, match="workdir: round cannot be looked at"):
+    with pytest.raises(BadFieldError, match="workdir: round cannot be opened"):
         load_job(file, ["workdir=round"])
 
 

@@ -254,7 +254,7 @@ def test_what_is_set_on_the_command_line_goes_before_the_file(
         ("partitions", "'partitions' is not an assignment"),
         ("partiton=3", "a sweep has no such field; did you mean partitions?"),
         ("metric.x=3", "metric has no entries"),
-        ("searcher.type=gird", "no searcher 'gird'; did you mean grid?"),
+        ("searcher.type=gird", "unknown searcher 'gird'; did you mean grid?"),
     ],
 )
 def test_what_cannot_be_set_is_named(file: Path, assignment: str, said: str) -> None:

@@ -134,7 +134,7 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
         BadFieldError, match=r"trial 0 goes on as job a-t0-5.*; `ones export a-t0-5"
     ):
         chosen_state(graduated, stored("states/n1/0-4-1.state"), 0)
-    with pytest.raises(BadFieldError, match="no node has a state of trial 0; a sweep that is over"):
+    with pytest.raises(BadFieldError, match="no node has a state of trial 0; an ended sweep"):
         chosen_state(whole, stored("states/n1/1-8-9.state"), 0)
     with pytest.raises(BadFieldError, match="a-1 has no trial 3; 0 to 0: see"):
         chosen_state(whole, [], 3)
@@ -168,8 +168,8 @@ def test_the_visits_of_a_copy_begin_with_its_parents() -> None:
     ("text", "said"),
     [
         (None, "No such file"),
-        ("{", "is no manifest: Input data was truncated"),
-        ("{}", "is no manifest: Object missing required field `format`"),
+        ("{", "is not a manifest: Input data was truncated"),
+        ("{}", "is not a manifest: Object missing required field `format`"),
     ],
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str | None, said: str) -> None:

@@ -131,7 +131,7 @@ class Training(Client):
 async def test_configurations_are_added_as_others_end_each_under_a_key_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runs, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(runs, "SAMPLE_INTERVAL_S", 0.0)
     begun = trial(0, values=drawn(SPACE, 5, 0), state="training")
     client = Training(detail(begun, spec=SPEC))
     added: list[int] = []
