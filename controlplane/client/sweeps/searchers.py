@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, get_args
 
 import msgspec
 
@@ -78,25 +78,22 @@ class _Searcher(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fi
 
     def spec(self) -> spec.Searcher:
         """Return the searcher in the controller's form."""
-        raise NotImplementedError
+        fields = msgspec.structs.asdict(self)
+        most = fields.pop("max_epochs")
+        if "eta" in fields and fields.get("configurations", most) is None:
+            least, eta = fields["min_epochs"], fields["eta"]
+            fields["configurations"] = _default_configurations(least, most, eta)
+        return SPECS[str(self.__struct_config__.tag)](**fields)
 
 
 class Grid(_Searcher, frozen=True, tag="grid"):
     """Every combination of choices and integers, each trained to the last epoch."""
-
-    def spec(self) -> spec.Searcher:
-        """Return the searcher in the controller's form."""
-        return spec.Grid()
 
 
 class RandomSearch(_Searcher, frozen=True, tag="random"):
     """Randomly drawn configurations, each trained to the last epoch."""
 
     configurations: int
-
-    def spec(self) -> spec.Searcher:
-        """Return the searcher in the controller's form."""
-        return spec.RandomSearch(self.configurations)
 
 
 class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
@@ -106,22 +103,11 @@ class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
     min_epochs: int = 1
     eta: int = 3
 
-    def spec(self) -> spec.Searcher:
-        """Return the searcher in the controller's form."""
-        many = _default_configurations(
-            self.configurations, self.min_epochs, self.max_epochs, self.eta
-        )
-        return spec.SuccessiveHalving(many, self.min_epochs, self.eta)
-
 
 class Hyperband(_Searcher, frozen=True, tag="hyperband"):
     """Brackets of successive halving, from many short to few long (Li et al., JMLR '18)."""
 
     eta: int = 3
-
-    def spec(self) -> spec.Searcher:
-        """Return the searcher in the controller's form."""
-        return spec.Hyperband(self.eta)
 
 
 class ASHA(_Searcher, frozen=True, tag="asha"):
@@ -132,13 +118,6 @@ class ASHA(_Searcher, frozen=True, tag="asha"):
     eta: int = 3
     promotes: spec.Promotes = "in_order"  # same winner on any slots; `on_arrival`: as in the paper
 
-    def spec(self) -> spec.Searcher:
-        """Return the searcher in the controller's form."""
-        many = _default_configurations(
-            self.configurations, self.min_epochs, self.max_epochs, self.eta
-        )
-        return spec.Asha(many, self.min_epochs, self.eta, self.promotes)
-
 
 class MedianStopping(_Searcher, frozen=True, tag="median"):
     """Stops trials worse than the median of the others (Golovin et al., KDD '17)."""
@@ -146,10 +125,6 @@ class MedianStopping(_Searcher, frozen=True, tag="median"):
     configurations: int
     grace_epochs: int = 1
     min_others: int = 3  # trials that have trained as many epochs
-
-    def spec(self) -> spec.Searcher:
-        """Return the searcher in the controller's form."""
-        return spec.MedianStopping(self.configurations, self.grace_epochs, self.min_others)
 
 
 class PBT(_Searcher, frozen=True, tag="pbt"):
@@ -159,15 +134,13 @@ class PBT(_Searcher, frozen=True, tag="pbt"):
     interval_epochs: int = 1
     resample: float = 0.25  # probability of drawing a new value instead of perturbing it
 
-    def spec(self) -> spec.Searcher:
-        """Return the searcher in the controller's form."""
-        return spec.PopulationBased(self.population, self.interval_epochs, self.resample)
-
 
 Searcher = Grid | RandomSearch | SuccessiveHalving | Hyperband | ASHA | MedianStopping | PBT
+SPECS: Final[dict[str, Callable[..., spec.Searcher]]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(spec.Searcher)
+}
 BY_TYPE: Final[dict[str, type[_Searcher]]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (Grid, RandomSearch, SuccessiveHalving, Hyperband, ASHA, MedianStopping, PBT)
+    str(kind.__struct_config__.tag): kind for kind in get_args(Searcher)
 }
 
 
@@ -178,9 +151,7 @@ def stated_searcher(search: spec.SearchSpec) -> Searcher:
     return msgspec.convert(fields, Searcher)  # type: ignore[no-any-return]
 
 
-def _default_configurations(stated: int | None, least: int, most: int, eta: int) -> int:
-    if stated is not None:
-        return stated
+def _default_configurations(least: int, most: int, eta: int) -> int:
     many, at = eta, least
     while 1 <= at < most and eta > 1 and many < MAX_CONFIGURATIONS:
         at, many = at * eta, many * eta

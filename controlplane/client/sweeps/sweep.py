@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -13,6 +13,10 @@ from schemas.jobs import KEEP, SWEEP_SCRIPT, JobSpec
 from schemas.sweeps import Parameter, SearchSpec, SweepSpec, Value, check_sweep
 
 Order = Literal["greedy", "rollouts", "random", "fixed"]
+JOB_FIELDS: Final = (
+    "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env"
+)  # fmt: skip
+SWEEP_FIELDS: Final = tuple(name for name in SweepSpec.__struct_fields__ if name != "search")
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,19 +79,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             mode=self.mode,
             seed=self.seed,
         )
-        spec = SweepSpec(
-            search=search,
-            input_fn=self.input_fn,
-            model_fn=self.model_fn,
-            train_fn=self.train_fn,
-            eval_fn=self.eval_fn,
-            partitions=self.partitions,
-            replicas=self.replicas,
-            keep=self.keep,
-            order=self.order,
-            revoke_s=self.revoke_s,
-            graduate_batch=self.graduate_batch,
-        )
+        spec = SweepSpec(search=search, **{name: getattr(self, name) for name in SWEEP_FIELDS})
         try:
             check_sweep(spec)
         except SettingsError as error:
@@ -107,20 +99,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         sweep = self.sweep_spec()
         slots = (1, self.partitions) if self.slots is None else self.slots
         slots = (slots, slots) if isinstance(slots, int) else slots
+        fields = {name: getattr(self, name) for name in JOB_FIELDS}
+        fields |= {"slots": slots, "env": dict(self.env)}
         return JobSpec(
-            name=self.name,
             script=SWEEP_SCRIPT,
-            workdir=self.workdir,
             batch_size=max(1, slots[1]),  # policies may assign any number of slots up to it
             max_batch_size=KEEP,
-            slots=slots,
-            slots_wanted=self.slots_wanted,
-            python=self.python,
-            family=self.family,
-            priority=self.priority,
-            retries=self.retries,
-            env=dict(self.env),
             sweep=sweep,
+            **fields,
         )
 
 
@@ -133,30 +119,13 @@ def sweep_of(spec: JobSpec) -> Sweep:
     sweep = stated_sweep(spec)
     search = sweep.search
     return Sweep(
-        input_fn=sweep.input_fn,
-        model_fn=sweep.model_fn,
-        train_fn=sweep.train_fn,
-        eval_fn=sweep.eval_fn,
         space=search.space,
         searcher=stated_searcher(search),
         metric=search.metric,
         mode=search.mode,
-        partitions=sweep.partitions,
-        replicas=sweep.replicas,
-        keep=sweep.keep,
-        order=sweep.order,
-        revoke_s=sweep.revoke_s,
-        graduate_batch=sweep.graduate_batch,
         seed=search.seed,
-        name=spec.name,
-        workdir=spec.workdir,
-        slots=spec.slots,
-        slots_wanted=spec.slots_wanted,
-        python=spec.python,
-        family=spec.family,
-        priority=spec.priority,
-        retries=spec.retries,
-        env=spec.env,
+        **{name: getattr(sweep, name) for name in SWEEP_FIELDS},
+        **{name: getattr(spec, name) for name in JOB_FIELDS},
     )
 
 

@@ -13,15 +13,12 @@ import msgspec
 
 from controlplane.client.spec_overrides import nearest, toml_value
 from controlplane.client.sweeps.searchers import BY_TYPE
-from controlplane.client.sweeps.sweep import Sweep
+from controlplane.client.sweeps.sweep import JOB_FIELDS, Sweep
 from schemas.errors import BadFieldError, SettingsError
 from schemas.host.settings import convert, written, wrong_value
 from schemas.jobs import JobSpec
 from schemas.sweeps import FORMS, Parameter, SweepSpec
 
-JOB_FIELDS: Final = (
-    "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env"
-)  # fmt: skip
 FIELDS: Final = tuple(
     field.name for field in msgspec.structs.fields(Sweep) if field.name not in JOB_FIELDS
 )
