@@ -37,17 +37,17 @@ def check(
 ) -> int:
     """Print every problem of a settings file on this host; exit code 2 if there are any."""
     path = file.expanduser().resolve()
-    whose = kind or _kind_of(path)
-    problems = CHECKS[whose][1](path)
+    daemon = kind or _kind_of(path)
+    problems = CHECKS[daemon][1](path)
     if common.output in {"json", "jsonl"}:
         rows = [{"field": p.field, "problem": p.message, "remedy": p.hint} for p in problems]
-        print_data({"file": str(path), "kind": whose, "problems": rows}, common.output)
+        print_data({"file": str(path), "kind": daemon, "problems": rows}, common.output)
     else:
         for problem in problems:
             what = str(problem).removeprefix(f"{path}: ")
             sys.stdout.write(f"{path}: {what}\n")
         if not problems and common.output != "quiet":
-            sys.stdout.write(f"{path}: valid settings of {ARTICLES[whose]} {whose}\n")
+            sys.stdout.write(f"{path}: valid settings of {ARTICLES[daemon]} {daemon}\n")
     return Exit.USAGE if problems else Exit.OK
 
 

@@ -109,8 +109,8 @@ def init(
         raise BadFieldError(f"{target} exists already", hint, "to")
     facts = look(source)
     if facts.ported and target.exists() and not keeps:
-        what = f"{script} already uses the library, so its numbers cannot be read"
-        raise BadFieldError(what, f"edit {target}, or write another with --to FILE", "force")
+        problem = f"{script} already uses the library, so its numbers cannot be read"
+        raise BadFieldError(problem, f"edit {target}, or write another with --to FILE", "force")
     if common.output == "table":
         _ask(facts)
     ported = port(facts, script.name)
@@ -137,8 +137,8 @@ def _read(script: Path) -> Source:
     except OSError as error:
         raise BadFieldError(f"{script}: {error.strerror}", "check the path", "script") from None
     except (SyntaxError, ValueError) as error:
-        what = f"{script} is not valid Python: {error}"
-        raise BadFieldError(what, "correct the script first", "script") from None
+        problem = f"{script} is not valid Python: {error}"
+        raise BadFieldError(problem, "correct the script first", "script") from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -76,8 +76,8 @@ def logs(
             raw=raw,
         )
         if not (waits or grep or since or tail == 0):
-            whose = job if rank is None else f"rank {rank} of {job}"
-            silent = f"{whose} has no output; `ones show {job}` prints its state"
+            source = job if rank is None else f"rank {rank} of {job}"
+            silent = f"{source} has no output; `ones show {job}` prints its state"
             pages = warn_if_empty(pages, silent)
         if common.output in {"json", "jsonl"}:
             print_data(

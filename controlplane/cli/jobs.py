@@ -61,8 +61,8 @@ def print_job(detail: JobDetail) -> None:
                 out(f"epoch {epoch.epoch}: {of} (the script left its loop)\n")
         last = detail.epochs[-1]
         if last.train_loss is None and detail.spec.stated_sweep is None:
-            what = "no finite loss: nan, or backward() was not called"
-            out(f"epoch {last.epoch}: {what}; see `ones logs {job.job}`\n")
+            problem = "no finite loss: nan, or backward() was not called"
+            out(f"epoch {last.epoch}: {problem}; see `ones logs {job.job}`\n")
 
 
 def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
@@ -119,8 +119,8 @@ def search_facts(search: SearchInfo) -> dict[str, str]:
 def _size(size: Size) -> str:
     if not size.slots:
         return "waits"
-    many = len(size.slots)
-    return f"{many} slot{'s' * (many != 1)}, batch {size.batch}"
+    count = len(size.slots)
+    return f"{count} slot{'s' * (count != 1)}, batch {size.batch}"
 
 
 def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
@@ -197,8 +197,8 @@ def _batch(detail: JobDetail) -> str:
     """Return the current or initial batch, and its limit."""
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
-    said = f"{now or spec.batch_size}, at most {limit}"
-    return f"{said} for now (max_batch_size is auto)" if spec.batch_limit_is_left_open else said
+    text = f"{now or spec.batch_size}, at most {limit}"
+    return f"{text} for now (max_batch_size is auto)" if spec.batch_limit_is_left_open else text
 
 
 def _workers(detail: JobDetail) -> list[tuple[object, ...]]:
@@ -281,8 +281,8 @@ def resize(
 ) -> int:
     """Change the size of JOB while it trains; the policy leaves the job alone until --auto."""
     if auto and not (slots is None and batch is None and on is None):
-        what = "--auto returns the job to the policy, which chooses its size"
-        raise BadFieldError(what, "omit --slots, --batch and --on, or omit --auto", "auto")
+        problem = "--auto returns the job to the policy, which chooses its size"
+        raise BadFieldError(problem, "omit --slots, --batch and --on, or omit --auto", "auto")
     with BlockingClient(common.home) as client:
         if auto:
             detail = client.resume(job, auto=True)
@@ -322,8 +322,8 @@ def events(
 ) -> int:
     """Print the events of the cluster from the journal, without gaps."""
     if follow and common.output == "json":
-        what = "-o json prints one document, but --follow never ends"
-        raise BadFieldError(what, "use -o jsonl, one document per line", "output")
+        problem = "-o json prints one document, but --follow never ends"
+        raise BadFieldError(problem, "use -o jsonl, one document per line", "output")
     with BlockingClient(common.home) as client:
         if follow:
             warn_if_absent(client)

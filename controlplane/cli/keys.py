@@ -80,16 +80,16 @@ class _Files:
 
     def __init__(self, folder: Path, name: str, role: str) -> None:
         if name == SERVER:
-            what = f"name: {name} is reserved for the controller's key"
-            raise BadFieldError(what, "choose another name", "name")
+            problem = f"name: {name} is reserved for the controller's key"
+            raise BadFieldError(problem, "choose another name", "name")
         self._keys, self._name = folder / "keys", name
         self._client = None if role == "node" else folder / CLIENT_FILE
         self._public = self._keys / f"{name}.key"
         self.secret = self._keys / f"{name}.key_secret"
         for path in (self.secret, self._public):
             if path.exists():
-                what = f"{path} exists already"
-                raise SettingsError(what, "choose another --out, or move it away", "out")
+                problem = f"{path} exists already"
+                raise SettingsError(problem, "choose another --out, or move it away", "out")
 
     def write(self, home: Home) -> str:
         """Write the folder and return the public key."""
@@ -103,8 +103,8 @@ class _Files:
                 said = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
                 self._client.write_text(said, encoding="utf-8")
         except OSError as error:
-            what = f"{error.filename or self._keys}: {error.strerror}"
-            raise SettingsError(what, "choose another --out", "out") from None
+            problem = f"{error.filename or self._keys}: {error.strerror}"
+            raise SettingsError(problem, "choose another --out", "out") from None
         return pair.public.decode()
 
     def delete(self) -> None:
@@ -136,6 +136,6 @@ def _time_of(text: str) -> float:
     try:
         said = dt.datetime.fromisoformat(text)
     except ValueError:
-        what = f"expires: {text[:40]!r} is neither a duration nor a date"
-        raise BadFieldError(what, WHEN, "expires") from None
+        problem = f"expires: {text[:40]!r} is neither a duration nor a date"
+        raise BadFieldError(problem, WHEN, "expires") from None
     return (said if said.tzinfo else said.replace(tzinfo=dt.UTC)).timestamp()

@@ -107,8 +107,8 @@ def up(
         pids = _bring_up(home, slots, agents, policy)
     except OSError as error:
         where = error.filename or home
-        what = f"{where}: {error.strerror}"
-        raise SettingsError(what, _remedy(error, home), "dir") from None
+        problem = f"{where}: {error.strerror}"
+        raise SettingsError(problem, _remedy(error, home), "dir") from None
     endpoint = find_home(home).endpoint
     summary: dict[str, Any] = {
         "dir": str(home),
@@ -150,9 +150,9 @@ def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
     for part in parts:
         owner = owners.setdefault(part.pid_file, part)
         if owner is not part:
-            what = f"{part.config}: pid_file: {part.pid_file} is also that of {owner.name}"
+            problem = f"{part.config}: pid_file: {part.pid_file} is also that of {owner.name}"
             remedy = "give each its own; `ones node template NAME` prints settings of a new node"
-            raise SettingsError(what, remedy, "pid_file")
+            raise SettingsError(problem, remedy, "pid_file")
 
 
 def _require_disk_space(home: Path) -> None:
@@ -162,8 +162,8 @@ def _require_disk_space(home: Path) -> None:
     free = status.f_bavail * status.f_frsize
     if free < REQUIRED_BYTES:
         need = f"a cluster needs {REQUIRED_BYTES >> 20} MiB"
-        what = f"{home}: only {free >> 20} MiB free on its disk; {need}"
-        raise SettingsError(what, DISK_FULL_HINT, "dir")
+        problem = f"{home}: only {free >> 20} MiB free on its disk; {need}"
+        raise SettingsError(problem, DISK_FULL_HINT, "dir")
 
 
 def _remedy(error: OSError, home: Path) -> str:
@@ -185,8 +185,8 @@ def down(
         parts = _parts(home)
         left = [_stop(part) for part in parts] + [_end_workers(part) for part in parts[1:]]
     if any(left):
-        what = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
-        raise SettingsError(what, "resolve this, then run `ones local down` again")
+        problem = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
+        raise SettingsError(problem, "resolve this, then run `ones local down` again")
     if common.output in {"json", "jsonl"}:
         print_data({"dir": str(home), "state": "down"}, common.output)
     else:
@@ -261,8 +261,10 @@ def _require_same_settings(home: Path, slots: int | None, agents: int, policy: s
         ("policy", policy, own_policy, "controller.toml"),
     ):
         if asked not in {None, own}:
-            what = f"the cluster in {home} has {name} = {own}, not {asked}"
-            raise OtherClusterError(what, f"edit {file} and restart, or give another --dir", name)
+            problem = f"the cluster in {home} has {name} = {own}, not {asked}"
+            raise OtherClusterError(
+                problem, f"edit {file} and restart, or give another --dir", name
+            )
 
 
 def _write(path: Path, text: str) -> None:

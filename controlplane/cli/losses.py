@@ -218,8 +218,8 @@ def loss_png(curve: LossCurve, path: Path) -> None:
     """
     everything = _shown(curve)
     if not everything:
-        what = f"{curve.job} has reported no finite loss"
-        raise BadFieldError(what, "try again after its first epoch", "loss")
+        problem = f"{curve.job} has reported no finite loss"
+        raise BadFieldError(problem, "try again after its first epoch", "loss")
     figure = new_figure(9.0, 4.5)
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - installed, as the figure exists
 

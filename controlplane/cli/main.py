@@ -147,8 +147,8 @@ def main() -> None:
         print_error(UsageError("a number is too large", "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
     except UnicodeEncodeError as error:  # bytes outside the locale's encoding
-        what = f"{error.object!r} cannot be encoded in {error.encoding}"
-        print_error(UsageError(what, "use a UTF-8 locale, such as LC_ALL=C.UTF-8"), output)
+        problem = f"{error.object!r} cannot be encoded in {error.encoding}"
+        print_error(UsageError(problem, "use a UTF-8 locale, such as LC_ALL=C.UTF-8"), output)
         sys.exit(Exit.USAGE)
     except KeyboardInterrupt:
         os._exit(130)
@@ -176,10 +176,10 @@ def usage_error(error: CycloptsError) -> UsageError:
         name = argument.name.lstrip("-").upper() if positional else argument.name
         return UsageError(f"`{command}` needs {name}", hint)
     text = " ".join(str(error).split()).partition(" Available commands")[0]  # listed by --help
-    what, _, guess = text.partition(" Did you mean ")
+    problem, _, guess = text.partition(" Did you mean ")
     if guess:
-        return UsageError(what.removesuffix("."), f"did you mean {guess} {hint}")
-    return UsageError(what.removesuffix("."), hint)
+        return UsageError(problem.removesuffix("."), f"did you mean {guess} {hint}")
+    return UsageError(problem.removesuffix("."), hint)
 
 
 def _option_value(arguments: list[str], *names: str) -> str | None:

@@ -189,8 +189,8 @@ def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
         if gpus > MAX_GPUS:
             raise TraceError(f"{gpus} GPUs", f"give at most {MAX_GPUS}", "gpus")
         if gpus < 1 or (gpus > per_node and gpus % per_node):
-            what = f"{gpus} GPUs cannot be divided among nodes of {per_node}"
-            raise TraceError(what, "give a multiple, or another --gpus-per-node", "gpus")
+            problem = f"{gpus} GPUs cannot be divided among nodes of {per_node}"
+            raise TraceError(problem, "give a multiple, or another --gpus-per-node", "gpus")
         slots = min(gpus, per_node)
         return (NodeGroup(count=gpus // slots, slots=slots),)
     groups = []

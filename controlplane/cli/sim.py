@@ -56,13 +56,13 @@ def check_run(
     for name in names:
         entry(name)
     if ours not in names:
-        what = f"{ours!r} is not one of {', '.join(names)}"
-        raise BadFieldError(what, "give --ours NAME, one of them", "ours")
+        problem = f"{ours!r} is not one of {', '.join(names)}"
+        raise BadFieldError(problem, "give --ours NAME, one of them", "ours")
     if min(seeds) < 0:
         raise BadFieldError(f"seed {min(seeds)} is negative", "give 0 or more", "seed")
     if not 1 <= workers <= MAX_WORKERS:
-        what = f"{workers} processes at a time"
-        raise BadFieldError(what, f"give 1 to {MAX_WORKERS}", "workers")
+        problem = f"{workers} processes at a time"
+        raise BadFieldError(problem, f"give 1 to {MAX_WORKERS}", "workers")
     if plots is not None:
         try:
             plots.mkdir(parents=True, exist_ok=True)
@@ -117,8 +117,8 @@ def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, d
     for name, value in policy_options(given).items():
         policy, dot, option = name.partition(".")
         if not dot or policy not in names:
-            what = f"option {name!r} is for none of {', '.join(names)}"
-            raise BadFieldError(what, "give POLICY.NAME=VALUE", "option")
+            problem = f"option {name!r} is for none of {', '.join(names)}"
+            raise BadFieldError(problem, "give POLICY.NAME=VALUE", "option")
         found.setdefault(policy, {})[option] = value
     return found
 
@@ -258,8 +258,8 @@ def compare(
     """
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     seed_numbers, processes = numbers(seeds, "seeds"), workers or os.cpu_count() or 1
-    mine = ours or ("ones" if "ones" in names else "".join(names[-1:]))
-    check_run(names, mine, seed_numbers, processes, plots)
+    own = ours or ("ones" if "ones" in names else "".join(names[-1:]))
+    check_run(names, own, seed_numbers, processes, plots)
     sizes: list[int | None] = [*numbers(gpus, "gpus")] if gpus else [None]
     scenarios = [setup.scenario(gpus=size) for size in sizes]
     given = options_by_policy(option or [], names)
@@ -269,11 +269,11 @@ def compare(
     with experiment.bar("simulating") as progress:
         simulated = experiment.run(cells, simulate_cell, results, processes, progress)
     if plots is not None:
-        figures.draw(simulated, plots, mine)
+        figures.draw(simulated, plots, own)
     if output in {"json", "jsonl"}:
-        print_data(comparison_json(simulated, mine), output)
+        print_data(comparison_json(simulated, own), output)
     else:
-        report_tables.print_comparison(simulated, mine)
+        report_tables.print_comparison(simulated, own)
     return Exit.OK
 
 

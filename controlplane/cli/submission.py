@@ -59,10 +59,10 @@ def snapshot_line(one: Submission) -> str:
     """Describe the upload of a job: size, number of files, the largest ones."""
     if one.stored:
         return f"{one.stored[:12]}, stored in the cluster by an earlier job"
-    many = len(one.uploads)
-    line = f"{byte_count(one.size)} in {many} file{'s' * (many != 1)} of {one.spec.workdir}"
+    count = len(one.uploads)
+    line = f"{byte_count(one.size)} in {count} file{'s' * (count != 1)} of {one.spec.workdir}"
     largest = ", ".join(f"{name} {byte_count(size)}" for name, size in one.largest)
-    return f"{line} ({'largest: ' * (many > 1)}{largest})" if largest else line
+    return f"{line} ({'largest: ' * (count > 1)}{largest})" if largest else line
 
 
 def library_note(one: Submission) -> str:

@@ -197,8 +197,8 @@ def timeline(
     """Draw which job had which slot, from the journal; with --loss, how one job converges."""
     if loss is not None:
         if from_ != 1 or last is not None:
-            what = "--from and --last do not apply to --loss"
-            raise BadFieldError(what, "omit them", "loss")
+            problem = "--from and --last do not apply to --loss"
+            raise BadFieldError(problem, "omit them", "loss")
         return _losses(loss, png_, common)
     length = seconds_of(last, "last") if last else math.inf
     with BlockingClient(common.home) as client:

@@ -55,8 +55,8 @@ def train(
     if seed < 0:
         raise BadFieldError(f"seed {seed} is negative", "give 0 or more", "seed")
     if cpu_seconds is not None and not cpu_seconds >= MIN_CPU_S:
-        what = f"{cpu_seconds} CPU seconds is too short"
-        raise BadFieldError(what, f"give {MIN_CPU_S:g} or more, or leave it out", "cpu_seconds")
+        problem = f"{cpu_seconds} CPU seconds is too short"
+        raise BadFieldError(problem, f"give {MIN_CPU_S:g} or more, or leave it out", "cpu_seconds")
     trainer = make_trainer(policy, seed)
     from controlplane.sim.learning import training_run  # noqa: PLC0415 - imports torch
 
@@ -96,8 +96,8 @@ def _progress(policy: str) -> Iterator[Report]:
     shown = sys.stderr.isatty()
 
     def report(done: int, of: int, row: Row) -> None:
-        said = "  ".join(f"{name} {_short(value)}" for name, value in row.items())
-        drawn(sys.stderr).write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {said}")
+        text = "  ".join(f"{name} {_short(value)}" for name, value in row.items())
+        drawn(sys.stderr).write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {text}")
         sys.stderr.flush()
 
     def silent(done: int, of: int, row: Row) -> None:

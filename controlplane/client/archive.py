@@ -127,9 +127,9 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 
 def _limited_files(folder: Path) -> Iterator[Path]:
     """Yield the files to pack; raise TooLargeError beyond the limits of number and depth."""
-    for many, path in enumerate(_files(folder, _patterns(folder)), 1):
+    for count, path in enumerate(_files(folder, _patterns(folder)), 1):
         relative = path.relative_to(folder)
-        if many > LIMITS.files:
+        if count > LIMITS.files:
             what = f"workdir {folder} has more than {LIMITS.files} files"
         elif len(relative.parts) > LIMITS.depth + 1:
             what = f"workdir: {relative} lies more than {LIMITS.depth} folders deep"

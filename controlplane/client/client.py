@@ -439,8 +439,8 @@ class Client(FileTransfers):
             if found.state in ENDED:
                 return found
             if deadline is not None and loop.time() >= deadline:
-                what = f"{job} is {found.state} after {timeout:g} s"
-                raise TimedOutError(what, "wait longer, or inspect the job with `ones show`")
+                problem = f"{job} is {found.state} after {timeout:g} s"
+                raise TimedOutError(problem, "wait longer, or inspect the job with `ones show`")
 
     async def events(self, from_seq: int = 1, follow: bool = False) -> AsyncIterator[FeedEvent]:
         """Yield feed events, numbered without gaps.

@@ -235,8 +235,8 @@ class ClusterConnection:
         try:
             await asyncio.wait([answer], timeout=PROBE_DELAY_S)
             if not answer.done() and not await _listens(self._home.endpoint):
-                what = f"no controller replies at {self._home.endpoint}"
-                raise UnreachableError(what, self._home.remedy)
+                problem = f"no controller replies at {self._home.endpoint}"
+                raise UnreachableError(problem, self._home.remedy)
             return await answer
         finally:
             answer.cancel()

@@ -209,10 +209,10 @@ class FileTransfers(StreamPages):
         listed_files = await self.files(job, pattern)
         total = sum(file.size for file in listed_files.files)
         if total > most_bytes:
-            what = (
+            problem = (
                 f"{len(listed_files.files)} files of {total} bytes exceed the limit of {most_bytes}"
             )
-            raise TooLargeError(what, "select fewer with a pattern, or raise the limit", "most")
+            raise TooLargeError(problem, "select fewer with a pattern, or raise the limit", "most")
         if listed_files.files:
             _create_folder(to, job)
         came = 0

@@ -111,8 +111,8 @@ def _is_number(text: str) -> bool:
 
 def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None:
     if field == "stop" and entry not in STOP_FIELDS:
-        what = f"--set stop.{entry}: there is no such stop rule"
-        raise BadFieldError(what, nearest(entry, STOP_FIELDS), "stop")
+        problem = f"--set stop.{entry}: there is no such stop rule"
+        raise BadFieldError(problem, nearest(entry, STOP_FIELDS), "stop")
     inner = table.setdefault(field, {})
     if not isinstance(inner, dict):
         remedy = f"write {written(JobSpec, field)}"

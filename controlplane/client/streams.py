@@ -121,8 +121,8 @@ class StreamPages(ClusterConnection):
         while cursor := page.next:
             page = await self._call(ask(cursor), type(first))
             if page.next == cursor:
-                what = f"the controller repeats the page at {cursor}"
-                raise UnreachableError(what, "compare releases")
+                problem = f"the controller repeats the page at {cursor}"
+                raise UnreachableError(problem, "compare releases")
             for name in lists:
                 rows[name] += getattr(page, name)
         return msgspec.structs.replace(page, **{name: tuple(rows[name]) for name in lists})

@@ -305,8 +305,8 @@ def refused_options(framework: Framework, tree: ast.Module) -> Iterator[tuple[in
                 "automatic_optimization"
             )
             if manual and isinstance(node, ast.Assign) and literal(node.value) is False:
-                what = "manual optimization is refused: write the loop with ScalingAgent"
-                yield node.lineno, what
+                problem = "manual optimization is refused: write the loop with ScalingAgent"
+                yield node.lineno, problem
 
 
 def _asks(name: str, value: Any) -> bool:

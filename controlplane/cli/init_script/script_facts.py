@@ -248,8 +248,8 @@ def _loop_and_loader(
         if numbers is None or not any(_trains(node) for node in reached):
             continue
         read = loads(statement) | {n for node in reached for n in loads(node)}
-        mine = [one for one in loaders if one.name in read]
-        return _epoch_loop(statement, numbers, known), _training_one(mine, reached)
+        own = [one for one in loaders if one.name in read]
+        return _epoch_loop(statement, numbers, known), _training_one(own, reached)
     return None, _training_one(loaders, [])
 
 

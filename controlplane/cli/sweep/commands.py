@@ -41,8 +41,8 @@ def sample(
     """Add configurations to sweep JOB that Optuna suggests from its results, as trials end."""
     for name, number in (("trials", trials), ("parallel", parallel)):
         if number is not None and not 1 <= number <= MAX_CONFIGURATIONS:
-            what = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
-            raise BadFieldError(what, "choose a number within it", name)
+            problem = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
+            raise BadFieldError(problem, "choose a number within it", name)
 
     def say(number: int, values: Mapping[str, Value]) -> None:
         if common.output == "jsonl":
@@ -55,11 +55,11 @@ def sample(
         sys.stdout.flush()
 
     with BlockingClient(common.home) as client:
-        many = client.sweep_run(job).sample(trials, sampler, parallel, say)
+        count = client.sweep_run(job).sample(trials, sampler, parallel, say)
     if common.output == "json":
-        print_json({"job": job, "trials": many})
-    if many < trials:
-        sys.stderr.write(f"ones: {job} ended with {many} configurations\n")
+        print_json({"job": job, "trials": count})
+    if count < trials:
+        sys.stderr.write(f"ones: {job} ended with {count} configurations\n")
         return Exit.JOB_FAILED
     return Exit.OK
 
@@ -119,8 +119,8 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
         name, equals, text = assignment.partition("=")
         name = name.strip()
         if not equals or not name:
-            what = f"--set {assignment!r} is not an assignment"
-            raise BadFieldError(what, "write NAME=VALUE, such as lr=0.1", "set")
+            problem = f"--set {assignment!r} is not an assignment"
+            raise BadFieldError(problem, "write NAME=VALUE, such as lr=0.1", "set")
         if name not in space:
             hint = suggestion(name, space, f"one of {', '.join(space)}")
             raise BadFieldError(f"--set {name}: the space has no such value", hint, name)
@@ -143,8 +143,8 @@ def typed(text: str, name: str, space: Space) -> Value:
     if parameter.form in {"uniform", "log_uniform"} and type(value) is int:
         return float(value)
     if not isinstance(value, str | int | float | bool):
-        what = f"--set {name}: {text[:60]!r} is not a value of a configuration"
-        raise BadFieldError(what, "give a string, a number or a boolean", name)
+        problem = f"--set {name}: {text[:60]!r} is not a value of a configuration"
+        raise BadFieldError(problem, "give a string, a number or a boolean", name)
     return value
 
 
@@ -221,8 +221,8 @@ def submit(
     except BadFieldError as error:
         if error.field != "snapshot" or not ready.stored:
             raise
-        what = f"the cluster no longer stores snapshot {ready.stored[:12]}"
-        raise BadFieldError(what, "name a copy of the files with --workdir", "workdir") from None
+        problem = f"the cluster no longer stores snapshot {ready.stored[:12]}"
+        raise BadFieldError(problem, "name a copy of the files with --workdir", "workdir") from None
 
 
 def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submission:
@@ -243,9 +243,9 @@ def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submiss
     digest = digest_of(pack(Path(spec.workdir)))
     if digest != found.snapshot and not changed:
         other = f"{digest[:12]}, not {found.snapshot[:12]}"
-        what = f"{spec.workdir} differs from the snapshot of {found.job}: {other}"
+        problem = f"{spec.workdir} differs from the snapshot of {found.job}: {other}"
         hint = "remove added files, or accept the difference with --changed"
-        raise BadFieldError(what, hint, "workdir")
+        raise BadFieldError(problem, hint, "workdir")
     return Submission(file, spec, survey(Path(spec.workdir)))
 
 

@@ -45,11 +45,11 @@ def export(
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
         if csv_ is not None:
-            many = write_csv(detail, csv_)
-            made["csv"] = {"file": str(csv_), "epochs": many}
+            count = write_csv(detail, csv_)
+            made["csv"] = {"file": str(csv_), "epochs": count}
         if tensorboard is not None:
-            many = write_scalars(detail, tensorboard)
-            made["tensorboard"] = {"folder": str(tensorboard), "scalars": many}
+            count = write_scalars(detail, tensorboard)
+            made["tensorboard"] = {"folder": str(tensorboard), "scalars": count}
         if model is not None:
             one = client.sweep_run(job).export(model, trial, python)
             made["model"] = {"file": str(one.path), "trial": one.trial, "epoch": one.epoch}
@@ -95,22 +95,22 @@ def write_scalars(detail: SweepDetail, folder: Path) -> int:
     except ImportError:
         hint = "in a checkout of ONES: pip install '.[tensorboard]'"
         raise SettingsError("--tensorboard needs tensorboardX", hint, "tensorboard") from None
-    many = 0
+    count = 0
     try:
         for trial in detail.trials:
             if not trial.metrics:
                 continue
             with SummaryWriter(str(folder / f"trial-{trial.number}")) as writer:
-                said = "  \n".join(f"{name}: {value}" for name, value in trial.values.items())
-                writer.add_text("configuration", said)
+                text = "  \n".join(f"{name}: {value}" for name, value in trial.values.items())
+                writer.add_text("configuration", text)
                 for row in epoch_rows(detail, (trial.number,)):
                     for name in trial.metrics[row["epoch"] - trial.first_epoch]:
                         writer.add_scalar(name, row[name], row["epoch"], row["ended"])
-                        many += 1
+                        count += 1
     except OSError as error:
-        what = f"{folder}: {error.strerror}"
-        raise BadFieldError(what, "choose another folder", "tensorboard") from None
-    return many
+        problem = f"{folder}: {error.strerror}"
+        raise BadFieldError(problem, "choose another folder", "tensorboard") from None
+    return count
 
 
 def _into(path: Path, write: Callable[[TextIO], None]) -> None:

@@ -61,8 +61,8 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
     names = sorted({name for one in detail.trials for each in one.metrics for name in each})
     if metric not in names:
         known = f"one of {', '.join(names)}" if names else "wait for the first epoch"
-        what = f"no trial of {detail.summary.job} has reported {metric!r}"
-        raise BadFieldError(what, known, "metric")
+        problem = f"no trial of {detail.summary.job} has reported {metric!r}"
+        raise BadFieldError(problem, known, "metric")
     figure = new_figure(10.0, 5.0)
     axes = figure.add_subplot()
     order = [trial for trial in ranked(detail) if trial.metrics]
@@ -72,9 +72,9 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
     axes.set_xlabel(f"{scale[1]} since it was submitted" if over_time else "epochs")
     axes.set_ylabel(metric)
     best = best_of(detail)
-    said = "" if best is None else f", best {detail.spec.search.metric} {best.score:.4g}"
+    text = "" if best is None else f", best {detail.spec.search.metric} {best.score:.4g}"
     state = detail.summary.state
-    axes.set_title(f"{detail.summary.job} ({state}): {len(order)} trials{said}", loc="left")
+    axes.set_title(f"{detail.summary.job} ({state}): {len(order)} trials{text}", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, color="#eeeeee")
     axes.set_axisbelow(True)

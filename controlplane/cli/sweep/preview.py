@@ -70,8 +70,8 @@ def replay(
         raise BadFieldError(f"trial {trial} finished no unit", "name another trial", "trial")
     folder = Path(found.spec.workdir) if workdir is None else workdir
     if not folder.is_dir():
-        what = f"{folder}, the working directory of {file}, does not exist"
-        raise BadFieldError(what, "name it with --workdir", "workdir")
+        problem = f"{folder}, the working directory of {file}, does not exist"
+        raise BadFieldError(problem, "name it with --workdir", "workdir")
     choice = [python] if python else [*filter(None, [found.spec.python]), sys.executable]
     task = replay_task(found, trial) | {"model": None if model is None else str(model.resolve())}
     result = run_here("elastic.sweep_worker.replay", task, folder, choice, found.spec.env)

@@ -126,21 +126,21 @@ def count_by_state(detail: SweepDetail) -> str:
     states: dict[str, int] = {}
     for trial in detail.trials:
         states[trial.state] = states.get(trial.state, 0) + 1
-    parts = ", ".join(f"{many} {state}" for state, many in states.items())
+    parts = ", ".join(f"{count} {state}" for state, count in states.items())
     return f"{detail.trials_in_all} trials ({parts})" if parts else "no trials yet"
 
 
 def units_line(detail: SweepDetail, now: float) -> str:
     """Return the finished and remaining units, and the remaining time."""
-    said = [f"units: {detail.units_done} done, {detail.units_left} left"]
+    text = [f"units: {detail.units_done} done, {detail.units_left} left"]
     if detail.units_again:
-        said.append(f"{detail.units_again} repeated")
+        text.append(f"{detail.units_again} repeated")
     if detail.unit_s is not None:
-        said.append(f"{detail.unit_s:.3g} s each")
+        text.append(f"{detail.unit_s:.3g} s each")
     left = time_left(detail, now)
     if left is not None:
-        said.append(f"about {span(left)} left")
-    return ", ".join(said)
+        text.append(f"about {span(left)} left")
+    return ", ".join(text)
 
 
 def time_left(detail: SweepDetail, now: float) -> float | None:
@@ -293,8 +293,8 @@ def best(job: JobName, *, common: Common = COMMON) -> int:
         detail = client.sweep(job)
     found = best_of(detail)
     if found is None:
-        what = f"no trial of {job} has a score yet"
-        raise BadFieldError(what, "wait for the end of the first epoch", "job")
+        problem = f"no trial of {job} has a score yet"
+        raise BadFieldError(problem, "wait for the end of the first epoch", "job")
     at = found.epoch - found.trial.first_epoch
     shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # only late epochs are kept
     metrics = shown[0] if shown else {detail.spec.search.metric: found.score}

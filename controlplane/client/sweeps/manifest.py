@@ -129,11 +129,11 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}", "check the path", "manifest") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        what = f"{path} is not a manifest: {error}"
-        raise SettingsError(what, "`ones sweep manifest` writes one", "manifest") from None
+        problem = f"{path} is not a manifest: {error}"
+        raise SettingsError(problem, "`ones sweep manifest` writes one", "manifest") from None
     if found.format != FORMAT or found.spec.stated_sweep is None:
-        what = f"{path} is a manifest of format {found.format}, this is {FORMAT}"
-        raise SettingsError(what, "use the release that wrote it", "manifest")
+        problem = f"{path} is a manifest of format {found.format}, this is {FORMAT}"
+        raise SettingsError(problem, "use the release that wrote it", "manifest")
     return found
 
 

@@ -70,14 +70,14 @@ def preview(
     counted = _simulated_epochs(search, first)
     epochs = [sum(per_trial) for per_trial in counted]
     useful = min(slots[1], first)
-    units = _range([many * partitions for many in epochs])
+    units = _range([count * partitions for count in epochs])
     hours: list[SlotHours] = []
     if unit_s is not None:
-        for many in _between(slots):
-            took = fmean(_makespan(one, partitions, many) for one in counted) * unit_s
+        for count in _between(slots):
+            took = fmean(_makespan(one, partitions, count) for one in counted) * unit_s
             worked = units.mean * unit_s
             hours.append(
-                SlotHours(many, took / 3600, min(1.0, worked / (many * took)) if took else 1.0)
+                SlotHours(count, took / 3600, min(1.0, worked / (count * took)) if took else 1.0)
             )
     return Preview(
         configurations=first,
@@ -128,7 +128,7 @@ def _makespan(epochs: Sequence[int], partitions: int, slots: int) -> float:
     """Return the units of the busiest slot, longest trials first (Graham's bound)."""
     if sum(epochs) * partitions > MAX_SCHEDULED_UNITS:
         return max(sum(epochs) * partitions / slots, max(epochs) * partitions)
-    left = sorted((-many * partitions for many in epochs if many), reverse=False)
+    left = sorted((-count * partitions for count in epochs if count), reverse=False)
     heapq.heapify(left)
     turns = 0
     while left:  # each turn, every slot runs one of the trials with the most units left

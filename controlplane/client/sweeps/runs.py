@@ -64,14 +64,16 @@ def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> S
         BadFieldError: if there is no such trial, or no state of it.
     """
     if not 0 <= trial < len(detail.trials):
-        what = f"{detail.summary.job} has no trial {trial}"
-        raise BadFieldError(what, f"0 to {len(detail.trials) - 1}: see `ones sweep show`", "trial")
+        problem = f"{detail.summary.job} has no trial {trial}"
+        raise BadFieldError(
+            problem, f"0 to {len(detail.trials) - 1}: see `ones sweep show`", "trial"
+        )
     mine = [state for state in stored_states(files) if state.trial == trial]
     if (job := GRADUATED_AS.match(detail.trials[trial].why)) is not None and not any(
         state.version == _best_version(detail, trial) for state in mine
     ):
-        what = f"trial {trial} {detail.trials[trial].why}"
-        raise BadFieldError(what, f"`ones export {job[1]} FILE` has its model", "trial")
+        problem = f"trial {trial} {detail.trials[trial].why}"
+        raise BadFieldError(problem, f"`ones export {job[1]} FILE` has its model", "trial")
     if not mine:
         over = detail.spec.keep
         hint = f"an ended sweep keeps the best {over}; `keep` sets more"
@@ -200,14 +202,14 @@ class SweepRun:
             parallel = (await self._client.job(self.job)).spec.slots[1] + 1
         while True:
             detail = await self.detail()
-            many = len(detail.trials)
-            if many >= trials or detail.summary.state in ENDED:
-                return many
+            count = len(detail.trials)
+            if count >= trials or detail.summary.state in ENDED:
+                return count
             if sum(one.state in ACTIVE_STATES for one in detail.trials) >= parallel:
                 await asyncio.sleep(SAMPLE_INTERVAL_S)
                 continue
             values = await asyncio.to_thread(suggested, detail, sampler)
-            key = f"{sampler}-{many}"  # two samplers at once add the trial only once
+            key = f"{sampler}-{count}"  # two samplers at once add the trial only once
             added = await self._client.change_sweep(self.job, "add", values=values, key=key)
             if on_added is not None:
                 on_added(added.trial, values)
@@ -251,8 +253,8 @@ class SweepRun:
         if trial is None:
             best = best_of(detail)
             if best is None:
-                what = f"no trial of {self.job} has a score yet"
-                raise BadFieldError(what, "name a trial, or wait for the first epoch", "trial")
+                problem = f"no trial of {self.job} has a score yet"
+                raise BadFieldError(problem, "name a trial, or wait for the first epoch", "trial")
             trial = best.trial.number
         there = await self._client.files(self.job, "states/*")
         state = chosen_state(detail, there.files, trial)

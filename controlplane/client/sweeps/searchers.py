@@ -152,7 +152,7 @@ def stated_searcher(search: spec.SearchSpec) -> Searcher:
 
 
 def _default_configurations(least: int, most: int, eta: int) -> int:
-    many, at = eta, least
-    while 1 <= at < most and eta > 1 and many < MAX_CONFIGURATIONS:
-        at, many = at * eta, many * eta
-    return max(1, min(many, MAX_DEFAULT_CONFIGURATIONS))
+    count, at = eta, least
+    while 1 <= at < most and eta > 1 and count < MAX_CONFIGURATIONS:
+        at, count = at * eta, count * eta
+    return max(1, min(count, MAX_DEFAULT_CONFIGURATIONS))

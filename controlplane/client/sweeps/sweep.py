@@ -83,11 +83,11 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         try:
             check_sweep(spec)
         except SettingsError as error:
-            field, what = error.field, error.message
+            field, problem = error.field, error.message
             if field == "epochs":
-                field, what = "searcher.max_epochs", what.replace("epochs", "max_epochs", 1)
-            said = what if what.startswith(field) else f"{field}: {what}"
-            raise BadFieldError(said, error.hint, f"sweep.{field}") from None
+                field, problem = "searcher.max_epochs", problem.replace("epochs", "max_epochs", 1)
+            text = problem if problem.startswith(field) else f"{field}: {problem}"
+            raise BadFieldError(text, error.hint, f"sweep.{field}") from None
         return spec
 
     def job_spec(self) -> JobSpec:
@@ -148,15 +148,15 @@ def describe_parameter(parameter: Parameter) -> str:
         parameter: has exactly one form.
     """
     if parameter.choice is not None:
-        said = " | ".join(map(format_value, parameter.choice))
+        text = " | ".join(map(format_value, parameter.choice))
     else:
         least, most = parameter.bounds
-        said = f"{parameter.form} {least:g} to {most:g}"
+        text = f"{parameter.form} {least:g} to {most:g}"
     conditions = [
         f"{other} = {' | '.join(map(format_value, values))}"
         for other, values in parameter.when.items()
     ]
-    return f"{said} when {' and '.join(conditions)}" if conditions else said
+    return f"{text} when {' and '.join(conditions)}" if conditions else text
 
 
 def format_value(value: Value) -> str:

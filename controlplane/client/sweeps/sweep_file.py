@@ -45,8 +45,8 @@ def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
     _refuse_unknown(path, "sweep.", inner, FIELDS, JOB_FIELDS)
     for name in REQUIRED:
         if name not in inner:
-            what, remedy = f"{path}: sweep.{name}: is missing", f"write {written(Sweep, name)}"
-            raise SettingsError(what, remedy, f"sweep.{name}")
+            problem, remedy = f"{path}: sweep.{name}: is missing", f"write {written(Sweep, name)}"
+            raise SettingsError(problem, remedy, f"sweep.{name}")
     found = {key: value for key, value in table.items() if key != "sweep"} | dict(inner)
     found["space"] = _space(found["space"], path)
     found["searcher"] = _searcher(found["searcher"], path)
@@ -80,8 +80,8 @@ def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -
             raise BadFieldError(f"--set {assignment!r} is not an assignment", FORM, "set")
         first, *rest = key.strip().removeprefix("sweep.").split(".")
         if first not in (*JOB_FIELDS, *FIELDS):
-            what = f"--set {key}: a sweep has no such field"
-            raise BadFieldError(what, nearest(first, (*JOB_FIELDS, *FIELDS)), key)
+            problem = f"--set {key}: a sweep has no such field"
+            raise BadFieldError(problem, nearest(first, (*JOB_FIELDS, *FIELDS)), key)
         inner = changed if first in JOB_FIELDS else changed.setdefault("sweep", {})
         if not isinstance(inner, dict):
             raise BadFieldError("sweep is not a table in the file", "correct it there", "sweep")
@@ -120,8 +120,8 @@ def _space(space: Any, path: Path) -> dict[str, Parameter]:
         elif isinstance(value, str | int | float | bool):
             table = {"choice": [value]}
         else:
-            what = f"{path}: {field}: {value!r} is not a value of a configuration"
-            raise SettingsError(what, "give strings, numbers or booleans", field)
+            problem = f"{path}: {field}: {value!r} is not a value of a configuration"
+            raise SettingsError(problem, "give strings, numbers or booleans", field)
         found[name] = convert(Parameter, table, path, f"{field}.")
     return found
 
@@ -129,8 +129,8 @@ def _space(space: Any, path: Path) -> dict[str, Parameter]:
 def _searcher(table: Any, path: Path) -> Any:
     field = "sweep.searcher"
     if not isinstance(table, Mapping):
-        what = f"{path}: {field} is not a table"
-        raise SettingsError(what, "write [sweep.searcher] and below it type = 'asha'", field)
+        problem = f"{path}: {field} is not a table"
+        raise SettingsError(problem, "write [sweep.searcher] and below it type = 'asha'", field)
     kinds = ", ".join(BY_TYPE)
     kind = table.get("type")
     if kind is None:
@@ -205,14 +205,14 @@ def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None
         if file is None:
             if own_python or _is_installed(module):
                 continue
-            what = f"sweep.{field}: there is no module {module} in {workdir}"
+            problem = f"sweep.{field}: there is no module {module} in {workdir}"
             hint = f"correct {path!r} or workdir{_near(module, _modules_in(workdir))}"
-            raise BadFieldError(what, hint, f"sweep.{field}")
+            raise BadFieldError(problem, hint, f"sweep.{field}")
         names = _names_in(file, field)
         if name not in names and "*" not in names:
-            what = f"sweep.{field}: {file.relative_to(workdir)} has no {name}"
+            problem = f"sweep.{field}: {file.relative_to(workdir)} has no {name}"
             hint = f"name a function at its top level{_near(name, names)}"
-            raise BadFieldError(what, hint, f"sweep.{field}")
+            raise BadFieldError(problem, hint, f"sweep.{field}")
 
 
 def _file_of(workdir: Path, module: str) -> Path | None:
@@ -241,8 +241,8 @@ def _names_in(file: Path, field: str) -> set[str]:
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         text = error.msg if isinstance(error, SyntaxError) else str(error)
-        what = f"sweep.{field}: {file.name}{line}: {text}"
-        raise BadFieldError(what, "correct the module", f"sweep.{field}") from None
+        problem = f"sweep.{field}: {file.name}{line}: {text}"
+        raise BadFieldError(problem, "correct the module", f"sweep.{field}") from None
     found: set[str] = set()
     for node in tree.body:
         match node:
