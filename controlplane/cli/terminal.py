@@ -11,12 +11,9 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
-from rich.console import Console
-from rich.segment import Segment
-
 if TYPE_CHECKING:
     from rich.console import Console
-
+    from rich.segment import Segment
 
 # Control characters of terminals and text direction: C0 except tab and newline, DEL, C1, line and
 # paragraph separators, direction marks, overrides and isolates; and surrogates.
@@ -119,14 +116,16 @@ def width_of(out: TextIO) -> int | None:
 
 
 def terminal_console(width: int | None = None, *, on_stderr: bool = False) -> Console:
-    """Return a console that escapes the texts it draws and keeps their styles."""
+    """Return a console of rich that escapes the texts it draws; its own control codes stay."""
+    from rich import console, segment  # noqa: PLC0415 - slow to import and seldom needed
+
+    class HarmlessConsole(console.Console):
+        def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+            safe = [
+                one if one.control else segment.Segment(harmless(one.text), one.style)
+                for one in buffer
+            ]
+            return super()._render_buffer(safe)
+
     out = drawn(sys.stderr if on_stderr else sys.stdout)
     return HarmlessConsole(width=width, file=out, highlight=False)
-
-
-class HarmlessConsole(Console):
-    """Rich console that escapes the texts it draws; control codes of rich itself stay."""
-
-    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        safe = [one if one.control else Segment(harmless(one.text), one.style) for one in buffer]
-        return super()._render_buffer(safe)
