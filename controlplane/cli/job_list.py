@@ -14,7 +14,18 @@ from typing import Annotated, Final, NamedTuple, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import COLOURS, COMMON, Common, Exit, print_data, second, span
+from controlplane.cli.output import (
+    ABSENT_AFTER_S,
+    ABSENT_NOTE,
+    COLOURS,
+    COMMON,
+    REFRESH_S,
+    Common,
+    Exit,
+    print_data,
+    second,
+    span,
+)
 from controlplane.cli.terminal import CONTROL_CHARACTER, drawn, harmless, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, UnavailableError, UnreachableError
@@ -174,9 +185,6 @@ def _columns(text: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
-REFRESH_S: Final = 1.0
-ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
-ABSENT_NOTE: Final = "the controller does not reply, retrying"
 HOME: Final = "\x1b[H"  # moves the cursor to the corner
 CLEAR_LINE: Final = "\x1b[K"
 CLEAR_BELOW: Final = "\x1b[J"

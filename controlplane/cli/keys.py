@@ -12,14 +12,13 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, print_data, print_table, second
+from controlplane.cli.output import COMMON, UNITS, Common, Exit, print_data, print_table, second
 from controlplane.client import BlockingClient
 from controlplane.client.connection import CLIENT_FILE, Home, find_home
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.transport import check_name, write_keys
 from schemas.wire.client import KeyInfo, Role
 
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SERVER: Final = "server"
 WHEN: Final = "30d, 12h, or a date such as 2027-01-31 or 2027-01-31T12:00:00Z (default: never)"
 

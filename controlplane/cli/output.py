@@ -125,6 +125,9 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
 
 
 DEFAULT_WIDTH: Final = 200  # columns if the width is unknown
+REFRESH_S: Final = 1.0  # of live views
+ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
+ABSENT_NOTE: Final = "the controller does not reply, retrying"
 GAP: Final = "   "
 NUMBERS: Final = frozenset({"slots", "free", "batch", "lr", "epoch", "samples/s", "seq", "loss"})
 

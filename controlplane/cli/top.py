@@ -19,7 +19,17 @@ from rich.text import Text
 
 from controlplane.cli.allocations import job_colour
 from controlplane.cli.job_list import clock
-from controlplane.cli.output import COMMON, STYLES, Common, Exit, print_data
+from controlplane.cli.output import (
+    ABSENT_AFTER_S,
+    ABSENT_NOTE,
+    COMMON,
+    DEFAULT_WIDTH,
+    REFRESH_S,
+    STYLES,
+    Common,
+    Exit,
+    print_data,
+)
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
@@ -125,12 +135,8 @@ def _promised(job: JobSummary) -> Text:
     return Text(clock(job.promised_end), style="yellow" if late else "")
 
 
-REFRESH_S: Final = 1.0
-ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
-PLAIN_WIDTH: Final = 200  # columns if the width is unknown
 NAMED_USERS: Final = 3  # more are counted, not named
 TABLE_EDGE: Final = 3  # lines of the table besides jobs
-ABSENT_NOTE: Final = "the controller does not reply, retrying"
 
 
 class ClusterStatus(NamedTuple):
@@ -207,7 +213,7 @@ def top(
             elif live:
                 follow(StatusReader(client, ended=all_), terminal_console(), time.sleep)
             else:
-                console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
+                console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
                 status = StatusReader(client, ended=all_).read()
                 console.print(dashboard(status, console.width))
     except KeyboardInterrupt:

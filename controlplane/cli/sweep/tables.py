@@ -17,6 +17,7 @@ from rich.text import Text
 from controlplane.cli.job_list import cut, one_line
 from controlplane.cli.output import (
     COMMON,
+    DEFAULT_WIDTH,
     Common,
     Exit,
     JobName,
@@ -216,7 +217,6 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
 
 DAMAGED = "journal"  # code of the error
 ENDED_STATES = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
-PLAIN_WIDTH = 200  # columns if the width is unknown
 ORDER_HELP = "order: best first, or in order of addition"
 
 
@@ -328,7 +328,7 @@ def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
 
     sys.stdout.write("\n")
     sys.stdout.flush()
-    console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
+    console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
     console.print(trial_table(detail, trials, console.width))
 
 

@@ -15,7 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from controlplane.cli.output import (
+    ABSENT_AFTER_S,
+    ABSENT_NOTE,
     COMMON,
+    DEFAULT_WIDTH,
+    REFRESH_S,
     STYLES,
     Common,
     Exit,
@@ -32,10 +36,6 @@ from schemas.errors import UnavailableError, UnreachableError
 from schemas.jobs import ENDED
 from schemas.wire.client import SweepDetail, TrialInfo
 
-REFRESH_S: Final = 1.0
-ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
-PLAIN_WIDTH: Final = 200  # columns if the width is unknown
-ABSENT_NOTE: Final = "the controller does not reply, retrying"
 EDGE: Final = 4  # lines of the table besides trials
 
 
@@ -57,7 +57,7 @@ def top(
                 console = terminal_console()
                 follow(lambda: client.sweep(job), console, time.sleep, time.time)
             else:
-                console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
+                console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
                 console.print(dashboard(client.sweep(job), console.width, time.time()))
     except KeyboardInterrupt:
         if not live:
