@@ -197,7 +197,9 @@ def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
     for part in text.split(","):
         count, _, model = part.strip().lower().partition("x")
         if not count.isdecimal() or not 1 <= int(count) <= MAX_GPUS // per_node:
-            hint = f"as in 16 or 8xv100,8xk80, with at most {MAX_GPUS} GPUs"
-            raise TraceError(f"nodes {text!r} make no sense", hint, "nodes")
+            hint = f"such as 16 or 8xv100,8xk80, with at most {MAX_GPUS} GPUs"
+            raise TraceError(
+                f"nodes {text!r} is neither a number nor a list of groups", hint, "nodes"
+            )
         groups.append(NodeGroup(count=int(count), slots=per_node, model=model))
     return tuple(groups)

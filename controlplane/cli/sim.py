@@ -61,7 +61,7 @@ def check_run(
     if min(seeds) < 0:
         raise BadFieldError(f"seed {min(seeds)} is negative", "give 0 or more", "seed")
     if not 1 <= workers <= MAX_WORKERS:
-        problem = f"{workers} processes at a time"
+        problem = f"workers = {workers} is out of range"
         raise BadFieldError(problem, f"give 1 to {MAX_WORKERS}", "workers")
     if plots is not None:
         try:
@@ -80,11 +80,15 @@ def numbers(text: str, field: str) -> list[int]:
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise BadFieldError(f"{field} {text!r} make no sense", "as in 0-4 or 1,3,7", field)
+            raise BadFieldError(
+                f"{field} {text!r} is not a list of numbers",
+                "give a list such as 0-4 or 1,3,7",
+                field,
+            )
         numbers = range(int(low), int(high or low) + 1)
         if not 1 <= len(numbers) <= MAX_NUMBERS or len(low) > MAX_DIGITS:
-            hint = f"as in 0-4, with at most {MAX_NUMBERS} numbers"
-            raise BadFieldError(f"{field} {text!r} make no sense", hint, field)
+            hint = f"give a list such as 0-4, with at most {MAX_NUMBERS} numbers"
+            raise BadFieldError(f"{field} {text!r} is not a list of numbers", hint, field)
         found += numbers
     return list(dict.fromkeys(found))
 

@@ -130,13 +130,13 @@ def _axis(window: Window, columns: int) -> tuple[str, str]:
 
 
 def _duration(seconds: float, step: float) -> str:
-    """Format a time on the axis in the largest unit that divides the distance of marks."""
+    """Format a time on the axis in the largest unit not above the distance of marks."""
     unit, size = next((entry for entry in UNITS if step >= entry[1]), ("s", 1.0))
     return f"{seconds / size:g} {unit}"
 
 
 def _round_up(seconds: float) -> float:
-    """Return the next round duration: below a minute, 1, 2 or 5 times a power of ten."""
+    """Return the next round duration, such as 20 s, 5 min or 6 h."""
     for length in ROUND_S:
         if length >= seconds * (1 - 1e-9) >= ROUND_S[0] / 2:
             return length
@@ -187,9 +187,9 @@ def _lines(entries: Iterable[Text], width: int) -> list[Text]:
 def timeline(
     *,
     png_: Annotated[
-        Path | None, Parameter(name="--png", help="also draw it into this file")
+        Path | None, Parameter(name="--png", help="also draw into this PNG file")
     ] = None,
-    from_: Annotated[int, Parameter(name="--from", help="begin at this event")] = 1,
+    from_: Annotated[int, Parameter(name="--from", help="start at the event of this number")] = 1,
     last: Annotated[str | None, Parameter(help="only the last 90s, 10m, 2h or 1d")] = None,
     loss: Annotated[JobName | None, Parameter(help=LOSS_HELP)] = None,
     common: Common = COMMON,
