@@ -1,4 +1,4 @@
-"""admin backup, restore, check, compact, decode: the journal, on the controller's host."""
+"""`ones admin`: back up, restore, check, compact and decode the journal, on its host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, moment, print_data
-from controlplane.client.connection import CONTROLLER, DEFAULT
+from controlplane.client.connection import CONTROLLER_FILE, DEFAULT_FOLDER
 from controlplane.journal.backup import back_up, compact, problems, restore
 from controlplane.journal.reader import Reader
 from controlplane.journal.retention import Retention
@@ -23,16 +23,18 @@ from schemas.errors import SettingsError
 from schemas.ids import Seconds
 
 JOURNAL: Final = "journal.sqlite"
-WHERE: Final = "controller.toml, the state folder or the journal; default: the cluster of --home"
+WHERE: Final = "controller.toml, state folder or journal (default: of the cluster in --home)"
 Where = Annotated[Path | None, Parameter(name="--of", help=WHERE)]
-Force = Annotated[bool, Parameter(help="also where something is already")]
+Force = Annotated[bool, Parameter(help="replace an existing file")]
 
-admin = App(name="admin", help="The controller's journal: copies, checks, and what is in it.")
+admin = App(
+    name="admin", help="Back up, restore, check and read the controller's journal, on its host."
+)
 
 
 @admin.command(name="backup")
 def backup(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
-    """Copy the journal to FILE, as it is at one moment; a controller may run."""
+    """Copy the journal to FILE, as of one moment; the controller may be running."""
     journal, _ = _journal(of, common)
     back_up(journal, file, force=force)
     _say(common, {"journal": str(journal), "file": str(file), "bytes": file.stat().st_size})
@@ -40,8 +42,10 @@ def backup(file: Path, *, of: Where = None, force: Force = False, common: Common
 
 
 @admin.command(name="restore")
-def put_back(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
-    """Put FILE in the place of the journal; no controller may run, and the former one is kept."""
+def restore_journal(
+    file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON
+) -> int:
+    """Replace the journal by FILE; the controller must be stopped, and the old journal is kept."""
     journal, _ = _journal(of, common, must_exist=False)
     kept = restore(file, journal, force=force)
     _say(common, {"journal": str(journal), "former": str(kept or "none")})
@@ -50,7 +54,7 @@ def put_back(file: Path, *, of: Where = None, force: Force = False, common: Comm
 
 @admin.command(name="check")
 def check(*, of: Where = None, common: Common = COMMON) -> int:
-    """Read all of the journal: its pages, checksums and snapshots, and whether a replay agrees."""
+    """Read the whole journal: its pages, checksums and snapshots, and whether a replay agrees."""
     journal, _ = _journal(of, common)
     with contextlib.closing(Reader(journal)) as reader:
         found = list(problems(reader))
@@ -70,13 +74,13 @@ def check(*, of: Where = None, common: Common = COMMON) -> int:
         sys.stdout.write(f"{journal}: inputs {first} to {last}, events from {first_event} on, ")
         sys.stdout.write(f"snapshots after {', '.join(map(str, snapshots)) or 'none'}\n")
         sys.stdout.writelines(f"{problem}\n" for problem in found)
-        sys.stdout.write("all is as it was written\n" if not found else "")
+        sys.stdout.write("no problems\n" if not found else "")
     return Exit.JOB_FAILED if found else Exit.OK
 
 
 @admin.command(name="compact")
-def make_small(*, of: Where = None, common: Common = COMMON) -> int:
-    """Forget what is older than asked and shrink the file; no controller may run."""
+def compact_journal(*, of: Where = None, common: Common = COMMON) -> int:
+    """Delete records beyond the retention, and shrink the file; the controller must be stopped."""
     journal, settings = _journal(of, common)
     keep = Retention(
         inputs_s=settings.keep_inputs_s,
@@ -93,12 +97,14 @@ def make_small(*, of: Where = None, common: Common = COMMON) -> int:
 def decode(
     *,
     of: Where = None,
-    from_: Annotated[int, Parameter(name="--from", help="first input")] = 1,
-    to: Annotated[int | None, Parameter(help="last input; default: the last there is")] = None,
-    job: Annotated[str | None, Parameter(help="only inputs that name it")] = None,
+    from_: Annotated[int, Parameter(name="--from", help="number of the first input")] = 1,
+    to: Annotated[
+        int | None, Parameter(help="number of the last input (default: the newest)")
+    ] = None,
+    job: Annotated[str | None, Parameter(help="only inputs that mention this job")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Print inputs of the journal as JSON, one a line; with `-o json` as one document."""
+    """Print inputs of the journal as JSON, one per line; with `-o json` as one document."""
     journal, _ = _journal(of, common)
     with contextlib.closing(Reader(journal)) as reader:
         first = max(from_, reader.first_and_last()[0])
@@ -112,7 +118,7 @@ def decode(
 
 
 def _names(said: Any) -> Iterator[str]:
-    """Every text in a message, keys too; of workers and states the job that they are of."""
+    """Yield every text in a message, with keys; for workers and states also their job."""
     if isinstance(said, str):
         yield said
         yield said.rpartition(".v")[0]
@@ -128,16 +134,18 @@ def _names(said: Any) -> Iterator[str]:
 def _journal(
     where: Path | None, common: Common, *, must_exist: bool = True
 ) -> tuple[Path, JournalSettings]:
-    """The journal that is meant, and what its controller keeps of it."""
-    home = Path(common.home or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
-    path, settings = where if where is not None else home / CONTROLLER, ControllerSettings()
+    """Return the path of the selected journal, and its controller's settings for it."""
+    home = Path(
+        common.home or os.environ.get("ONES_HOME") or Path.home() / DEFAULT_FOLDER
+    ).expanduser()
+    path, settings = where if where is not None else home / CONTROLLER_FILE, ControllerSettings()
     if path.suffix == ".toml":
         settings = load(path)
         path = path.parent / settings.state / JOURNAL
     elif path.is_dir():
         path /= JOURNAL
     if must_exist and not path.is_file():
-        raise SettingsError(f"{path}: there is no journal", f"--of: {WHERE}", "of")
+        raise SettingsError(f"{path}: no journal", f"--of: {WHERE}", "of")
     return path, settings.journal
 
 

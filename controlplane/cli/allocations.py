@@ -1,4 +1,4 @@
-"""Who had which slot, and when, from the cluster's own events."""
+"""Owners of slots over time, derived from the cluster's events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from schemas.ids import (
 from schemas.jobs import ENDED
 from schemas.wire.feed import FeedEvent
 
-STATES: Final = {  # state of a job after each event; a rescaling job trains on
+STATES: Final = {  # state of a job after each event; a rescaling job keeps training
     "submitted": "queued", "queued": "queued", "starting": "starting", "running": "running",
     "rescaling": "running", "paused": "paused",
 }  # fmt: skip
@@ -36,7 +36,7 @@ PALETTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One worker's time as the owner of a slot."""
+    """Time in which one worker owned a slot."""
 
     slot: SlotId
     job: JobId
@@ -45,7 +45,7 @@ class Allocation:
 
 
 class Span(NamedTuple):
-    """A job's state for a while."""
+    """Period in which a job had one state."""
 
     state: str  # queued, starting, running or paused
     begin: float  # seconds since the epoch
@@ -53,35 +53,32 @@ class Span(NamedTuple):
 
 
 class JobPast(NamedTuple):
-    """A job over time."""
+    """States, batches and rates of a job over time."""
 
-    spans: tuple[Span, ...]  # one behind the other, from its submission to its end
-    batches: tuple[tuple[float, int], ...]  # (time, global batch), where it changed
+    spans: tuple[Span, ...]  # contiguous, from its submission to its end
+    batches: tuple[tuple[float, int], ...]  # (time, global batch) of each change
     rates: tuple[tuple[float, float], ...]  # (end of an epoch, samples/s in it)
 
 
 class Window(NamedTuple):
-    """The time that a timeline shows; its axis counts from `begin`."""
+    """Time range of a timeline; its axis counts from `begin`."""
 
     begin: float  # seconds since the epoch
     end: float
 
     @property
     def length(self) -> float:
-        """Seconds; never nothing, so that an empty timeline has a scale too."""
+        """Seconds; never 0, so that an empty timeline has a scale."""
         return (self.end - self.begin) or 1.0
 
 
 def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocation, ...]:
-    """Who owned which slot through time `until`, in order of beginning.
+    """Return the allocations of slots until time `until`, by start.
 
-    A worker has its slot from `worker.started` to `worker.exited`; the first ones of a job from
-    the order to start. One that was prepared beside the slot's owner begins where the owner ends.
-    One whose exit nobody saw is counted until its job ended, and until `until` if that goes on.
-
-    Args:
-        events: of the cluster's feed, from the first on, in order.
-        until: seconds since the epoch; later events are not looked at.
+    A worker owns its slot from `worker.started` to `worker.exited`; the first workers of a job from
+    the order to start. A worker that was prepared beside the slot's owner starts where the owner
+    ends. A worker whose exit was not recorded is counted until its job ended, or until `until`. The
+    events are all those of the feed, in order.
     """
     places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
     exits: dict[WorkerId, float] = {}
@@ -118,11 +115,9 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
 
 
 def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast]:
-    """States, batches and rates of jobs through time `until`, in order of submission.
+    """Return states, batches and rates of jobs until time `until`, by submission.
 
-    Args:
-        events: of the cluster's feed, from the first on, in order.
-        until: seconds since the epoch; later events are not looked at.
+    The events are all those of the feed, in order.
     """
     states: dict[JobId, list[tuple[float, str]]] = {}
     batches: defaultdict[JobId, list[tuple[float, int]]] = defaultdict(list)
@@ -137,7 +132,7 @@ def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast
         if name in {"epoch", "running"} and batch:
             begin: float = event.time
             known = batches[event.job]
-            if name == "epoch" and not known:  # the first group's batch is told by its first epoch
+            if name == "epoch" and not known:  # the first group reports its batch with an epoch
                 begin = next((at for at, s in states.get(event.job, ()) if s == "running"), begin)
             if not known or known[-1][1] != batch:
                 known.append((begin, int(batch)))
@@ -150,7 +145,7 @@ def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast
 
 
 def _spans(states: Sequence[tuple[float, str]], until: float) -> tuple[Span, ...]:
-    """The states between changes, those that are alike joined, up to the job's end."""
+    """Return the periods between changes of state, equal neighbours joined, until the job's end."""
     found: list[Span] = []
     for (begin, state), (end, _) in zip(states, [*states[1:], (until, "")], strict=True):
         if state in ENDED:
@@ -163,7 +158,7 @@ def _spans(states: Sequence[tuple[float, str]], until: float) -> tuple[Span, ...
 
 
 def all_slots(events: Iterable[FeedEvent]) -> tuple[SlotId, ...]:
-    """Every slot that joined or that a worker was on, in the order of nodes and indices."""
+    """Return every slot of nodes that joined and of workers, by node and index."""
     found: set[SlotId] = set()
     for event in events:
         if event.event == "node.joined" and event.node is not None:
@@ -175,14 +170,14 @@ def all_slots(events: Iterable[FeedEvent]) -> tuple[SlotId, ...]:
 
 
 def slot_sort_key(slot: SlotId) -> tuple[list[tuple[int, str]], int]:
-    """A sort key under which node-2 comes before node-10."""
+    """Return a sort key under which node-2 comes before node-10."""
     parts = groupby(node_of(slot), str.isdigit)
     words = ((digits, "".join(letters)) for digits, letters in parts)
     return [(int(word), "") if digits else (-1, word) for digits, word in words], index_of(slot)
 
 
 def clipped(allocations: Iterable[Allocation], window: Window) -> tuple[Allocation, ...]:
-    """What of `allocations` is in `window`, cut at its edges."""
+    """Return the parts of `allocations` inside `window`."""
     cut = (
         replace(
             allocation,
@@ -200,13 +195,13 @@ def _worker(event: FeedEvent, job: JobId) -> WorkerId:
 
 
 def full_window(allocations: Sequence[Allocation]) -> Window:
-    """The time from the first beginning to the last end."""
+    """Return the time from the first start to the last end."""
     begin = min((allocation.begin for allocation in allocations), default=Seconds(0.0))
     return Window(begin, max((allocation.end for allocation in allocations), default=begin))
 
 
 def colour_indices(allocations: Iterable[Allocation]) -> dict[JobId, int]:
-    """Which colour and letter each job has: the first to be seen has the first."""
+    """Return the colour index of each job, in order of appearance."""
     return {
         job: index
         for index, job in enumerate(dict.fromkeys(allocation.job for allocation in allocations))
@@ -214,7 +209,7 @@ def colour_indices(allocations: Iterable[Allocation]) -> dict[JobId, int]:
 
 
 def job_colour(index: int) -> str:
-    """The colour of the job with this index; `PALETTE` first, then darker, then paler."""
+    """Return the colour of a job's index: `PALETTE`, then darker, then paler."""
     value = PALETTE[index % len(PALETTE)].removeprefix("#")
     rgb = (int(value[at : at + 2], 16) / 255 for at in (0, 2, 4))
     hue, lightness, saturation = colorsys.rgb_to_hls(*rgb)

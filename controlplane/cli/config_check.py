@@ -1,4 +1,4 @@
-"""`ones config check`: a settings file held against its daemon's rules and against this host."""
+"""`ones config check`: a settings file checked by its daemon's rules on this host."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def check(
     file: Annotated[Path, Parameter(help="settings file of a controller or an agent")],
     *,
     kind: Annotated[
-        Kind | None, Parameter(help="whose it is; default: whichever has most of its keys")
+        Kind | None, Parameter(help="daemon of the file (default: guessed from its keys)")
     ] = None,
     common: Common = COMMON,
 ) -> int:
-    """Name all that is wrong with a settings file on this host; exit code 2 if something is."""
+    """Print every problem of a settings file on this host; exit code 2 if there are any."""
     path = file.expanduser().resolve()
-    whose = kind or _kind_of(path)
-    problems = CHECKS[whose][1](path)
+    daemon = kind or _kind_of(path)
+    problems = CHECKS[daemon][1](path)
     if common.output in {"json", "jsonl"}:
         rows = [{"field": p.field, "problem": p.message, "remedy": p.hint} for p in problems]
-        print_data({"file": str(path), "kind": whose, "problems": rows}, common.output)
+        print_data({"file": str(path), "kind": daemon, "problems": rows}, common.output)
     else:
         for problem in problems:
             what = str(problem).removeprefix(f"{path}: ")
             sys.stdout.write(f"{path}: {what}\n")
         if not problems and common.output != "quiet":
-            sys.stdout.write(f"{path}: {ARTICLES[whose]} {whose} can start with it\n")
+            sys.stdout.write(f"{path}: valid settings of {ARTICLES[daemon]} {daemon}\n")
     return Exit.USAGE if problems else Exit.OK
 
 

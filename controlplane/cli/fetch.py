@@ -1,4 +1,4 @@
-"""fetch and export: what a job made, and the model that it trained."""
+"""`ones fetch` and `ones export`: files that a job created, and its trained model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from controlplane.client.sweeps.runs import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 
 MODEL: Final = "model.pt"
-SHOWN_FROM: Final = 4 << 20  # bytes whose way is worth a bar
-PYTHON_HELP: Final = "interpreter that has torch; default: this one, else the job's"
+SHOWN_FROM: Final = 4 << 20  # bytes of a transfer above which a bar is shown
+PYTHON_HELP: Final = "interpreter that has torch (default: this one, else the job's)"
 
 
 def fetch(
@@ -37,13 +37,17 @@ def fetch(
     pattern: str = "*",
     /,
     *,
-    to: Annotated[Path | None, Parameter(help="a folder; default: ./JOB")] = None,
-    list_: Annotated[bool, Parameter(name="--list", help="only say what there is")] = False,
-    most_gb: Annotated[float, Parameter(help="fetch nothing if it is more than this")] = 10.0,
+    to: Annotated[Path | None, Parameter(help="target folder (default: ./JOB)")] = None,
+    list_: Annotated[
+        bool, Parameter(name="--list", help="list the files without fetching them")
+    ] = False,
+    most_gb: Annotated[
+        float, Parameter(help="maximum size in GB; larger results are not fetched")
+    ] = 10.0,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Fetch what JOB made: files that are not in its snapshot, its checkpoints, and model.pt."""
+    """Fetch the files that JOB created or changed, its checkpoints, and model.pt."""
     with BlockingClient(common.home) as client:
         if list_:
             return _say_list(job, client.files(job, pattern), common, pattern)
@@ -61,12 +65,12 @@ def fetch(
 def _with_model(
     client: BlockingClient, job: str, folder: Path, python: str | None, done: Fetch
 ) -> Fetch:
-    """The model beside the files, if a checkpoint of it can be had."""
+    """Add the model to the files, if a checkpoint is available."""
     try:
         model = _exported(client, job, folder / MODEL, python)
     except NoTorchError as error:
         return done._replace(missing=(*done.missing, f"{MODEL}: {error.message}"))
-    except BadFieldError:  # there is no checkpoint
+    except BadFieldError:  # no checkpoint
         return done
     return done._replace(files=(*done.files, model))
 
@@ -113,7 +117,7 @@ def _exported(client: BlockingClient, job: str, target: Path, python: str | None
                 local, target, [python] if python else [sys.executable, *filter(None, [own])]
             )
     except OSError as error:
-        raise BadFieldError(f"{target}: {error.strerror}", "choose another", "file") from None
+        raise BadFieldError(f"{target}: {error.strerror}", "choose another file", "file") from None
     return _as_fetched(target)
 
 
@@ -125,12 +129,12 @@ def _as_fetched(path: Path) -> Fetched:
     return Fetched(path, path.stat().st_size, digest)
 
 
-# --- what is said
+# --- output
 
 
 def _nothing(job: str, pattern: str) -> str:
     if pattern == "*":
-        return f"ones: {job} made no file that is not in its snapshot, and has no checkpoint\n"
+        return f"ones: {job} created or changed no file, and has no checkpoint\n"
     return f"ones: no file of {job} matches {pattern!r}; `ones fetch {job} --list` names them\n"
 
 
@@ -182,7 +186,7 @@ def _warn(lines: tuple[str, ...], common: Common) -> None:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, from the moment on at which much is on its way; else nothing."""
+    """Show a progress bar on a terminal for a large transfer."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,7 +1,4 @@
-"""The command `ones init`: a job file for a script, and the changes to the script.
-
-The commented job file that `ones init` writes.
-"""
+"""`ones init`: a commented job file for a script, and the changes to the script."""
 
 from __future__ import annotations
 
@@ -22,31 +19,24 @@ from schemas.errors import BadFieldError
 from schemas.jobs import NAME
 
 COMMON_NAMES: Final = frozenset({"train", "main", "run", "job", "script"})
-GUESSED_BATCH: Final = 32
-GROWTH: Final = 4  # the most slots that the job file asks for
-SHOWN: Final = 4  # options of the script in the comment on `args`
+DEFAULT_BATCH: Final = 32
+MAX_SLOTS: Final = 4  # the most slots that the job file asks for
+MAX_SHOWN_OPTIONS: Final = 4  # options of the script in the comment on `args`
 
 
 def job_name(script: Path) -> str:
-    """Return a job name: the script's, or its folder's if the script's is a common one.
-
-    Args:
-        script: absolute.
-    """
+    """Return a job name: the script's, or its folder's if the script's is a common one."""
     stem = script.parent.name if script.stem.lower() in COMMON_NAMES else script.stem
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40]
     return name if NAME.fullmatch(name) else "job"
 
 
 def job_file(facts: Facts, script: Path, relative: str) -> str:
-    """The text of a job file that can be submitted, with a comment on every choice.
+    """Return the text of a job file that can be submitted, with a comment on every choice.
 
-    Args:
-        facts: of the script, with the numbers that the user was asked for.
-        script: absolute.
-        relative: path of the script from the job file's folder.
+    `relative` is the path of the script from the job file's folder.
     """
-    batch = facts.batch_size or GUESSED_BATCH
+    batch = facts.batch_size or DEFAULT_BATCH
     where = "the script's" if facts.batch_size else "not found in the script: set it"
     lines = [
         "# Made by `ones init`; every key is described in docs/jobs.md.",
@@ -58,7 +48,7 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
         '# max_batch_size = "keep"  # default: data, memory and gradient noise limit it',
         f"# max_local_batch = {batch}  # the most samples that fit the memory of one slot",
         *_rate(facts),
-        f"slots = [1, {GROWTH}]  # least, most",
+        f"slots = [1, {MAX_SLOTS}]  # least, most",
         "",
         *_stop(facts),
         "retries = 1  # after a failure, from the last finished epoch",
@@ -73,9 +63,9 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
 def _arguments(facts: Facts) -> list[str]:
     if not facts.options:
         return []
-    shown = list(facts.options.items())[:SHOWN]
+    shown = list(facts.options.items())[:MAX_SHOWN_OPTIONS]
     text = ", ".join(f"{name} {value}" for name, value in shown if value is not None)
-    more = ", ..." if len(facts.options) > SHOWN else ""
+    more = ", ..." if len(facts.options) > MAX_SHOWN_OPTIONS else ""
     return [f"# args = []  # its options and defaults: {text}{more}" if text else "# args = []"]
 
 
@@ -103,8 +93,10 @@ def init(
     script: Path,
     /,
     *,
-    to: Annotated[Path | None, Parameter(help="the job file; default: job.toml beside it")] = None,
-    apply: Annotated[bool, Parameter(help="make the changes in the script")] = False,
+    to: Annotated[
+        Path | None, Parameter(help="job file to write (default: job.toml beside SCRIPT)")
+    ] = None,
+    apply: Annotated[bool, Parameter(help="apply the changes to the script")] = False,
     force: Annotated[bool, Parameter(help="replace an existing job file")] = False,
     common: Common = COMMON,
 ) -> int:
@@ -117,8 +109,8 @@ def init(
         raise BadFieldError(f"{target} exists already", hint, "to")
     facts = look(source)
     if facts.ported and target.exists() and not keeps:
-        what = f"{script} uses the library already, so its numbers cannot be read from it"
-        raise BadFieldError(what, f"edit {target}, or write another with --to FILE", "force")
+        problem = f"{script} already uses the library, so its numbers cannot be read"
+        raise BadFieldError(problem, f"edit {target}, or write another with --to FILE", "force")
     if common.output == "table":
         _ask(facts)
     ported = port(facts, script.name)
@@ -145,8 +137,8 @@ def _read(script: Path) -> Source:
     except OSError as error:
         raise BadFieldError(f"{script}: {error.strerror}", "check the path", "script") from None
     except (SyntaxError, ValueError) as error:
-        what = f"{script} is not valid Python: {error}"
-        raise BadFieldError(what, "correct the script first", "script") from None
+        problem = f"{script} is not valid Python: {error}"
+        raise BadFieldError(problem, "correct the script first", "script") from None
 
 
 def _write(path: Path, text: str) -> None:
@@ -162,7 +154,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _ask(facts: Facts) -> None:
-    """Ask for the numbers that the script does not give, if a terminal is there."""
+    """Ask for numbers that the script does not state, if a terminal is present."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if facts.batch_size is None:
@@ -217,5 +209,5 @@ def _say(row: dict[str, Any], script: Path, done: str) -> None:
             out(f"`ones init {script} --apply` makes these changes\n")
     for line in (*row["refused"], *row["advice"]):
         out(f"{script.name}: {line}\n")
-    first = "first change what is named above, " if not row["ready"] else ""
+    first = "first make the changes above, " if not row["ready"] else ""
     out(f"{first}then: ones submit {row['job_file']}\n")

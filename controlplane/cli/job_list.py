@@ -1,9 +1,4 @@
-"""Jobs as lines for people: one for each at any width, and what does not fit is left out.
-
-ps: jobs, a line each, once or again and again.
-
-A promised end beside what came of it, in words.
-"""
+"""`ones ps`: jobs as lines of a table at any width, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -19,15 +14,26 @@ from typing import Annotated, Final, NamedTuple, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import COLOURS, COMMON, Common, Exit, print_data, second, span
-from controlplane.cli.terminal import HARMFUL, drawn, harmless, width_of
+from controlplane.cli.output import (
+    ABSENT_AFTER_S,
+    ABSENT_NOTE,
+    COLOURS,
+    COMMON,
+    REFRESH_S,
+    Common,
+    Exit,
+    print_data,
+    second,
+    span,
+)
+from controlplane.cli.terminal import CONTROL_CHARACTER, drawn, harmless, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, UnavailableError, UnreachableError
 from schemas.wire.client import Jobs, JobSummary
 
 
-def promise_in_words(job: JobSummary) -> str:
-    """Return the time a job was promised to end and whether that was kept, or nothing."""
+def describe_promise(job: JobSummary) -> str:
+    """Return the promised end of a job and whether it was kept, or ""."""
     if job.promised_end is None:
         return ""
     said = second(job.promised_end)
@@ -35,27 +41,25 @@ def promise_in_words(job: JobSummary) -> str:
         expected = job.promised_end if job.expected_end is None else job.expected_end
         if expected == job.promised_end:
             return said
-        return f"{said}, expected {clock(expected, job.promised_end)}: {_off(job, expected)}"
+        return f"{said}, expected {clock(expected, job.promised_end)}: {_distance(job, expected)}"
     if job.state != "succeeded":
         return f"{said}, but it {'was ' * (job.state == 'cancelled')}{job.state}"
     done, kept = job.ended_at, "kept" if job.ended_at <= job.promised_end else "broken"
-    return f"{said}, done {clock(done, job.promised_end)}: {kept}, {_off(job, done)}"
+    return f"{said}, done {clock(done, job.promised_end)}: {kept}, {_distance(job, done)}"
 
 
 def clock(time_s: float, beside_s: float | None = None) -> str:
-    """A moment as the time of its day, UTC; with its date, where that is another one.
+    """Format a moment as its time of day, UTC; with its date if `beside_s` is on another day.
 
-    Args:
-        time_s: seconds since the epoch.
-        beside_s: a moment of the day that is taken for granted; None: any day.
+    Both are seconds since the epoch. None: the date is never added.
     """
     whole = second(time_s)
     same = beside_s is None or second(beside_s)[:10] == whole[:10]
     return whole[11:] if same else whole
 
 
-def _off(job: JobSummary, came: float) -> str:
-    """How far from its promise something came."""
+def _distance(job: JobSummary, came: float) -> str:
+    """Return the distance between the promised end and `came`."""
     late_s = came - (job.promised_end or came)
     return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
 
@@ -63,11 +67,11 @@ def _off(job: JobSummary, came: float) -> str:
 GAP: Final = "  "
 WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})
-WHY_LEAST: Final = 24  # columns; others go before the reason gets less
-SPARED: Final = (  # in order
+MIN_REASON_WIDTH: Final = 24  # columns; other columns are omitted before the reason gets narrower
+OMIT_ORDER: Final = (  # omitted in this order
     "lr", "queued", "epoch", "metrics", "ran", "predicted", "loss", "user", "samples/s", "promised"
 )  # fmt: skip
-LEFT: Final = frozenset({"job", "user", "state", "metrics", WHY})  # the others are numbers
+LEFT_ALIGNED: Final = frozenset({"job", "user", "state", "metrics", WHY})  # left-aligned
 COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
     "job": lambda job: job.job,
     "user": lambda job: job.user,
@@ -89,7 +93,7 @@ COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
 
 
 class JobLines(NamedTuple):
-    """A table: its head, and a line for each job."""
+    """Table of jobs: its head, and a line for each job."""
 
     head: str
     rows: tuple[str, ...]
@@ -98,13 +102,10 @@ class JobLines(NamedTuple):
 def job_lines(
     jobs: Sequence[JobSummary], width: int | None, styled: Callable[[str], str] = str
 ) -> JobLines:
-    """A table of jobs, one line each.
+    """Return a table of jobs, one line each.
 
-    Args:
-        jobs: in the order in which they are listed.
-        width: columns of the screen; None: as wide as it gets. Columns that have no room go, the
-            least telling first; then the reason is cut.
-        styled: puts colour around the state, for example.
+    Columns that do not fit into `width` (None: unlimited) are omitted, the least informative first;
+    then the reason is cut. `styled` decorates the state.
     """
     filled = {name: _one_lines([cell(job) for job in jobs]) for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
@@ -124,11 +125,11 @@ def job_lines(
 
 
 def _fitting(wide: dict[str, int], width: int | None) -> list[str]:
-    """The columns that there is room for, with enough left for the reason."""
+    """Return the columns that fit, with enough room for the reason."""
     kept = list(wide)
-    for name in SPARED:
+    for name in OMIT_ORDER:
         fixed = sum(wide[column] + len(GAP) for column in kept if column != WHY)
-        if width is None or fixed + min(WHY_LEAST, wide[WHY]) <= width:
+        if width is None or fixed + min(MIN_REASON_WIDTH, wide[WHY]) <= width:
             break
         kept = [column for column in kept if column != name]
     return kept
@@ -136,10 +137,10 @@ def _fitting(wide: dict[str, int], width: int | None) -> list[str]:
 
 def _padded(texts: Sequence[str], name: str, wide: int) -> list[str]:
     if all(map(str.isascii, texts)):
-        return [text.ljust(wide) if name in LEFT else text.rjust(wide) for text in texts]
+        return [text.ljust(wide) if name in LEFT_ALIGNED else text.rjust(wide) for text in texts]
     spaces = [" " * (wide - _columns(text)) for text in texts]
     pairs = zip(texts, spaces, strict=True)
-    return [text + space if name in LEFT else space + text for text, space in pairs]
+    return [text + space if name in LEFT_ALIGNED else space + text for text, space in pairs]
 
 
 def _line(parts: Sequence[str], width: int | None) -> str:
@@ -148,7 +149,7 @@ def _line(parts: Sequence[str], width: int | None) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """`text` on at most `width` columns; an ellipsis says that there is more."""
+    """Cut `text` to at most `width` columns, with an ellipsis."""
     if len(text) * 2 <= width or _columns(text) <= width:
         return text
     while text and _columns(text) >= width:
@@ -157,15 +158,15 @@ def cut(text: str, width: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """What a script said cannot break the table, nor say anything to a terminal."""
-    if text.isprintable() and (text.isascii() or not HARMFUL.search(text)):
+    """Return text of a script as one printable line without control characters."""
+    if text.isprintable() and (text.isascii() or not CONTROL_CHARACTER.search(text)):
         return text
     line = harmless(" ".join(text.split()))
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _one_lines(texts: list[str]) -> list[str]:
-    """The same of many, which are looked at together: most say nothing to a terminal."""
+    """Apply `one_line` to many texts; fast if all are printable ASCII."""
     together = "".join(texts)
     if together.isascii() and together.isprintable():
         return texts
@@ -184,10 +185,7 @@ def _columns(text: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
-EVERY_S: Final = 1.0
-PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
-AWAY: Final = "no controller answers, trying again"
-HOME: Final = "\x1b[H"  # the cursor to the corner
+HOME: Final = "\x1b[H"  # moves the cursor to the corner
 CLEAR_LINE: Final = "\x1b[K"
 CLEAR_BELOW: Final = "\x1b[J"
 
@@ -195,17 +193,20 @@ CLEAR_BELOW: Final = "\x1b[J"
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Choice:
-    """Which jobs."""
+    """Filters of `ones ps`."""
 
-    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False
-    state: Annotated[str | None, Parameter(help="only those in STATE[,STATE...], ended or not")] = (
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False
+    state: Annotated[str | None, Parameter(help="only jobs in STATE[,STATE...], ended or not")] = (
         None
     )
-    user: Annotated[str | None, Parameter(help="only this user's")] = None
-    name: Annotated[str | None, Parameter(help="only NAME, NAME-N or a pattern: 'lr-*'")] = None
+    user: Annotated[str | None, Parameter(help="only jobs of this user")] = None
+    name: Annotated[
+        str | None,
+        Parameter(help="only jobs named NAME, NAME-N or matching a pattern such as 'lr-*'"),
+    ] = None
 
     def ask(self, client: BlockingClient) -> Jobs:
-        """The jobs now."""
+        """Return the jobs that match now."""
         states = [state.strip() for state in (self.state or "").split(",") if state.strip()]
         return client.find_jobs(
             ended=self.all_, states=states, user=self.user or "", name=self.name or ""
@@ -215,13 +216,15 @@ class Choice:
 def ps(
     *,
     choice: Choice = Choice(),
-    watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="until Ctrl-C")] = False,
+    watch: Annotated[
+        bool, Parameter(name=["--watch", "-w"], help="redraw every second until Ctrl-C")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
-    """List jobs, oldest first, one line each; what was cut is in `ones show`."""
+    """List jobs, oldest first, one line each; `ones show` prints what was cut."""
     if watch and (common.output != "table" or not sys.stdout.isatty()):
-        raise BadFieldError("--watch draws on a terminal", "leave out -w or -o", "watch")
-    with BlockingClient(common.home, PATIENCE_S if watch else None) as client:
+        raise BadFieldError("--watch requires a terminal", "omit -w or -o", "watch")
+    with BlockingClient(common.home, ABSENT_AFTER_S if watch else None) as client:
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
                 redraw(lambda: choice.ask(client), drawn(sys.stdout), time.sleep)
@@ -232,7 +235,7 @@ def ps(
     elif common.output == "quiet":
         sys.stdout.writelines(f"{job.job}\n" for job in found.jobs)
     else:
-        lines = table(found, width_of(sys.stdout))  # harmless, and with colours of ours
+        lines = table(found, width_of(sys.stdout))  # escaped, with our own colours
         drawn(sys.stdout).writelines(f"{line}\n" for line in lines)
     if not found.jobs:
         sys.stderr.write(f"ones: {none_found(choice)}\n")
@@ -240,11 +243,9 @@ def ps(
 
 
 def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> list[str]:
-    """What `ps` prints: the head, a rule, and a line for each job; nothing without jobs.
+    """Return the output of `ps`: head, rule, and a line for each job; nothing without jobs.
 
-    Args:
-        width: columns; None: any.
-        coloured: None: on a terminal, unless NO_COLOR is set.
+    `coloured`: None: on a terminal, unless NO_COLOR is set.
     """
     if not found.jobs:
         return []
@@ -255,16 +256,16 @@ def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> li
 
 
 def none_found(choice: Choice) -> str:
-    """Says that there are no such jobs."""
+    """Return the message for an empty list."""
     if choice.state or choice.user or choice.name:
         return (
-            "no such job" if choice.all_ or choice.state else "no such job; -a looks at ended ones"
+            "no such job" if choice.all_ or choice.state else "no such job; -a includes ended jobs"
         )
-    return "no job yet" if choice.all_ else "no job waits or runs; -a lists ended ones"
+    return "no job yet" if choice.all_ else "no job waits or runs; -a includes ended jobs"
 
 
 def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
-    """What `ps --watch` shows: as many jobs as fit, and how many do not."""
+    """Return the screen of `ps --watch`: as many jobs as fit, and the number of the others."""
     shown = table(found, columns, coloured="NO_COLOR" not in os.environ)
     waiting = sum(job.state == "queued" for job in found.jobs)
     running = sum(bool(job.slots) for job in found.jobs)
@@ -277,13 +278,10 @@ def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
 
 
 def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None]) -> None:
-    """Draw every second, for ever; a controller that is away for a while is borne.
-
-    Args:
-        pause: waits so many seconds.
+    """Draw every second until cancelled; an absent controller is tolerated.
 
     Raises:
-        UnreachableError: if it does not answer the first time.
+        UnreachableError: if the controller does not reply the first time.
     """
     found, note = ask(), ""
     while True:
@@ -292,11 +290,11 @@ def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None])
         below = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
         out.write(f"{HOME}{below}{CLEAR_BELOW}")
         out.flush()
-        pause(EVERY_S)
+        pause(REFRESH_S)
         try:
             found, note = ask(), ""
         except (UnreachableError, UnavailableError):
-            note = AWAY
+            note = ABSENT_NOTE
 
 
 def _coloured(state: str) -> str:

@@ -1,4 +1,4 @@
-"""logs: what the workers of a job wrote."""
+"""`ones logs`: output of the workers of a job."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from typing import Annotated, Final, TextIO
 from cyclopts import Parameter
 
 from controlplane.cli.job_list import cut
-from controlplane.cli.jobs import say_if_absent
+from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import COMMON, Common, Exit, JobName, moment, print_data, seconds_of
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.streams import OutputLine, line_pattern
 from schemas.errors import BadFieldError
 
-WAITING: Final = frozenset({"queued", "starting", "paused"})  # states in which nothing is written
-CLEAR: Final = "\r\x1b[K"  # the line of the cursor
+SILENT_STATES: Final = frozenset({"queued", "starting", "paused"})  # states without output
+CLEAR: Final = "\r\x1b[K"  # clears the line of the cursor
 
 
 def logs(
     job: JobName,
     *,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="until the job ends")] = False,
-    rank: Annotated[int | None, Parameter(help="only of this worker")] = None,
-    tail: Annotated[int | None, Parameter(help="only the last so many lines of now")] = None,
+    follow: Annotated[
+        bool, Parameter(name=["--follow", "-f"], help="continue until the job ends")
+    ] = False,
+    rank: Annotated[int | None, Parameter(help="only output of this worker")] = None,
+    tail: Annotated[int | None, Parameter(help="start with this many of the last lines")] = None,
     since: Annotated[
-        str | None, Parameter(help="only what came in the last 90s, 5m, 2h or 1d")
+        str | None, Parameter(help="only output of the last 90s, 5m, 2h or 1d")
     ] = None,
     grep: Annotated[
         str | None, Parameter(help="only lines with a match of this regular expression")
@@ -37,7 +39,8 @@ def logs(
     prefix: Annotated[
         bool | None,
         Parameter(
-            help="[RANK] before each line; default: if several ranks speak", negative="--no-prefix"
+            help="prefix lines with [RANK] (default: if several ranks write)",
+            negative="--no-prefix",
         ),
     ] = None,
     timestamps: Annotated[
@@ -46,22 +49,22 @@ def logs(
     ] = False,
     raw: Annotated[
         bool,
-        Parameter(help="byte for byte: every state of progress bars, what steers a terminal"),
+        Parameter(help="output unchanged, with all states of progress bars and control characters"),
     ] = False,
     common: Common = COMMON,
 ) -> int:
-    """Print the output of JOB from its start, across restarts of anything."""
+    """Print the output of JOB from its start, across restarts of the controller and of workers."""
     if tail is not None and tail < 0:
         raise BadFieldError(f"--tail {tail} is below 0", "give a number of lines", "tail")
-    line_pattern(grep or "")  # refused before anything is asked
+    line_pattern(grep or "")  # fails before any request
     first_s = time.time() - seconds_of(since, "since") if since else 0.0
     with BlockingClient(common.home) as client:
         if follow:
-            say_if_absent(client)
+            warn_if_absent(client)
         now = client.state(job)
-        waits = now.state in WAITING
+        waits = now.state in SILENT_STATES
         if waits:
-            sys.stderr.write(f"ones: {job} is {now.state} and waits: {now.reason}\n")
+            sys.stderr.write(f"ones: {job} is {now.state}: {now.reason}\n")
         pages = client.output_pages(
             job,
             rank,
@@ -73,9 +76,9 @@ def logs(
             raw=raw,
         )
         if not (waits or grep or since or tail == 0):
-            whose = job if rank is None else f"rank {rank} of {job}"
-            silent = f"{whose} has printed nothing; `ones show {job}` says how it stands"
-            pages = told_if_empty(pages, silent)
+            source = job if rank is None else f"rank {rank} of {job}"
+            silent = f"{source} has no output; `ones show {job}` prints its state"
+            pages = warn_if_empty(pages, silent)
         if common.output in {"json", "jsonl"}:
             print_data(
                 (
@@ -86,9 +89,9 @@ def logs(
                 common.output,
             )
             return Exit.OK
-        pages = prefixed(pages, prefix=prefix)
+        pages = with_ranks(pages, prefix=prefix)
         if timestamps:
-            pages = map(timed, pages)
+            pages = map(with_times, pages)
         out = drawn(sys.stdout)
         if raw:
             for line in (line for page in pages for line in page):
@@ -119,7 +122,7 @@ def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
 
 
 def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
-    """Write finished lines, and each bar's newest state once per page."""
+    """Write finished lines, and the newest state of each progress bar once per page."""
     bars: dict[int | None, str] = {}  # by rank: the state that was written last
     for page in pages:
         for line in page:
@@ -131,8 +134,8 @@ def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
         out.flush()
 
 
-def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
-    """Yield the pages, and say on stderr at the end if no line came."""
+def warn_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
+    """Yield the pages; print `silent` to stderr at the end if no line came."""
     came = False
     for page in pages:
         came = came or bool(page)
@@ -141,7 +144,7 @@ def told_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[li
         sys.stderr.write(f"ones: {silent}\n")
 
 
-def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
+def with_times(page: Sequence[OutputLine]) -> list[OutputLine]:
     """Prefix each line with the time at which the controller received it."""
     return [
         line._replace(text=f"{moment(line.time)} {line.text}") if line.time else line
@@ -149,14 +152,10 @@ def timed(page: Sequence[OutputLine]) -> list[OutputLine]:
     ]
 
 
-def prefixed(
+def with_ranks(
     pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None
 ) -> Iterator[list[OutputLine]]:
-    """Lines with the rank that wrote each of them, from the page on in which a second one speaks.
-
-    Args:
-        prefix: True: from the beginning; False: never.
-    """
+    """Prefix lines with their rank; with None, from the page on in which a second rank occurs."""
     ranks: set[int] = set()
     for page in pages:
         ranks.update(line.rank for line in page if line.rank is not None)

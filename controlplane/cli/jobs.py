@@ -1,7 +1,4 @@
-"""Commands about one job, from `show` to `events`.
-
-What `ones show` and `ones explain` print for people.
-"""
+"""Commands about one job, from `show` to `events`, and their output for people."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.job_list import promise_in_words
+from controlplane.cli.job_list import describe_promise
 from controlplane.cli.output import (
     COMMON,
     Common,
@@ -39,7 +36,7 @@ LAST_EPOCHS: Final = 10
 
 
 def print_job(detail: JobDetail) -> None:
-    """Everything about one job: what it asked for, its history, workers, groups and epochs."""
+    """Print everything about one job: spec, history, workers, groups and epochs."""
     job, out = detail.summary, sys.stdout.write
     out(f"{job.job}  {job.state}: {job.reason.removeprefix(f'{job.state}: ')}\n\n")
     for name, value in _facts(detail).items():
@@ -64,15 +61,14 @@ def print_job(detail: JobDetail) -> None:
                 out(f"epoch {epoch.epoch}: {of} (the script left its loop)\n")
         last = detail.epochs[-1]
         if last.train_loss is None and detail.spec.stated_sweep is None:
-            what = "no loss that is a finite number: nan, or no backward() was seen"
-            out(f"epoch {last.epoch}: {what}; `ones logs {job.job}` says which\n")
+            problem = "no finite loss: nan, or backward() was not called"
+            out(f"epoch {last.epoch}: {problem}; see `ones logs {job.job}`\n")
 
 
 def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
-    """Print every decision about a job and its reason, and how good the scheduler's numbers are.
+    """Print every decision about a job with its reason, and the accuracy of the scheduler.
 
-    Args:
-        numbers: whether those behind each decision are printed too.
+    `numbers` adds the numbers behind each decision.
     """
     rows = [
         [
@@ -123,15 +119,14 @@ def search_facts(search: SearchInfo) -> dict[str, str]:
 def _size(size: Size) -> str:
     if not size.slots:
         return "waits"
-    many = len(size.slots)
-    return f"{many} slot{'s' * (many != 1)}, batch {size.batch}"
+    count = len(size.slots)
+    return f"{count} slot{'s' * (count != 1)}, batch {size.batch}"
 
 
 def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
-    """Days, and below each its changes by the time of day.
+    """Yield days, and below each its changes by time of day.
 
-    Args:
-        width: columns, to which long lines are folded; None: they are not.
+    Long lines are folded to `width` columns; None: never.
     """
     day = ""
     for change in detail.history:
@@ -167,7 +162,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or no_metrics,
         "waited": span(job.queued_s),
         "ran": span(job.running_s),
-        **({"promised": promised} if (promised := promise_in_words(job)) else {}),
+        **({"promised": promised} if (promised := describe_promise(job)) else {}),
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
         "when lost": _when_lost(detail),
         **({} if detail.exit_code is None else {"exit code": detail.exit_code}),
@@ -181,7 +176,7 @@ def _when_lost(detail: JobDetail) -> str:
 
 
 def _training(detail: JobDetail) -> dict[str, object]:
-    """What trains: a script, or the configurations of a sweep."""
+    """Return what the job trains: a script, or the configurations of a sweep."""
     job, sweep = detail.summary, detail.spec.stated_sweep
     if sweep is None:
         return {
@@ -199,11 +194,11 @@ def _training(detail: JobDetail) -> dict[str, object]:
 
 
 def _batch(detail: JobDetail) -> str:
-    """The batch of now, or to begin with, and how far it may grow."""
+    """Return the current or initial batch, and its limit."""
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
-    said = f"{now or spec.batch_size}, at most {limit}"
-    return f"{said} for now (max_batch_size is auto)" if spec.batch_limit_is_left_open else said
+    text = f"{now or spec.batch_size}, at most {limit}"
+    return f"{text} for now (max_batch_size is auto)" if spec.batch_limit_is_left_open else text
 
 
 def _workers(detail: JobDetail) -> list[tuple[object, ...]]:
@@ -244,7 +239,7 @@ def _epochs(detail: JobDetail) -> list[tuple[object, ...]]:
 
 
 def show(job: JobName, *, common: Common = COMMON) -> int:
-    """Show everything about JOB: what it asked for, its workers, its history and its epochs."""
+    """Show everything about JOB: its spec, workers, history and epochs."""
     with BlockingClient(common.home) as client:
         detail = client.job(job)
     if common.output in {"json", "jsonl"}:
@@ -258,10 +253,10 @@ def show(job: JobName, *, common: Common = COMMON) -> int:
 def explain(
     job: JobName,
     *,
-    numbers: Annotated[bool, Parameter(help="those behind each decision, too")] = False,
+    numbers: Annotated[bool, Parameter(help="also print the numbers behind each decision")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Say why JOB has its slots and its batch: every decision and its reason."""
+    """Explain the slots and the batch of JOB: every decision and its reason."""
     with BlockingClient(common.home) as client:
         explanation = client.explain(job)
         search = client.search()
@@ -278,16 +273,16 @@ def explain(
 def resize(
     job: JobName,
     *,
-    slots: Annotated[int | None, Parameter(help="how many; 0 pauses it")] = None,
-    batch: Annotated[int | None, Parameter(help="global, samples per step")] = None,
+    slots: Annotated[int | None, Parameter(help="number of slots; 0 pauses the job")] = None,
+    batch: Annotated[int | None, Parameter(help="global batch size, samples per step")] = None,
     on: Annotated[list[str] | None, Parameter(help="exactly these slots, NODE/INDEX")] = None,
-    auto: Annotated[bool, Parameter(help="give it back to the policy instead")] = False,
+    auto: Annotated[bool, Parameter(help="return the job to the policy's control")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Change the size of JOB while it trains; the policy leaves it alone until --auto."""
+    """Change the size of JOB while it trains; the policy leaves the job alone until --auto."""
     if auto and not (slots is None and batch is None and on is None):
-        what = "--auto gives the job back to the policy, which chooses its size"
-        raise BadFieldError(what, "leave out --slots, --batch and --on, or --auto", "auto")
+        problem = "--auto returns the job to the policy, which chooses its size"
+        raise BadFieldError(problem, "omit --slots, --batch and --on, or omit --auto", "auto")
     with BlockingClient(common.home) as client:
         if auto:
             detail = client.resume(job, auto=True)
@@ -297,21 +292,21 @@ def resize(
 
 
 def pause(job: JobName, *, common: Common = COMMON) -> int:
-    """Take the slots of JOB away; it goes on from the same step when it is resumed."""
+    """Release the slots of JOB; when resumed, the job continues from the same step."""
     with BlockingClient(common.home) as client:
         detail = client.pause(job)
         return _moved(client, detail, common)
 
 
 def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
-    """End a pause of JOB; with --auto, give it back to the policy."""
+    """End a pause of JOB; with --auto, return the job to the policy's control."""
     with BlockingClient(common.home) as client:
         detail = client.resume(job, auto=auto)
         return _moved(client, detail, common)
 
 
 def samples(job: JobName, *, common: Common = COMMON) -> int:
-    """Print which samples each committed step of JOB took (needs record_samples in its file)."""
+    """Print the samples of each committed step of JOB (requires record_samples in its file)."""
     with BlockingClient(common.home) as client:
         print_data(client.samples(job), "json" if common.output == "json" else "jsonl")
     return Exit.OK
@@ -320,17 +315,19 @@ def samples(job: JobName, *, common: Common = COMMON) -> int:
 def events(
     *,
     from_: Annotated[int, Parameter(name="--from", help="first sequence number")] = 1,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="for ever")] = False,
+    follow: Annotated[
+        bool, Parameter(name=["--follow", "-f"], help="continue until Ctrl-C")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
-    """Print what happened in the cluster, from the journal, without gaps."""
+    """Print the events of the cluster from the journal, without gaps."""
     if follow and common.output == "json":
-        what = "-o json is one document, and events that are followed have no end"
-        raise BadFieldError(what, "use -o jsonl: a document on each line", "output")
+        problem = "-o json prints one document, but --follow never ends"
+        raise BadFieldError(problem, "use -o jsonl, one document per line", "output")
     with BlockingClient(common.home) as client:
         if follow:
-            say_if_absent(client)
-        found = told_of_gaps(client.events(from_, follow=follow), from_)
+            warn_if_absent(client)
+        found = report_gaps(client.events(from_, follow=follow), from_)
         if common.output in {"json", "jsonl"}:
             print_data(map(_event_row, found), common.output)
             return Exit.OK
@@ -355,30 +352,28 @@ def _event_row(event: FeedEvent) -> dict[str, Any]:
     }
 
 
-def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
-    """The same events, with a line on stderr wherever some are not kept any more.
+def report_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
+    """Yield the events; print a line to stderr for each gap of events that are no longer kept.
 
-    Args:
-        events: in order.
-        first: number of the one that was asked for, 1-based.
+    `first` is the number of the first requested event, 1-based.
     """
     expected = max(1, first)
     for event in events:
         if event.seq > expected:
             sys.stderr.write(
-                f"ones: events {expected} to {event.seq - 1} are not kept any more "
+                f"ones: events {expected} to {event.seq - 1} are no longer kept "
                 "(keep_events_s, keep_bytes)\n"
             )
         expected = event.seq + 1
         yield event
 
 
-def say_if_absent(client: BlockingClient) -> None:
-    """Say at once that no controller is there; those who wait and follow go on for a minute."""
+def warn_if_absent(client: BlockingClient) -> None:
+    """Print at once that the controller does not reply; waiting commands retry for a minute."""
     try:
         client.cluster()
     except UnreachableError as error:
-        sys.stderr.write(f"ones: {error}; trying for a minute\n")
+        sys.stderr.write(f"ones: {error}; retrying for a minute\n")
 
 
 def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
@@ -389,6 +384,6 @@ def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
     elif common.output == "table":
         sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
         last = client.explain(job.job).decisions[-1:] if job.state == "rescaling" else ()
-        if last and last[0].outcome == "ordered":  # what was said above is from before
-            sys.stdout.write(f"{job.job}: {last[0].why}; it begins when that is done\n")
+        if last and last[0].outcome == "ordered":  # the line above shows the old size
+            sys.stdout.write(f"{job.job}: {last[0].why}; starts after the current change\n")
     return Exit.OK

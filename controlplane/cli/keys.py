@@ -1,4 +1,4 @@
-"""key add, list and revoke: who may connect, kept by admins while the controller runs."""
+"""`ones key`: add, list and revoke keys while the controller runs (admins)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, print_data, print_table, second
+from controlplane.cli.output import COMMON, UNITS, Common, Exit, print_data, print_table, second
 from controlplane.client import BlockingClient
-from controlplane.client.connection import FILE, Home, find_home
+from controlplane.client.connection import CLIENT_FILE, Home, find_home
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.transport import check_name, write_keys
 from schemas.wire.client import KeyInfo, Role
 
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SERVER: Final = "server"
-WHEN: Final = "30d, 12h, or a date such as 2027-01-31 or 2027-01-31T12:00:00Z; default: never"
+WHEN: Final = "30d, 12h, or a date such as 2027-01-31 or 2027-01-31T12:00:00Z (default: never)"
 
-key = App(name="key", help="Who may connect, and what they may do; for admins.")
+key = App(name="key", help="Manage keys and their rights (admins).")
 
 
 @key.command(name="add")
@@ -33,13 +32,13 @@ def add(
     *,
     role: Role,
     project: Annotated[
-        tuple[str, ...], Parameter(help="whose jobs it is for; may be repeated")
+        tuple[str, ...], Parameter(help="project whose jobs the key may see; repeatable")
     ] = (),
     expires: Annotated[str | None, Parameter(help=WHEN)] = None,
-    out: Annotated[Path | None, Parameter(help="folder for NAME; default: ./NAME")] = None,
+    out: Annotated[Path | None, Parameter(help="folder for NAME (default: ./NAME)")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Make a key for NAME, and let its owner connect; the secret half stays in the folder."""
+    """Make a key for NAME and authorise it; the secret half stays in the folder."""
     check_name(name, "name")
     home, folder = find_home(common.home), (out or Path(name)).expanduser()
     ends = None if expires is None else _time_of(expires)
@@ -55,13 +54,13 @@ def add(
         print_data({"folder": str(folder), "key": added}, common.output)
     else:
         use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
-        sys.stdout.write(f"{name} may connect with {files.secret}{use}\n")
+        sys.stdout.write(f"authorised {name}; its secret key is {files.secret}{use}\n")
     return Exit.OK
 
 
 @key.command(name="list")
 def list_(*, common: Common = COMMON) -> int:
-    """List all keys, also those that were revoked or are over."""
+    """List all keys, including revoked and expired ones."""
     with BlockingClient(common.home) as client:
         _show(client.keys(), common)
     return Exit.OK
@@ -69,30 +68,30 @@ def list_(*, common: Common = COMMON) -> int:
 
 @key.command(name="revoke")
 def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> int:
-    """Take keys away for ever: those of a name, or one public key; what is open with them ends."""
+    """Revoke keys permanently: those of a name, or one public key; their sessions are closed."""
     with BlockingClient(common.home) as client:
         _show(client.revoke_key(key_), common)
     return Exit.OK
 
 
 class _Files:
-    """A folder that its owner can use as ONES_HOME; a node's has keys only."""
+    """Folder that the owner of a key can use as ONES_HOME; a node's contains only keys."""
 
     def __init__(self, folder: Path, name: str, role: str) -> None:
         if name == SERVER:
-            what = f"name: {name} is what the controller's own key is called in that folder"
-            raise BadFieldError(what, "choose another name", "name")
+            problem = f"name: {name} is reserved for the controller's key"
+            raise BadFieldError(problem, "choose another name", "name")
         self._keys, self._name = folder / "keys", name
-        self._client = None if role == "node" else folder / FILE
+        self._client = None if role == "node" else folder / CLIENT_FILE
         self._public = self._keys / f"{name}.key"
         self.secret = self._keys / f"{name}.key_secret"
         for path in (self.secret, self._public):
             if path.exists():
-                what = f"{path} is there already"
-                raise SettingsError(what, "choose another --out, or move it away", "out")
+                problem = f"{path} exists already"
+                raise SettingsError(problem, "choose another --out, or move it away", "out")
 
     def write(self, home: Home) -> str:
-        """All of it; returns the public key."""
+        """Write the folder and return the public key."""
         try:
             pair = write_keys(self._keys, self._name)
             server = self._keys / f"{SERVER}.key"
@@ -103,12 +102,12 @@ class _Files:
                 said = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
                 self._client.write_text(said, encoding="utf-8")
         except OSError as error:
-            what = f"{error.filename or self._keys}: {error.strerror}"
-            raise SettingsError(what, "choose another --out", "out") from None
+            problem = f"{error.filename or self._keys}: {error.strerror}"
+            raise SettingsError(problem, "choose another --out", "out") from None
         return pair.public.decode()
 
     def delete(self) -> None:
-        """The pair: nobody knows of it."""
+        """Delete the key pair, which is not authorised."""
         self.secret.unlink(missing_ok=True)
         self._public.unlink(missing_ok=True)
 
@@ -129,13 +128,13 @@ def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
 
 
 def _time_of(text: str) -> float:
-    """Seconds since the epoch of a span from now, or of a date."""
+    """Parse a duration from now, or a date, into seconds since the epoch."""
     number, unit = text[:-1], text[-1:]
     if unit in UNITS and number.replace(".", "", 1).isdecimal():
         return time.time() + float(number) * UNITS[unit]
     try:
         said = dt.datetime.fromisoformat(text)
     except ValueError:
-        what = f"expires: {text[:40]!r} is no span of time and no date"
-        raise BadFieldError(what, WHEN, "expires") from None
+        problem = f"expires: {text[:40]!r} is neither a duration nor a date"
+        raise BadFieldError(problem, WHEN, "expires") from None
     return (said if said.tzinfo else said.replace(tzinfo=dt.UTC)).timestamp()

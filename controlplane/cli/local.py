@@ -32,17 +32,17 @@ from schemas.wire.client import NodeInfo
 
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
-DIR_HELP: Final = "folder of the cluster; default: $ONES_HOME, else ~/.ones"
+DIR_HELP: Final = "folder of the cluster (default: $ONES_HOME, else ~/.ones)"
 DEFAULT_POLICY: Final = "ones"
-ROOM_BYTES: Final = 128 << 20  # an agent takes no work with half of that
-NO_ROOM: Final = "free space there, or choose another --dir"
+REQUIRED_BYTES: Final = 128 << 20  # an agent refuses work below half of this
+DISK_FULL_HINT: Final = "free disk space, or choose another --dir"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05  # between two looks at processes
 
 
 class OtherClusterError(OnesError):
-    """The cluster that is there was made with other settings than those that are asked for."""
+    """The existing cluster was made with other settings than the requested ones."""
 
     code = "other_cluster"
 
@@ -61,7 +61,7 @@ class _Part:
         return self.config.parent / "logs" / f"{self.name}.log"
 
     def pid(self) -> int | None:
-        """Return its process; 0 if that is unknown, None if it does not run."""
+        """Return the process id; 0 if it is unknown, None if the process does not run."""
         if (pid := pid_of(self.pid_file)) is not None:
             return pid
         # Older releases did not lock the file.
@@ -71,7 +71,7 @@ class _Part:
         return None
 
     def is_named_in(self, command: bytes) -> bool:
-        paths = (self.config, self.config.resolve())  # a daemon's title has the latter
+        paths = (self.config, self.config.resolve())  # the title of a daemon has the latter
         return any(str(path).encode() in command for path in paths)
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -90,13 +90,14 @@ def up(
     *,
     dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     slots: Annotated[
-        int | None, Parameter(help="CPU slots of each agent; default: its GPUs, else 4")
+        int | None,
+        Parameter(help="CPU slots of each agent (default: one slot per GPU, else 4 CPU slots)"),
     ] = None,
-    agents: Annotated[int, Parameter(help="agents, all on this host")] = 1,
-    policy: Annotated[str | None, Parameter(help="who decides; default: ones")] = None,
+    agents: Annotated[int, Parameter(help="number of agents, all on this host")] = 1,
+    policy: Annotated[str | None, Parameter(help="scheduling policy (default: ones)")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Start what is not running of the cluster in a folder; make the cluster if there is none."""
+    """Start what is not running of the cluster in a folder; create the cluster if missing."""
     entry(policy or DEFAULT_POLICY)
     for name, count in (("slots", slots), ("agents", agents)):
         if count is not None and count < 1:
@@ -106,8 +107,8 @@ def up(
         pids = _bring_up(home, slots, agents, policy)
     except OSError as error:
         where = error.filename or home
-        what = f"{where}: {error.strerror}"
-        raise SettingsError(what, _remedy(error, home), "dir") from None
+        problem = f"{where}: {error.strerror}"
+        raise SettingsError(problem, _remedy(error, home), "dir") from None
     endpoint = find_home(home).endpoint
     summary: dict[str, Any] = {
         "dir": str(home),
@@ -128,15 +129,15 @@ def up(
 def _bring_up(
     home: Path, slots: int | None, agents: int, policy: str | None
 ) -> dict[str, int | None]:
-    """Start what does not run; returns the pid of each part."""
+    """Start the stopped parts and return the process id of each part."""
     parts = _parts(home)
     if not (home / "client.toml").exists() or any(part.pid() is None for part in parts):
-        _require_room(home)
+        _require_disk_space(home)
     with _lock(home):
         if not (home / "client.toml").exists():
             _create(home, slots, agents, policy or DEFAULT_POLICY)
         else:
-            _require_the_same(home, slots, agents, policy)
+            _require_same_settings(home, slots, agents, policy)
         parts = _parts(home)
         _refuse_shared_pid_files(parts)
         started = {part.name: part.start() for part in parts if part.pid() is None}
@@ -149,25 +150,25 @@ def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
     for part in parts:
         owner = owners.setdefault(part.pid_file, part)
         if owner is not part:
-            what = f"{part.config}: pid_file: {part.pid_file} is that of {owner.name}, too"
+            problem = f"{part.config}: pid_file: {part.pid_file} is also that of {owner.name}"
             remedy = "give each its own; `ones node template NAME` prints settings of a new node"
-            raise SettingsError(what, remedy, "pid_file")
+            raise SettingsError(problem, remedy, "pid_file")
 
 
-def _require_room(home: Path) -> None:
-    """Refuse a full disk before half a cluster lies on it."""
+def _require_disk_space(home: Path) -> None:
+    """Refuse a full disk before any part of the cluster is written."""
     folder = next(path for path in (home, *home.parents) if path.exists())
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
-    if free < ROOM_BYTES:
-        need = f"a cluster needs {ROOM_BYTES >> 20} MiB to begin"
-        what = f"{home}: {free >> 20} MiB are free on its disk, {need}"
-        raise SettingsError(what, NO_ROOM, "dir")
+    if free < REQUIRED_BYTES:
+        need = f"a cluster needs {REQUIRED_BYTES >> 20} MiB"
+        problem = f"{home}: only {free >> 20} MiB free on its disk; {need}"
+        raise SettingsError(problem, DISK_FULL_HINT, "dir")
 
 
 def _remedy(error: OSError, home: Path) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return NO_ROOM
+        return DISK_FULL_HINT
     return f"choose another --dir, or give {home} to {getpass.getuser()}"
 
 
@@ -176,7 +177,7 @@ def down(
     dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Stop the cluster in a folder with its workers; jobs resume when it is up again."""
+    """Stop the cluster in a folder and its workers; jobs resume at the next `ones local up`."""
     home = home_folder(dir_ or common.home).resolve()
     if not (home / "controller.toml").exists():
         raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
@@ -184,8 +185,8 @@ def down(
         parts = _parts(home)
         left = [_stop(part) for part in parts] + [_end_workers(part) for part in parts[1:]]
     if any(left):
-        what = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
-        raise SettingsError(what, "correct that, and run `ones local down` again")
+        problem = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
+        raise SettingsError(problem, "resolve this, then run `ones local down` again")
     if common.output in {"json", "jsonl"}:
         print_data({"dir": str(home), "state": "down"}, common.output)
     else:
@@ -195,7 +196,7 @@ def down(
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """One `up` or `down` at a time."""
+    """Allow one `up` or `down` at a time."""
     for name in ("", "run", "state", "logs", "keys"):
         (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     with (home / "run" / "local.lock").open("w") as file:
@@ -212,7 +213,7 @@ def _parts(home: Path) -> list[_Part]:
 
 
 def _pid_file(config: Path) -> Path:
-    """Where a part keeps its process id; the usual place if its settings cannot be read."""
+    """Return the pid file of a part; the default path if its settings cannot be read."""
     name = None
     with contextlib.suppress(SettingsError):
         name = read_toml(config).get("pid_file")
@@ -222,7 +223,7 @@ def _pid_file(config: Path) -> Path:
 
 def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
     keys = home / "keys"
-    authorised = ["# who may connect; read when the controller starts, and at a reload (SIGHUP)\n"]
+    authorised = ["# authorised keys; read when the controller starts, and at a reload (SIGHUP)\n"]
     names = [(f"node-{n}", "node") for n in range(1, agents + 1)]
     write_keys(keys, "server")
     for name, role in (("admin", "admin"), *names):
@@ -248,8 +249,8 @@ def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
     _write(home / "client.toml", f'endpoint = "tcp://127.0.0.1:{ports["clients"]}"\n')
 
 
-def _require_the_same(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
-    """Refuse what the cluster was not made with: it keeps its agents, slots and policy."""
+def _require_same_settings(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
+    """Refuse settings that differ from the cluster's: its agents, slots and policy are fixed."""
     made = sorted(home.glob("agent-*.toml"))
     own_slots = read_toml(made[0]).get("slots", "auto") if made else "auto"
     section = read_toml(home / "controller.toml").get("policy", {})
@@ -260,8 +261,10 @@ def _require_the_same(home: Path, slots: int | None, agents: int, policy: str | 
         ("policy", policy, own_policy, "controller.toml"),
     ):
         if asked not in {None, own}:
-            what = f"the cluster in {home} has {name} = {own}, not {asked}"
-            raise OtherClusterError(what, f"edit {file} and restart, or give another --dir", name)
+            problem = f"the cluster in {home} has {name} = {own}, not {asked}"
+            raise OtherClusterError(
+                problem, f"edit {file} and restart, or give another --dir", name
+            )
 
 
 def _write(path: Path, text: str) -> None:
@@ -273,7 +276,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now and that no outgoing connection will take."""
+    """Return free ports outside the range of outgoing connections."""
     found: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
@@ -285,7 +288,7 @@ def _free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise SettingsError("no free ports on 127.0.0.1", "stop something else")
+    raise SettingsError("no free ports on 127.0.0.1", "stop other services")
 
 
 def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> None:
@@ -306,25 +309,25 @@ def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> Non
             else:
                 up_now = sum(node.state in {"up", "unhealthy"} for node in nodes)
                 if up_now >= len(parts) - 1:
-                    _say_who_takes_no_work(nodes)
+                    _warn_of_unhealthy_nodes(nodes)
                     return
                 why = f"{up_now} of {len(parts) - 1} agents have joined"
-        time.sleep(LOOK_S)
-    raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"look into {home / 'logs'}")
+        time.sleep(POLL_S)
+    raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"see {home / 'logs'}")
 
 
-def _say_who_takes_no_work(nodes: Sequence[NodeInfo]) -> None:
+def _warn_of_unhealthy_nodes(nodes: Sequence[NodeInfo]) -> None:
     for node in nodes:
         if node.state == "unhealthy":
-            sys.stderr.write(f"ones: {node.node} takes no work: {node.reason}\n")
+            sys.stderr.write(f"ones: {node.node} accepts no work: {node.reason}\n")
 
 
 def _stop(part: _Part) -> str:
-    """Stop a part; returns why it could not be stopped, if so."""
+    """Stop a part; return the reason if it could not be stopped, else ""."""
     pid, number, deadline = None, int(signal.SIGTERM), time.monotonic() + STOP_S
     try:
         while (pid := part.pid()) is not None:
-            command = _command(pid)  # empty while it ends
+            command = _command(pid)  # empty while the process exits
             if pid <= 0:
                 return f"{part.pid_file} is locked by a process that cannot be identified"
             if command and not part.is_named_in(command):
@@ -332,14 +335,14 @@ def _stop(part: _Part) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number if command else 0)
             number = signal.SIGKILL if time.monotonic() > deadline else 0
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     except PermissionError:
-        return f"{part.name}{f', process {pid},' if pid else ''} is another user's"
+        return f"{part.name}{f', process {pid},' if pid else ''} belongs to another user"
     return ""
 
 
 def _command(pid: int) -> bytes:
-    """Return the command line of a process; empty if it has ended or is hidden."""
+    """Return the command line of a process; empty if it has exited or is hidden."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -347,7 +350,7 @@ def _command(pid: int) -> bytes:
 
 
 def _end_workers(agent: _Part) -> str:
-    """End the workers of an agent; returns why they may be left, if so."""
+    """Stop the workers of an agent; return the reason if some may be left, else ""."""
     command = [sys.executable, "-P", "-m", agent.module, "--config", str(agent.config)]
     done = subprocess.run(  # noqa: S603 - our own interpreter and module
         [*command, "--end-workers"], capture_output=True, text=True, check=False, cwd="/"

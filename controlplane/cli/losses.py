@@ -1,7 +1,4 @@
-"""A job's losses, the curve that is fitted to them, and where it goes: reckoned, and as text.
-
-A job's losses and their fit, drawn in a terminal and into a PNG file.
-"""
+"""Losses of a job, the curve fitted to them and its forecast: values, text and PNG."""
 
 from __future__ import annotations
 
@@ -21,43 +18,43 @@ from schemas.ids import JobId
 from schemas.jobs import ENDED
 from schemas.wire.client import EpochInfo, JobDetail
 
-LEAST_AHEAD: Final = 10  # epochs
+MIN_FORECAST_EPOCHS: Final = 10  # epochs
 FIT_POINTS: Final = 200
 FORMS: Final = {Form.SUBLINEAR: "sublinear", Form.EXPONENTIAL: "exponential"}
-SHAPES: Final = {  # the same in plain words
+SHAPES: Final = {  # descriptions of the forms
     "sublinear": "falls ever more slowly",
     "exponential": "falls by the same share in each epoch",
 }
 
 
 class LossPoint(msgspec.Struct, frozen=True):
-    """A loss somewhere in training."""
+    """Loss at one point of the training."""
 
     epoch: float  # finished epochs
     loss: float
 
 
 class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """What one job reported, and what a fit makes of it."""
+    """Reported losses of one job and their fit."""
 
     job: JobId
     state: str
-    reported: tuple[LossPoint, ...]  # at the ends of epochs; those that are numbers
-    left_out: int  # losses that are none
-    running: LossPoint | None  # mean of the epoch that runs, in the middle of what is done of it
+    reported: tuple[LossPoint, ...]  # at the ends of epochs; finite losses only
+    left_out: int  # number of losses that are not finite
+    running: LossPoint | None  # mean of the running epoch, in the middle of its trained part
     batches: tuple[tuple[int, int], ...] = ()  # epoch and global batch at its end
-    form: str = ""  # sublinear or exponential; empty: there is no curve
-    why: str = ""  # there is none
-    error: float | None = None  # root mean square of weighted residuals, a loss
-    limit: float | None = None  # that the curve never goes below
-    fitted: tuple[LossPoint, ...] = ()  # over the reports that it is made of
-    predicted: tuple[LossPoint, ...] = ()  # one for each epoch to come; empty once it has ended
+    form: str = ""  # sublinear or exponential; empty: no curve
+    why: str = ""  # reason for no curve
+    error: float | None = None  # root mean square of weighted residuals, in units of the loss
+    limit: float | None = None  # lower bound of the curve
+    fitted: tuple[LossPoint, ...] = ()  # over the reports that were used
+    predicted: tuple[LossPoint, ...] = ()  # one for each epoch to come; empty after the job's end
 
 
 def loss_curve(detail: JobDetail) -> LossCurve:
-    """The losses of a job with their fit, whatever the policy.
+    """Return the losses of a job with their fit, whatever the policy.
 
-    The fit is that of policy `slaq` (SLAQ section 2), here over the epochs' losses alone.
+    The fit is that of policy `slaq` (SLAQ section 2), here for the losses of epochs only.
     """
     known = {e.epoch: e.train_loss for e in detail.epochs if e.train_loss is not None}
     reported = tuple(
@@ -73,11 +70,11 @@ def loss_curve(detail: JobDetail) -> LossCurve:
         running=_running(detail),
         batches=tuple((e.epoch, e.global_batch) for e in detail.epochs),
     )
-    return msgspec.structs.replace(curve, **_fit(reported, _epochs_to_come(detail)))
+    return msgspec.structs.replace(curve, **_fit(reported, _forecast_epochs(detail)))
 
 
-def in_words(curve: LossCurve) -> list[str]:
-    """The same for people: what was reported, the fit, what it foretells."""
+def describe_curve(curve: LossCurve) -> list[str]:
+    """Describe the reported losses, the fit and the forecast in lines of text."""
     lines = [f"{curve.job}  {curve.state}"]
     if curve.reported:
         last, lowest = curve.reported[-1], min(point.loss for point in curve.reported)
@@ -88,8 +85,8 @@ def in_words(curve: LossCurve) -> list[str]:
         epoch = math.floor(curve.running.epoch) + 1
         lines.append(f"  now        {curve.running.loss:.4g}, mean of epoch {epoch} so far")
     if curve.left_out:
-        none = "1 loss that is no number"
-        many = none if curve.left_out == 1 else f"{curve.left_out} losses that are no numbers"
+        none = "1 loss that is not finite"
+        many = none if curve.left_out == 1 else f"{curve.left_out} losses that are not finite"
         lines.append(f"  left out   {many}")
     if not curve.form:
         return [*lines, f"  curve      none: {curve.why}"]
@@ -108,12 +105,12 @@ def in_words(curve: LossCurve) -> list[str]:
 
 
 def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
-    """The fields of a `LossCurve` that a fit gives, or why there is none."""
+    """Return the fields of a `LossCurve` that the fit sets, or the reason for no fit."""
     positions, losses = [p.epoch for p in reported], [p.loss for p in reported]
     curves = job_curve(positions, losses)
     form = Form(int(curves.forms[0]))
     if form not in FORMS:
-        return {"why": _why_none(form, len(reported))}
+        return {"why": _no_fit_reason(form, len(reported))}
 
     def points(epochs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[LossPoint, ...]:
         along = curves.at(epochs[None, :])[0]
@@ -131,23 +128,23 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
     }
 
 
-def _why_none(form: Form, count: int) -> str:
+def _no_fit_reason(form: Form, count: int) -> str:
     if form is Form.FLAT:
-        return "its losses do not fall"
-    return f"a curve needs 3 losses, it has reported {count or 'none'}"
+        return "the losses do not fall"
+    return f"a curve needs 3 losses, the job has reported {count or 'none'}"
 
 
-def _epochs_to_come(detail: JobDetail) -> int:
-    """As many epochs as were seen, 10 at least, no more than its stop leaves."""
+def _forecast_epochs(detail: JobDetail) -> int:
+    """Return the forecast length: as many epochs as seen, 10 or more, within the stop rule."""
     if detail.summary.state in ENDED:
         return 0
     seen = detail.summary.epoch
-    ahead, stop = max(LEAST_AHEAD, len(detail.epochs)), detail.spec.stop
+    ahead, stop = max(MIN_FORECAST_EPOCHS, len(detail.epochs)), detail.spec.stop
     return ahead if stop is None or stop.epochs is None else max(0, min(ahead, stop.epochs - seen))
 
 
 def _running(detail: JobDetail) -> LossPoint | None:
-    """What telemetry says of the epoch that runs; None if that is older than its begin."""
+    """Return the loss of the running epoch from telemetry; None if it predates the epoch."""
     loss = detail.summary.train_loss
     last: EpochInfo | None = detail.epochs[-1] if detail.epochs else None
     if loss is None or not math.isfinite(loss) or detail.summary.state in ENDED:
@@ -162,8 +159,10 @@ def _running(detail: JobDetail) -> LossPoint | None:
 
 ROWS: Final = 14
 LEAST_COLUMNS: Final = 20
-STEEP: Final = 100.0  # the largest loss over the smallest, from which on the scale is logarithmic
-MARKS: Final = (  # what is drawn later is above
+LOG_SCALE_RATIO: Final = (
+    100.0  # ratio of largest to smallest loss above which the scale is logarithmic
+)
+MARKS: Final = (  # in drawing order: later marks cover earlier ones
     ("predicted", "○", "cyan"),
     ("fitted", "·", "yellow"),
     ("reported", "●", "green"),
@@ -171,9 +170,9 @@ MARKS: Final = (  # what is drawn later is above
 )
 LABELS: Final = {
     "reported": "loss of each epoch",
-    "running": "the epoch that runs, so far",
-    "fitted": "curve through them",
-    "predicted": "where the curve goes",
+    "running": "running epoch so far",
+    "fitted": "fitted curve",
+    "predicted": "predicted by the curve",
 }
 BATCH: Final[dict[str, Any]] = {"color": "#8cab68", "linewidth": 1.4, "label": "batch size"}
 DOTS: Final[dict[str, Any]] = {"color": "#333333", "linestyle": "", "marker": "o", "markersize": 4}
@@ -186,8 +185,8 @@ STYLES: Final[dict[str, dict[str, Any]]] = {
 
 
 def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
-    """Losses over epochs as a text, what is said of them above it; only that without any."""
-    text = Text("\n".join(in_words(curve)), no_wrap=True, overflow="ellipsis")
+    """Draw losses over epochs as text, below their description."""
+    text = Text("\n".join(describe_curve(curve)), no_wrap=True, overflow="ellipsis")
     everything = _shown(curve)
     if not everything:
         return text
@@ -211,7 +210,7 @@ def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
 
 
 def loss_png(curve: LossCurve, path: Path) -> None:
-    """Draw the same into a file.
+    """Draw losses over epochs into a PNG file.
 
     Raises:
         BadFieldError: if there is no loss to draw.
@@ -219,10 +218,10 @@ def loss_png(curve: LossCurve, path: Path) -> None:
     """
     everything = _shown(curve)
     if not everything:
-        what = f"{curve.job} has reported no loss that could be drawn"
-        raise BadFieldError(what, "try again when it has finished an epoch", "loss")
+        problem = f"{curve.job} has reported no finite loss"
+        raise BadFieldError(problem, "try again after its first epoch", "loss")
     figure = new_figure(9.0, 4.5)
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - it is there: the figure is
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - installed, as the figure exists
 
     axes = figure.add_subplot()
     points = _points(curve)
@@ -233,17 +232,17 @@ def loss_png(curve: LossCurve, path: Path) -> None:
             label = LABELS[name]
             axes.plot([p.epoch for p in drawn], [p.loss for p in drawn], label=label, **style)
     if curve.limit is not None:
-        label = "the curve falls no lower"
+        label = "lower bound of the curve"
         axes.axhline(curve.limit, color="#999999", linewidth=0.8, linestyle=":", label=label)
     axes.set_xlabel("epochs")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("training loss")
-    if _steep(everything):
+    if _log_scale(everything):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     title = f"training loss of {curve.job} ({curve.state})"
     axes.spines[["top", "right"]].set_visible(False)
-    if curve.batches:  # none before the first epoch has ended
+    if curve.batches:  # empty before the first epoch has ended
         title += " and its batch size"
         _draw_batches(axes, curve.batches)
     axes.set_title(title, loc="left")
@@ -252,17 +251,17 @@ def loss_png(curve: LossCurve, path: Path) -> None:
 
 
 def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
-    from matplotlib.ticker import FixedLocator  # noqa: PLC0415 - it is there: the axes are
+    from matplotlib.ticker import FixedLocator  # noqa: PLC0415 - installed, as the axes exist
 
     batch = axes.twinx()
     batch.set_ylim(0.0, 1.15 * max(size for _, size in batches))
     batch.step(*zip(*batches, strict=True), where="pre", **BATCH)
     batch.set_ylabel("global batch size", color=BATCH["color"])
     sizes = sorted({size for _, size in batches})
-    batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # those that it had
+    batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # sizes that occurred
     batch.tick_params(axis="y", colors=BATCH["color"])
     batch.spines[["top", "right"]].set_visible(False)
-    axes.set_zorder(batch.get_zorder() + 1)  # the losses are above
+    axes.set_zorder(batch.get_zorder() + 1)  # losses above batch sizes
     axes.patch.set_visible(False)
 
 
@@ -283,16 +282,16 @@ def _shown(curve: LossCurve) -> tuple[LossPoint, ...]:
     return tuple(point for points in _points(curve).values() for point in points)
 
 
-def _steep(points: Sequence[LossPoint]) -> bool:
+def _log_scale(points: Sequence[LossPoint]) -> bool:
     least = min(point.loss for point in points)
-    return least > 0.0 and max(point.loss for point in points) > STEEP * least
+    return least > 0.0 and max(point.loss for point in points) > LOG_SCALE_RATIO * least
 
 
 def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
-    """The loss of each row, from the top."""
+    """Return the loss of each row, from the top."""
     low, high = min(point.loss for point in points), max(point.loss for point in points)
     shares = [1.0 - row / (rows - 1) for row in range(rows)]
-    if _steep(points):
+    if _log_scale(points):
         return [low * (high / low) ** share for share in shares]
     return [low + (high - low) * share for share in shares]
 
@@ -300,7 +299,7 @@ def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
 def _grid(
     curve: LossCurve, everything: Sequence[LossPoint], columns: int, rows: int
 ) -> list[list[tuple[str, str]]]:
-    steep = _steep(everything)
+    steep = _log_scale(everything)
 
     def height(loss: float) -> float:
         return math.log(loss) if steep else loss

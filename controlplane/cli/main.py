@@ -1,4 +1,4 @@
-"""Entry point: commands, and what becomes of their errors."""
+"""Entry point of `ones`: the command tree and the handling of errors."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from controlplane.client import Client
 from schemas import __version__
 from schemas.errors import OnesError, UnknownJobError
 
-SUGGEST_S = 2.0  # an error waits no longer for names
-LONG_LISTS = 100_000  # objects that are made before garbage is looked for: rows are none
+SUGGESTION_TIMEOUT_S = 2.0  # timeout for the names in a suggestion
+GC_THRESHOLD = 100_000  # allocations before a garbage collection: rows of lists are no garbage
 
 TOP = "Show jobs and slots, every second until Ctrl-C."
 TIMELINE = "Draw which job had which slot, from the journal."
-INIT = "Write a job file for SCRIPT, and say which lines of it to change for the library."
-CHECK = "Name everything that is wrong with a settings file on this host."
-KEY = "Who may connect, and what they may do; for admins."
+INIT = "Write a job file for SCRIPT, and show the lines to change for the library."
+CHECK = "Print every problem of a settings file on this host."
+KEY = "Manage keys and their rights (admins)."
 SWEEP = "Train many configurations of one model, and keep the best."
-SIM = "Simulate policies before you use them."
-ADMIN = "The controller's journal: copies, checks, and what is in it."
+SIM = "Simulate policies."
+ADMIN = "Back up, restore, check and read the controller's journal, on its host."
 
-ELSEWHERE: Final = {  # words of other schedulers and tools, and the command that is meant here
+SYNONYMS: Final = {  # commands of other schedulers and tools, and ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
     "info": "show", "jobs": "ps", "kill": "cancel", "list": "ps", "ls": "ps",
     "nodes": "node list", "queue": "ps", "rm": "cancel", "run": "submit", "sbatch": "submit",
@@ -51,27 +51,29 @@ ELSEWHERE: Final = {  # words of other schedulers and tools, and the command tha
 
 
 class UsageError(OnesError):
-    """The command line cannot be understood."""
+    """The command line is invalid."""
 
     code = "usage"
 
 
 def build() -> App:
-    """The command tree; job commands are also below `job`."""
+    """Return the command tree; job commands also exist below `job`."""
     app = App(name="ones", help="Submit training jobs to a cluster and follow them.")
     app.version = __version__
-    app.default_parameter = Parameter(negative=())  # no --no-FLAG beside what is off anyway
+    app.default_parameter = Parameter(negative=())  # no --no-FLAG for flags that are off by default
     start, jobs, cluster, simulate = (
         Group(title, sort_key=place)
         for place, title in enumerate(("Start here", "Jobs", "Cluster", "Simulate"))
     )
-    app.group_commands = Group("More", sort_key=9)  # what has no group: --help, --version
-    here = App(name="local", help="A cluster in one folder of this host.", group=start, sort_key=0)
+    app.group_commands = Group("More", sort_key=9)  # for commands without a group
+    here = App(
+        name="local", help="Run a cluster in one folder of this host.", group=start, sort_key=0
+    )
     here.command(local.up)
     here.command(local.down)
     app.command(here)
     app.command("controlplane.cli.init:init", name="init", help=INIT, group=start, sort_key=1)
-    job = App(name="job", help="Everything about jobs.", show=False)
+    job = App(name="job", help="Manage jobs.", show=False)
     first: list[Callable[..., int]] = [submit.submit, job_list.ps, job_output.logs]
     for place, begin in enumerate(first, start=2):
         app.command(begin, group=start, sort_key=place)
@@ -93,15 +95,15 @@ def build() -> App:
         job.command(command)
     app.command(job)
     app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP, group=jobs)
-    # What draws or computes takes long to import, and is loaded when it is asked for.
+    # Commands that draw or compute are slow to import; they are loaded when called.
     app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
     app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
-    node = App(name="node", help="Everything about nodes.", group=cluster)
+    node = App(name="node", help="Manage nodes.", group=cluster)
     node.command(nodes.node_list, name="list")
     node.command(nodes.template)
     node.command(nodes.drain)
     node.command(nodes.undrain)
-    settings = App(name="config", help="Everything about settings files.", group=cluster)
+    settings = App(name="config", help="Check settings files.", group=cluster)
     settings.command("controlplane.cli.config_check:check", name="check", help=CHECK)
     for part in (node, settings):
         app.command(part)
@@ -122,39 +124,39 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
 
 
 def main() -> None:
-    """Run one command; exit codes as `Exit` says."""
+    """Run one command and exit with a code of `Exit`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    gc.set_threshold(LONG_LISTS)
-    # Matrices are small here, and threads that wait for each other burn a core.
+    gc.set_threshold(GC_THRESHOLD)
+    # Matrices are small here; waiting BLAS threads would occupy a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    output = _asked(sys.argv[1:], "--output", "-o") or "table"
+    output = _option_value(sys.argv[1:], "--output", "-o") or "table"
     # Completion output is parsed by a shell and must not be escaped.
     if sys.argv[1:2] != ["__complete"]:
         sys.stdout, sys.stderr = harmless_stream(sys.stdout), harmless_stream(sys.stderr)
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        print_error(in_our_words(error), output)
+        print_error(usage_error(error), output)
         sys.exit(Exit.USAGE)
     except OnesError as error:
         if isinstance(error, UnknownJobError):
-            error = _with_suggestion(error, _asked(sys.argv[1:], "--home"))
+            error = _with_suggestion(error, _option_value(sys.argv[1:], "--home"))
         print_error(error, output)
         sys.exit(exit_code(error))
     except OverflowError:
         print_error(UsageError("a number is too large", "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
-    except UnicodeEncodeError as error:  # of bytes that the locale has no characters for
-        what = f"{error.object!r} is not text that can be sent in {error.encoding}"
-        print_error(UsageError(what, "use a UTF-8 locale, such as LC_ALL=C.UTF-8"), output)
+    except UnicodeEncodeError as error:  # bytes outside the locale's encoding
+        problem = f"{error.object!r} cannot be encoded in {error.encoding}"
+        print_error(UsageError(problem, "use a UTF-8 locale, such as LC_ALL=C.UTF-8"), output)
         sys.exit(Exit.USAGE)
     except KeyboardInterrupt:
         os._exit(130)
     sys.exit(code or Exit.OK)
 
 
-def in_our_words(error: CycloptsError) -> UsageError:
-    """Return what is wrong with a command line, and the help of the command that is meant."""
+def usage_error(error: CycloptsError) -> UsageError:
+    """Return what is wrong with a command line, and the help of the intended command."""
     words = error.unused_tokens or [""]
     command = " ".join(("ones", *(error.command_chain or ())))
     hint = f"see `{command} --help`"
@@ -162,7 +164,7 @@ def in_our_words(error: CycloptsError) -> UsageError:
         if words[0].startswith("-"):
             hint = f"options follow the command, as in `ones ps {words[0]} ...`"
             return UsageError(f"{words[0]} comes before a command", hint)
-        if meant := ELSEWHERE.get(words[0]):
+        if meant := SYNONYMS.get(words[0]):
             return UsageError(f"there is no command {words[0]!r}", f"did you mean `ones {meant}`?")
     if isinstance(error, UnusedCliTokensError):
         return UsageError(f"`{command}` does not take {' '.join(map(repr, words))}", hint)
@@ -173,14 +175,14 @@ def in_our_words(error: CycloptsError) -> UsageError:
         positional = argument.index is not None
         name = argument.name.lstrip("-").upper() if positional else argument.name
         return UsageError(f"`{command}` needs {name}", hint)
-    text = " ".join(str(error).split()).partition(" Available commands")[0]  # the help has them
-    what, _, guess = text.partition(" Did you mean ")
+    text = " ".join(str(error).split()).partition(" Available commands")[0]  # listed by --help
+    problem, _, guess = text.partition(" Did you mean ")
     if guess:
-        return UsageError(what.removesuffix("."), f"did you mean {guess} {hint}")
-    return UsageError(what.removesuffix("."), hint)
+        return UsageError(problem.removesuffix("."), f"did you mean {guess} {hint}")
+    return UsageError(problem.removesuffix("."), hint)
 
 
-def _asked(arguments: list[str], *names: str) -> str | None:
+def _option_value(arguments: list[str], *names: str) -> str | None:
     """Return the value of an option, for errors that come before or after a command."""
     for place, argument in enumerate(arguments):
         if argument in names and place + 1 < len(arguments):
@@ -191,7 +193,7 @@ def _asked(arguments: list[str], *names: str) -> str | None:
 
 
 def _with_suggestion(error: UnknownJobError, home: str | None) -> UnknownJobError:
-    """Return the same error, with the name of a job that may have been meant."""
+    """Return the same error with a similar name of an existing job."""
     try:
         return UnknownJobError(error.job, asyncio.run(_job_names(home)))
     except OnesError:
@@ -199,7 +201,7 @@ def _with_suggestion(error: UnknownJobError, home: str | None) -> UnknownJobErro
 
 
 async def _job_names(home: str | None) -> list[str]:
-    async with Client(home, SUGGEST_S) as client:
+    async with Client(home, SUGGESTION_TIMEOUT_S) as client:
         return await client.some_job_names()
 
 

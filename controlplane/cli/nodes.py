@@ -1,4 +1,4 @@
-"""node list, drain and undrain."""
+"""`ones node`: list, drain and undrain nodes, and print settings of a new agent."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def node_list(*, common: Common = COMMON) -> int:
 
 
 def template(
-    name: Annotated[str, Parameter(help="of the new node")], /, *, common: Common = COMMON
+    name: Annotated[str, Parameter(help="name of the new node")], /, *, common: Common = COMMON
 ) -> int:
-    """Print the settings file of an agent that brings a new node into this cluster."""
+    """Print the settings file of an agent that adds a new node to this cluster."""
     convert(AgentSettings, {"node": name}, Path("the new node"))
     home = find_home(common.home)
     with BlockingClient(home) as client:
@@ -77,18 +77,19 @@ def drain(
     /,
     *,
     deadline: Annotated[
-        float | None, Parameter(help="seconds; what still runs there then is stopped, and waits")
+        float | None,
+        Parameter(help="seconds after which remaining workers are stopped (default: never)"),
     ] = None,
-    reason: Annotated[str, Parameter(help="why, for those whose jobs move")] = "",
+    reason: Annotated[str, Parameter(help="shown to the owners of the jobs that move")] = "",
     common: Common = COMMON,
 ) -> int:
-    """Empty NODE: its jobs train on elsewhere or wait with their state kept, and none comes."""
+    """Drain NODE: its jobs move or wait with their state kept, and no job starts there."""
     with BlockingClient(common.home) as client:
         return _say(client.drain(node, deadline, reason), common)
 
 
 def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
-    """Give NODE back: jobs may come again."""
+    """Return NODE to service: jobs may start there again."""
     with BlockingClient(common.home) as client:
         return _say(client.undrain(node), common)
 

@@ -1,9 +1,4 @@
-"""How commands print: tables for people, JSON for programs, errors in one line.
-
-What a command's exit code says, and which error ends it with which.
-
-Options that every command takes.
-"""
+"""Output of commands: tables, JSON, errors and exit codes; options that every command takes."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ from schemas.ids import LAST
 
 
 def print_error(error: OnesError, output: str) -> None:
-    """One line on stderr; as JSON if that was asked for, and then on a piped stdout too."""
+    """Print an error as one line to stderr; JSON errors go to a piped stdout, too."""
     if output in {"json", "jsonl"}:
         line = json.dumps({"error": error_body(error)})
         if not sys.stdout.isatty():
@@ -38,13 +33,13 @@ def print_error(error: OnesError, output: str) -> None:
 
 
 def error_body(error: OnesError) -> dict[str, str | None]:
-    """An error as JSON has it."""
+    """Return an error in its JSON form."""
     body = {"code": error.code, "message": error.message, "hint": error.hint}
     return {**body, "field": error.field or None}
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it, without the tags that only the wire needs."""
+    """Return `value` in a form for JSON, without the tags of wire messages."""
     built = msgspec.to_builtins(value)
     return _untagged(built)
 
@@ -60,30 +55,28 @@ def _untagged(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     sys.stdout.write(_indented(plain(value)) + "\n")
 
 
 def _indented(value: Any) -> str:
-    """As `json.dumps` indents it, which takes a second for 10,000 jobs."""
+    """Indent as `json.dumps` does, which takes a second for 10,000 jobs."""
     try:
         return msgspec.json.format(json.dumps(value), indent=2)
-    except msgspec.DecodeError:  # a number that is none, which JSON has no word for
+    except msgspec.DecodeError:  # NaN or infinity
         return json.dumps(value, indent=2)
 
 
 def print_line(value: Any) -> None:
-    """One JSON document on one line, at once."""
+    """Print one JSON document on one line and flush."""
     sys.stdout.write(json.dumps(plain(value)) + "\n")
     sys.stdout.flush()
 
 
 def print_data(value: Any, output: str) -> None:
-    """Print a value for programs: one document (json), or a line for each item of it (jsonl).
+    """Print a value for programs: one document (json), or a line for each item (jsonl).
 
-    Args:
-        value: what `plain` takes. An iterator is printed line by line (jsonl), or whole at its
-            end (json).
+    An iterator is printed line by line (jsonl), or as one list at its end (json).
     """
     if output == "jsonl":
         for row in value if isinstance(value, list | tuple | Iterator) else (value,):
@@ -92,19 +85,14 @@ def print_data(value: Any, output: str) -> None:
         print_json([*value] if isinstance(value, Iterator) else value)
 
 
-def even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with the keys of all; missing values are null."""
+def with_all_keys(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with the keys of all rows; missing values are null."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [{**keys, **row} for row in rows]
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table for people; colour only on a terminal.
-
-    Args:
-        columns: headings; numbers are right-aligned by name.
-        rows: as many cells each as there are columns.
-    """
+    """Print a table for people; colour only on a terminal. Numbers are right-aligned by heading."""
     if not sys.stdout.isatty() and (plainly := _plain_table(columns, rows)):
         sys.stdout.write(plainly)
         return
@@ -118,11 +106,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell), style=STYLES.get(str(cell), "")) for cell in row))
-    terminal_console(width_of(sys.stdout) or WIDE).print(table)
+    terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH).print(table)
 
 
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """The same text, at once however many rows there are; empty if it takes more than that."""
+    """Return the table without rich, which is slow for many rows; "" if rich is needed."""
     cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     wide = sum(widths) + len(GAP) * (len(widths) - 1)
@@ -133,10 +121,13 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     ]
     whole = "\n".join([text[0], "─" * wide, *text[1:], ""])
     usual = all(line.isascii() and line.isprintable() for line in text)
-    return whole if usual and wide <= (width_of(sys.stdout) or WIDE) else ""
+    return whole if usual and wide <= (width_of(sys.stdout) or DEFAULT_WIDTH) else ""
 
 
-WIDE: Final = 200  # columns, where nobody says how many there are
+DEFAULT_WIDTH: Final = 200  # columns if the width is unknown
+REFRESH_S: Final = 1.0  # of live views
+ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
+ABSENT_NOTE: Final = "the controller does not reply, retrying"
 GAP: Final = "   "
 NUMBERS: Final = frozenset({"slots", "free", "batch", "lr", "epoch", "samples/s", "seq", "loss"})
 
@@ -159,7 +150,7 @@ STYLES: Final = {
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}  # seconds
 
-COLOURS: Final = {  # of the states of jobs, as terminals number them: 1 is bold
+COLOURS: Final = {  # SGR codes of job states; 1 is bold
     "running": "32",
     "rescaling": "32",
     "succeeded": "1;32",
@@ -173,29 +164,22 @@ COLOURS: Final = {  # of the states of jobs, as terminals number them: 1 is bold
 
 
 def moment(time_s: float) -> str:
-    """Seconds since the epoch as ISO 8601, UTC; what no calendar has, as the nearest it has."""
+    """Format seconds since the epoch as ISO 8601, UTC; clamped to the range of the calendar."""
     return dt.datetime.fromtimestamp(min(max(0.0, time_s), LAST), dt.UTC).isoformat(
         timespec="milliseconds"
     )
 
 
 def second(time_s: float) -> str:
-    """Seconds since the epoch as ISO 8601, UTC, without their fractions: for lists.
-
-    Args:
-        time_s: seconds since the epoch.
-    """
+    """Format seconds since the epoch as ISO 8601, UTC, without fractions."""
     return f"{moment(time_s)[:19]}Z"
 
 
 def seconds_of(text: str, option: str) -> float:
-    """A duration that a user wrote, in seconds.
-
-    Args:
-        text: such as `90`, `90s`, `5m`, `2h` or `1d`.
+    """Parse a duration such as `90`, `90s`, `5m`, `2h` or `1d` into seconds.
 
     Raises:
-        BadFieldError: if it is none.
+        BadFieldError: if `text` is not a duration.
     """
     unit = UNITS.get(text[-1:])
     try:
@@ -204,26 +188,22 @@ def seconds_of(text: str, option: str) -> float:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
         hint = "write 90s, 5m, 2h or 1d"
-        raise BadFieldError(f"--{option} {text!r} is no duration", hint, option)
+        raise BadFieldError(f"--{option} {text!r} is not a duration", hint, option)
     return seconds
 
 
 def byte_count(size: int) -> str:
-    """A number of bytes for people, in units of 1000.
-
-    Args:
-        size: bytes, 0 or more.
-    """
+    """Format a number of bytes, 0 or more, in units of 1000."""
     amount, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB"):
-        if amount < 999.5:  # noqa: PLR2004 - what rounds to 1000
+        if amount < 999.5:  # noqa: PLR2004 - more rounds to 1000
             break
         amount, unit = amount / 1000, larger
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"  # noqa: PLR2004
 
 
 def span(seconds: float) -> str:
-    """A duration for people."""
+    """Format a duration for people."""
     whole = int(seconds)
     if whole < 60:  # noqa: PLR2004
         return f"{seconds:.1f}s"
@@ -256,11 +236,11 @@ BY_CODE: Final = {
 
 
 def exit_code(error: OnesError) -> Exit:
-    """The exit code that an error ends a command with."""
+    """Return the exit code for an error."""
     return BY_CODE.get(error.code, Exit.USAGE)
 
 
-COMPLETE_S: Final = 2.0  # a shell waits no longer for names
+COMPLETION_TIMEOUT_S: Final = 2.0  # timeout of completion
 
 Format = Literal["table", "json", "jsonl", "quiet"]
 
@@ -268,21 +248,21 @@ Format = Literal["table", "json", "jsonl", "quiet"]
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Common:
-    """What every command takes."""
+    """Options that every command takes."""
 
-    home: Annotated[Path | None, Parameter(help="folder of the cluster; default: $ONES_HOME")] = (
-        None
-    )
-    output: Annotated[Format, Parameter(name=["--output", "-o"], help="how to print")] = "table"
+    home: Annotated[
+        Path | None, Parameter(help="folder of the cluster (default: $ONES_HOME, else ~/.ones)")
+    ] = None
+    output: Annotated[Format, Parameter(name=["--output", "-o"], help="output format")] = "table"
 
 
-COMMON: Final = Common()  # as the default of a command's argument
+COMMON: Final = Common()  # default of a command's parameter
 
 
 def _job_names(context: Any) -> Sequence[str]:
-    """Return the names of jobs that begin as the word does: of live ones, else of ended ones."""
+    """Complete names of live jobs, else of ended jobs."""
     try:
-        with BlockingClient(_home(context), COMPLETE_S) as client:
+        with BlockingClient(_home(context), COMPLETION_TIMEOUT_S) as client:
             for ended in (False, True):
                 names = [harmless(job.job) for job in client.jobs(ended=ended)]
                 if found := [name for name in names if name.startswith(context.incomplete)]:
@@ -294,7 +274,7 @@ def _job_names(context: Any) -> Sequence[str]:
 
 def _node_names(context: Any) -> Sequence[str]:
     try:
-        with BlockingClient(_home(context), COMPLETE_S) as client:
+        with BlockingClient(_home(context), COMPLETION_TIMEOUT_S) as client:
             return [harmless(node.node) for node in client.nodes()]
     except OnesError:
         return ()

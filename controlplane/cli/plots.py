@@ -1,4 +1,4 @@
-"""Slots over time as bars in a PNG file."""
+"""PNG files of slots over time, with a panel for each job."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IDLE: Final = "#f3f3f3"
-STARTING: Final = "#888888"  # of its hatching
+STARTING: Final = "#888888"  # colour of the hatching
 RATE: Final = "#c0392b"
-MOST_PANELS: Final = 12  # jobs, the latest
+MAX_PANELS: Final = 12  # of the latest jobs
 PANEL_HEIGHT: Final = 0.85  # inches
 PANELS_TITLE: Final = "each job: its state, batch size and rate"
 STATES_DRAWN: Final = ("queued", "starting", "running", "paused")
 NODE_LINE: Final = "#b0b0b0"
-LETTER: Final = 0.008  # the width of one in a bar, as a share of the axis
-MANY_SLOTS: Final = 48  # rows that can each have a name
+LETTER_WIDTH: Final = 0.008  # width of a letter in a bar, as a share of the axis
+MAX_LABELLED_SLOTS: Final = 48  # rows that can each have a label
 LEGEND_ROWS: Final = 30
-LEGEND_MOST: Final = 2 * LEGEND_ROWS - 2  # jobs
+MAX_LEGEND_JOBS: Final = 2 * LEGEND_ROWS - 2  # jobs
 
 
 def png(
@@ -49,19 +49,19 @@ def png(
     window: Window | None = None,
     pasts: Mapping[JobId, JobPast] | None = None,
 ) -> None:
-    """Draw who had which slot into a file, however many slots there are, and jobs below.
+    """Draw slots over time into a file, with any number of slots, and panels of jobs below.
 
     Args:
-        window: what the axis spans; default: all allocations.
-        pasts: of jobs: their states, batch sizes and rates, in a panel each; default: no panel.
+        window: range of the axis; default: all allocations.
+        pasts: jobs whose states, batch sizes and rates get a panel each; default: no panels.
 
     Raises:
         SettingsError: if matplotlib is not installed, or the file cannot be written.
     """
     window = window or full_window(allocations)
     jobs = colour_indices(allocations)
-    within = [job for job, past in (pasts or {}).items() if _seen(past, window)]
-    panels = within[-MOST_PANELS:]
+    within = [job for job, past in (pasts or {}).items() if _is_visible(past, window)]
+    panels = within[-MAX_PANELS:]
     height = min(max(1.6 + 0.3 * len(slots), 2.5), 12.0)
     figure = new_figure(13.0, height + PANEL_HEIGHT * len(panels))
     axes, *below = figure.subplots(
@@ -76,7 +76,7 @@ def png(
     for panel, job in zip(below, panels, strict=True):
         colour = job_colour(jobs[job]) if job in jobs else NODE_LINE
         _draw_past(panel, job, (pasts or {})[job], colour, window)
-    if len(slots) <= MANY_SLOTS:
+    if len(slots) <= MAX_LABELLED_SLOTS:
         _draw_names(axes, trained, slots, jobs, window)
     _draw_frame(axes, slots, window)
     _draw_legend(axes, jobs, started=pasts is not None)
@@ -91,13 +91,13 @@ def png(
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty picture.
+    """Return an empty figure.
 
     Raises:
         SettingsError: if matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, not always there
+        from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, optional
     except ImportError:
         hint = "in a checkout of ONES: pip install '.[sim]'"
         raise SettingsError("a PNG needs matplotlib", hint) from None
@@ -105,10 +105,10 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture into a file.
+    """Write a figure into a file.
 
     Raises:
-        SettingsError: if it cannot be written.
+        SettingsError: if the file cannot be written.
     """
     try:
         figure.savefig(path, format="png")
@@ -128,7 +128,7 @@ def _draw_bars(
     from matplotlib.collections import PolyCollection  # noqa: PLC0415
 
     rows = {slot: row for row, slot in enumerate(slots)}
-    half = 0.4 if len(slots) <= MANY_SLOTS else 0.5
+    half = 0.4 if len(slots) <= MAX_LABELLED_SLOTS else 0.5
     boxes: defaultdict[JobId, list[list[tuple[float, float]]]] = defaultdict(list)
     for allocation in allocations:
         if allocation.slot not in rows:
@@ -141,7 +141,7 @@ def _draw_bars(
         low, high = row - half, row + half
         boxes[allocation.job].append([(left, low), (right, low), (right, high), (left, high)])
     for job, index in jobs.items():
-        look = _look("starting", "") if starting else {"facecolor": job_colour(index)}
+        look = _state_style("starting", "") if starting else {"facecolor": job_colour(index)}
         axes.add_collection(PolyCollection(boxes[job], linewidths=0, **look))
 
 
@@ -152,11 +152,13 @@ def _draw_names(
     jobs: Mapping[JobId, int],
     window: Window,
 ) -> None:
-    """A job's name in its bars that are wide enough, once where they are below each other."""
+    """Draw a job's name into its bars that are wide enough, once for bars below each other."""
     row_of = {slot: row for row, slot in enumerate(slots)}
     named: defaultdict[tuple[int, JobId], list[Allocation]] = defaultdict(list)
     for allocation in allocations:
-        if allocation.end - allocation.begin > window.length * LETTER * (len(allocation.job) + 1):
+        if allocation.end - allocation.begin > window.length * LETTER_WIDTH * (
+            len(allocation.job) + 1
+        ):
             named[row_of.get(allocation.slot, -1), allocation.job].append(allocation)
     for (row, job), here in named.items():
         above = named.get((row - 1, job), []) if row > 0 else []
@@ -165,28 +167,28 @@ def _draw_names(
             if row >= 0 and not any(
                 a.begin < allocation.end and allocation.begin < a.end for a in above
             ):
-                left = allocation.begin - window.begin + window.length * LETTER / 2
+                left = allocation.begin - window.begin + window.length * LETTER_WIDTH / 2
                 axes.text(left, row, job, color=ink, fontsize="small", va="center", clip_on=True)
 
 
 def is_dark(colour: str) -> bool:
-    """Whether white is easier to read on `colour` (#rrggbb) than black."""
+    """True if white is easier to read on `colour` (#rrggbb) than black."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue < 140  # noqa: PLR2004 - by eye
 
 
 def _draw_frame(axes: Axes, slots: Sequence[SlotId], window: Window) -> None:
-    """Axes, the names of rows, and a line between nodes."""
+    """Draw the axes, the names of rows, and a line between nodes."""
     axes.set_xlim(0.0, window.length)
     axes.set_ylim(max(len(slots), 1) - 0.5, -0.5)
     axes.set_facecolor(IDLE)
     nodes = {node: list(rows) for node, rows in groupby(range(len(slots)), _node_of_row(slots))}
     for rows in list(nodes.values())[1:]:
         axes.axhline(rows[0] - 0.5, color=NODE_LINE, linewidth=0.5, zorder=0.5)
-    if len(slots) <= MANY_SLOTS:
+    if len(slots) <= MAX_LABELLED_SLOTS:
         axes.set_yticks(range(len(slots)), slots)
     else:
-        named = list(nodes.items())[:: math.ceil(len(nodes) / MANY_SLOTS)]
+        named = list(nodes.items())[:: math.ceil(len(nodes) / MAX_LABELLED_SLOTS)]
         axes.set_yticks(
             [(rows[0] + rows[-1]) / 2 for _, rows in named], [name for name, _ in named]
         )
@@ -209,22 +211,22 @@ def _trained(allocations: Iterable[Allocation], pasts: Mapping[JobId, JobPast]) 
     return found
 
 
-def _seen(past: JobPast, window: Window) -> bool:
+def _is_visible(past: JobPast, window: Window) -> bool:
     return any(span.end > window.begin and span.begin < window.end for span in past.spans)
 
 
 def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Window) -> None:
-    """One job: its states behind its batch size (left) and its rate (right)."""
+    """Draw one job: its states behind its batch size (left axis) and its rate (right axis)."""
     for span in past.spans:
         begin, end = span.begin - window.begin, span.end - window.begin
-        axes.axvspan(begin, end, linewidth=0, **_look(span.state, colour))
+        axes.axvspan(begin, end, linewidth=0, **_state_style(span.state, colour))
     axes.text(
         0.003, 0.93, job, transform=axes.transAxes, fontsize="small", va="top",
         bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.0},
     )  # fmt: skip
     rate = axes.twinx()
     running = [span for span in past.spans if span.state == "running"]
-    for span in running:  # a line each: nothing is trained between them
+    for span in running:  # a line each: the job does not train between them
         before = [batch for at, batch in past.batches if at <= span.begin][-1:]
         changes = [(at, batch) for at, batch in past.batches if span.begin < at <= span.end]
         steps = [*((span.begin, batch) for batch in before), *changes]
@@ -255,8 +257,8 @@ def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Windo
         drawn.spines[["top", "right"]].set_visible(False)
 
 
-def _look(state: str, colour: str) -> dict[str, Any]:
-    """Style of a state behind the lines of a job."""
+def _state_style(state: str, colour: str) -> dict[str, Any]:
+    """Return the style of a state behind the lines of a job."""
     looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
         "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},
@@ -270,7 +272,7 @@ def _draw_states_legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    states = [Patch(label=state, **_look(state, "#4e79a7")) for state in STATES_DRAWN]
+    states = [Patch(label=state, **_state_style(state, "#4e79a7")) for state in STATES_DRAWN]
     lines = [
         Line2D([], [], color="black", linewidth=1.6, label="batch size (left)"),
         Line2D([], [], color=RATE, marker=".", label="samples/s (right)"),
@@ -284,13 +286,13 @@ def _draw_states_legend(figure: Figure) -> None:
 def _draw_legend(axes: Axes, jobs: Mapping[JobId, int], *, started: bool) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    shown = list(jobs.items())[:LEGEND_MOST]
+    shown = list(jobs.items())[:MAX_LEGEND_JOBS]
     handles = [Patch(color=job_colour(index), label=job) for job, index in shown]
     if len(jobs) > len(shown):
         handles.append(Patch(alpha=0.0, label=f"and {len(jobs) - len(shown)} more"))
     handles.append(Patch(facecolor=IDLE, edgecolor=NODE_LINE, linewidth=0.5, label="idle"))
     if started:
-        handles.append(Patch(label="starting", **_look("starting", "")))
+        handles.append(Patch(label="starting", **_state_style("starting", "")))
     axes.legend(
         handles=handles,
         loc="upper left",

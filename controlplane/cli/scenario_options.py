@@ -1,4 +1,4 @@
-"""Options of `ones sim` that say what is simulated, as a scenario."""
+"""Options of `ones sim` that describe the simulated scenario."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from controlplane.sim.models.harmony import JOB_S
 from controlplane.sim.models.interference import parse_interference
 from controlplane.sim.scenario import HARMONY, SLAQ, Scenario
 
-MOST_GPUS: Final = 1_000_000
-MOST_FILES: Final = 1000
+MAX_GPUS: Final = 1_000_000
+MAX_FILES: Final = 1000
 TABLE2: Final = Scenario()
-USUAL: Final = {"curves": SLAQ, "harmony": HARMONY}
+DEFAULTS: Final = {"curves": SLAQ, "harmony": HARMONY}
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is simulated; see docs/simulator.md."""
+    """Simulated scenario; see docs/simulator.md."""
 
     physics: Literal["table2", "profiles", "recorded", "curves", "harmony"] = "table2"
-    "How jobs train: the paper's Table 2, tables, a journal, loss curves, Harmony's testbed."
+    "Model of training: the paper's Table 2, tables, a journal, loss curves, Harmony's testbed."
     profiles: str = ""
     "Folder of the measured tables (physics profiles)."
     workload: str = ""
-    "Trace to submit, a CSV or a recording; default: one is generated."
+    "Trace to submit, a CSV or a recording; default: a generated one."
     curves: str = ""
-    "File of `ones sim record-curves` (physics curves); default: the one that ships."
+    "File of `ones sim record-curves` (physics curves); default: the bundled one."
     gpus: int | None = None
     "Slots of the cluster, instead of --nodes."
     nodes: str = ""
@@ -44,69 +44,65 @@ class Setup:
     jobs: int | None = None
     "Length of a generated trace; default 400, 160 (curves), 60 (harmony)."
     interval: float | None = None
-    "Mean seconds between its submissions; default 30, 15 (curves), 240 (harmony)."
+    "Mean seconds between submissions; default 30, 15 (curves), 240 (harmony)."
     arrivals: Literal["poisson", "uniform", "bursts", "philly", "google"] = "poisson"
-    "How its submissions come."
+    "Distribution of submission times."
     mix: Literal["philly", "uniform"] = "philly"
-    "How its workloads are drawn."
+    "Distribution of workloads."
     warm_up: float | None = None
-    "Share of the first jobs that are not counted; default 0.05 of Table 2's traces, else 0."
+    "Share of the first jobs that is not counted; default 0.05 of Table 2's traces, else 0."
     round: float = 0.0
-    "Seconds between plans, as in published simulators; 0: whenever something happens."
+    "Seconds between plans, as in published simulators; 0: a plan after every event."
     stall: float | None = None
-    "Seconds that a change of a group stalls it."
+    "Seconds of stall when a group changes."
     first_stall: float | None = None
-    "Seconds that a start takes."
+    "Seconds of a job's start."
     prepare: float | None = None
-    "Seconds that a newcomer takes beside a group that trains on; default: those of a start."
+    "Seconds to prepare a newcomer while the group trains; default: those of a start."
     latency: float = 0.05
-    "Seconds from a question to the policy's answer."
+    "Seconds from a request to the policy's plan."
     knowledge: Literal["L0", "L2", "L3"] = "L2"
-    "What may be known: a job's own past, its relatives' too, the work that users state too."
+    "Information for the policy: a job's history (L0), also its family's (L2), also estimates (L3)."
     information: Literal["honest", "perfect"] = "honest"
-    "What workers tell: what live ones can measure, with errors, or the truth."
+    "Worker reports: measurable values with errors, or exact values."
     noise: Annotated[float | None, Parameter(alias="--speed-noise")] = None
-    "Relative error of speeds and noise scales that workers tell; default 0.05, 0 if perfect."
+    "Relative error of reported speeds and noise scales; default 0.05, 0 if perfect."
     noise_scale_error: float = 1.0
-    "A job's noise scales are all too large or too small, by up to this factor."
+    "Maximum factor by which all noise scales of a job are too large or too small."
     interference: str | None = None
-    "Slow-downs between neighbours: none, pollux:S, pairwise:S, class:S, resources:S, gavel:FILE."
+    "Interference on a node: none, pollux:S, pairwise:S, class:S, resources:S, gavel:FILE."
     utilities: bool = False
-    "Generated jobs say what their ends are worth; with knowledge L3 also how long they are."
+    "Generated jobs state the utility of their end; with knowledge L3 also their length."
     erratic: bool = False
     "Loss curves with spikes and plateaus (physics table2)."
     work: float = WORK_CORE_S
-    "Mean seconds that a job would take on one core (physics curves)."
+    "Mean seconds of a job on one core (physics curves)."
     scaling: float = 1.0
     "Exponent of a job's speed over its cores, above 0 and at most 1 (physics curves)."
     job_seconds: float = JOB_S
-    "Mean seconds that a job would train by itself (physics harmony)."
+    "Mean seconds of a job that trains alone (physics harmony)."
     exchange: Literal["servers", "all-reduce", "mixed"] = "servers"
-    "How workers exchange gradients (physics harmony)."
+    "Gradient exchange between workers (physics harmony)."
     crashes: float = 0.0
     "Share of the jobs whose scripts fail once."
     cancels: float = 0.0
-    "Share of the jobs that their users give up."
+    "Share of the jobs that users cancel."
     early_stops: float = 0.0
-    "Share of the jobs whose scripts leave after a part of their epochs (table2, profiles)."
+    "Share of the jobs whose scripts exit after part of their epochs (table2, profiles)."
     node_loss: float = 0.0
-    "Mean seconds between losses of a node; 0: none."
+    "Mean seconds between node losses; 0: none."
     generations: int = 3
-    "That a searching policy evolves at each question."
+    "Generations of a searching policy for each request."
     think_every: float = 5.0
-    "Least seconds between questions that only an epoch's end raised, to a searching policy."
+    "Minimum seconds between requests to a searching policy that only an epoch's end caused."
 
     def scenario(self, *, gpus: int | None = None, record_allocations: bool = False) -> Scenario:
-        """The same as a value.
-
-        Args:
-            gpus: slots of the cluster, instead of those that were given.
-            record_allocations: write down who had which slot when.
+        """Return the scenario of these options; `gpus` replaces the option.
 
         Raises:
-            TraceError: if it makes no sense; it names the option.
+            TraceError: if an option is invalid; names the option.
         """
-        usual = USUAL.get(self.physics, TABLE2)
+        usual = DEFAULTS.get(self.physics, TABLE2)
         if self.physics == "profiles" and not self.profiles:
             hint = "give --profiles DIR, the folder of the measured tables"
             raise TraceError("physics profiles needs tables", hint, "profiles")
@@ -165,15 +161,15 @@ class Setup:
 
 
 def _content(named: tuple[str, ...], profiles: str) -> str:
-    """A fingerprint of the files that are simulated: results of others are not theirs."""
+    """Return a fingerprint of the input files; stored results of other files are not reused."""
     files = [Path(name) for name in named if name]
     if profiles:
-        files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MOST_FILES]
+        files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MAX_FILES]
     seen = sha256()
     for file in files:
         try:
             seen.update(file.expanduser().read_bytes())
-        except OSError:  # whoever reads it says what is wrong
+        except OSError:  # reported by the loader of the file
             continue
     return seen.hexdigest()[:16] if files else ""
 
@@ -183,25 +179,27 @@ def _absolute(path: str) -> str:
 
 
 def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
-    """Groups of nodes alike; `gpus` in all if that was said."""
+    """Return groups of equal nodes, with `gpus` slots in total if given."""
     if per_node < 1:
         raise TraceError(f"{per_node} GPUs on a node", "give at least 1", "gpus-per-node")
     if gpus is not None:
         if not text.strip().isdecimal():
-            hint = "give one of them"
-            raise TraceError(f"--gpus {gpus} and --nodes {text} say both", hint, "gpus")
-        if gpus > MOST_GPUS:
-            raise TraceError(f"{gpus} GPUs", f"give at most {MOST_GPUS}", "gpus")
+            hint = "give only one of them"
+            raise TraceError(f"--gpus {gpus} and --nodes {text} conflict", hint, "gpus")
+        if gpus > MAX_GPUS:
+            raise TraceError(f"{gpus} GPUs", f"give at most {MAX_GPUS}", "gpus")
         if gpus < 1 or (gpus > per_node and gpus % per_node):
-            what = f"{gpus} GPUs cannot be dealt out to nodes of {per_node}"
-            raise TraceError(what, "give a multiple, or another --gpus-per-node", "gpus")
+            problem = f"{gpus} GPUs cannot be divided among nodes of {per_node}"
+            raise TraceError(problem, "give a multiple, or another --gpus-per-node", "gpus")
         slots = min(gpus, per_node)
         return (NodeGroup(count=gpus // slots, slots=slots),)
     groups = []
     for part in text.split(","):
         count, _, model = part.strip().lower().partition("x")
-        if not count.isdecimal() or not 1 <= int(count) <= MOST_GPUS // per_node:
-            hint = f"as in 16 or 8xv100,8xk80, with at most {MOST_GPUS} GPUs"
-            raise TraceError(f"nodes {text!r} make no sense", hint, "nodes")
+        if not count.isdecimal() or not 1 <= int(count) <= MAX_GPUS // per_node:
+            hint = f"such as 16 or 8xv100,8xk80, with at most {MAX_GPUS} GPUs"
+            raise TraceError(
+                f"nodes {text!r} is neither a number nor a list of groups", hint, "nodes"
+            )
         groups.append(NodeGroup(count=int(count), slots=per_node, model=model))
     return tuple(groups)

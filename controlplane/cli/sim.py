@@ -1,9 +1,4 @@
-"""sim: policies on simulated clusters, one by one or side by side.
-
-Arguments of `ones sim` as values: seeds, sizes, policies and their options.
-
-How far one simulation is, on a terminal.
-"""
+"""`ones sim`: policies on simulated clusters, one at a time or compared."""
 
 from __future__ import annotations
 
@@ -43,15 +38,15 @@ from schemas.errors import BadFieldError
 from schemas.ids import Seconds
 from schemas.jobs import ENDED
 
-MOST_NUMBERS: Final = 10_000
-MOST_DIGITS: Final = 15
-MOST_WORKERS: Final = 1024
+MAX_NUMBERS: Final = 10_000
+MAX_DIGITS: Final = 15
+MAX_WORKERS: Final = 1024
 
 
 def check_run(
     names: Sequence[str], ours: str, seeds: Sequence[int], workers: int, plots: Path | None
 ) -> None:
-    """Refuse before anything is simulated what could not be shown afterwards.
+    """Refuse, before the simulation, options that would fail after it.
 
     Raises:
         OnesError: naming the option.
@@ -61,13 +56,13 @@ def check_run(
     for name in names:
         entry(name)
     if ours not in names:
-        what = f"{ours!r} is none of {', '.join(names)}"
-        raise BadFieldError(what, "give --ours NAME, one of these", "ours")
+        problem = f"{ours!r} is not one of {', '.join(names)}"
+        raise BadFieldError(problem, "give --ours NAME, one of them", "ours")
     if min(seeds) < 0:
         raise BadFieldError(f"seed {min(seeds)} is negative", "give 0 or more", "seed")
-    if not 1 <= workers <= MOST_WORKERS:
-        what = f"{workers} processes at a time"
-        raise BadFieldError(what, f"give 1 to {MOST_WORKERS}", "workers")
+    if not 1 <= workers <= MAX_WORKERS:
+        problem = f"workers = {workers} is out of range"
+        raise BadFieldError(problem, f"give 1 to {MAX_WORKERS}", "workers")
     if plots is not None:
         try:
             plots.mkdir(parents=True, exist_ok=True)
@@ -76,29 +71,33 @@ def check_run(
 
 
 def numbers(text: str, field: str) -> list[int]:
-    """1,3,5-7 as numbers, each once.
+    """Parse a list such as 1,3,5-7; each number occurs once.
 
     Raises:
-        BadFieldError: if they make no sense; it names `field`.
+        BadFieldError: if the list is invalid; names `field`.
     """
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise BadFieldError(f"{field} {text!r} make no sense", "as in 0-4 or 1,3,7", field)
+            raise BadFieldError(
+                f"{field} {text!r} is not a list of numbers",
+                "give a list such as 0-4 or 1,3,7",
+                field,
+            )
         numbers = range(int(low), int(high or low) + 1)
-        if not 1 <= len(numbers) <= MOST_NUMBERS or len(low) > MOST_DIGITS:
-            hint = f"as in 0-4, with at most {MOST_NUMBERS} numbers"
-            raise BadFieldError(f"{field} {text!r} make no sense", hint, field)
+        if not 1 <= len(numbers) <= MAX_NUMBERS or len(low) > MAX_DIGITS:
+            hint = f"give a list such as 0-4, with at most {MAX_NUMBERS} numbers"
+            raise BadFieldError(f"{field} {text!r} is not a list of numbers", hint, field)
         found += numbers
     return list(dict.fromkeys(found))
 
 
 def policy_options(given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE as settings; a value is JSON if it can be, else text.
+    """Parse NAME=VALUE settings; a value is JSON if it parses as JSON, else text.
 
     Raises:
-        BadFieldError: if one has no value.
+        BadFieldError: if an option has no value.
     """
     found: dict[str, Any] = {}
     for text in given:
@@ -113,17 +112,17 @@ def policy_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """POLICY.NAME=VALUE as settings of each policy.
+    """Parse POLICY.NAME=VALUE into the settings of each policy.
 
     Raises:
-        BadFieldError: if one is of no policy among `names`.
+        BadFieldError: if an option belongs to no policy among `names`.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, value in policy_options(given).items():
         policy, dot, option = name.partition(".")
         if not dot or policy not in names:
-            what = f"option {name!r} is for none of {', '.join(names)}"
-            raise BadFieldError(what, "give POLICY.NAME=VALUE", "option")
+            problem = f"option {name!r} is for none of {', '.join(names)}"
+            raise BadFieldError(problem, "give POLICY.NAME=VALUE", "option")
         found.setdefault(policy, {})[option] = value
     return found
 
@@ -134,10 +133,10 @@ HOUR_S: Final = 3600.0
 
 @contextlib.contextmanager
 def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
-    """A bar on stderr of the jobs that have ended, for as long as the context lasts.
+    """Show a progress bar of ended jobs on stderr.
 
     Yields:
-        What to give `simulate` as `record`; None where nobody looks.
+        The `record` argument for `simulate`; None if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         yield None
@@ -165,15 +164,11 @@ def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
 
 
 def ended(commands: Sequence[Command]) -> int:
-    """How many jobs ended with these commands of the core.
-
-    Args:
-        commands: that followed from one input.
-    """
+    """Return the number of jobs that ended in the commands that followed from one input."""
     return sum(isinstance(c, Announce) and c.event.event in ENDS for c in commands)
 
 
-sim = App(name="sim", help="Simulate policies before you use them.")
+sim = App(name="sim", help="Simulate policies.")
 sim.command(
     "controlplane.cli.train:train",
     name="train",
@@ -200,17 +195,17 @@ def run(
     Parameters
     ----------
     policy
-        Its name.
+        Name of the policy.
     seed
-        Of the trace, the jobs and the search.
+        Seed of the trace, the jobs and the search.
     option
-        NAME=VALUE of the policy, as in its settings; again for more.
+        NAME=VALUE setting of the policy; repeatable.
     output
         Table for people, or JSON.
     plots
-        Folder to draw slots over time into.
+        Folder for drawings of slots over time.
     setup
-        What is simulated.
+        Simulated scenario.
     """
     check_run([policy], policy, [seed], 1, plots)
     scenario = setup.scenario(record_allocations=plots is not None)
@@ -245,7 +240,7 @@ def compare(
     Parameters
     ----------
     policies
-        Names, with commas between them.
+        Names, separated by commas.
     seeds
         One, a list or a range: 0-4 or 1,3,7.
     gpus
@@ -253,22 +248,22 @@ def compare(
     ours
         The policy that the others are compared with; default: ones, else the last.
     option
-        POLICY.NAME=VALUE of a policy, as in its settings; again for more.
+        POLICY.NAME=VALUE setting of a policy; repeatable.
     output
         Table for people, or JSON.
     plots
-        Folder to draw into.
+        Folder for drawings.
     results
-        File that keeps results, to go on after Ctrl-C; one JSON document on each line.
+        File that stores results so that a run interrupted by Ctrl-C can continue; JSON lines.
     workers
-        Processes at a time; default: one for each core.
+        Number of processes; default: one for each core.
     setup
-        What is simulated.
+        Simulated scenario.
     """
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     seed_numbers, processes = numbers(seeds, "seeds"), workers or os.cpu_count() or 1
-    mine = ours or ("ones" if "ones" in names else "".join(names[-1:]))
-    check_run(names, mine, seed_numbers, processes, plots)
+    own = ours or ("ones" if "ones" in names else "".join(names[-1:]))
+    check_run(names, own, seed_numbers, processes, plots)
     sizes: list[int | None] = [*numbers(gpus, "gpus")] if gpus else [None]
     scenarios = [setup.scenario(gpus=size) for size in sizes]
     given = options_by_policy(option or [], names)
@@ -278,11 +273,11 @@ def compare(
     with experiment.bar("simulating") as progress:
         simulated = experiment.run(cells, simulate_cell, results, processes, progress)
     if plots is not None:
-        figures.draw(simulated, plots, mine)
+        figures.draw(simulated, plots, own)
     if output in {"json", "jsonl"}:
-        print_data(comparison_json(simulated, mine), output)
+        print_data(comparison_json(simulated, own), output)
     else:
-        report_tables.print_comparison(simulated, mine)
+        report_tables.print_comparison(simulated, own)
     return Exit.OK
 
 
@@ -293,11 +288,11 @@ def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
     Parameters
     ----------
     file
-        CSV to write.
+        CSV file to write.
     seed
-        Of the draws.
+        Seed of the random draws.
     setup
-        What is generated.
+        Scenario of the trace.
     """
     trace = trace_of(setup.scenario(), seed)
     write_trace(trace, file)
@@ -307,16 +302,16 @@ def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
 
 @sim.command
 def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
-    """Train classical algorithms for real and write down their losses, for --physics curves.
+    """Train classical algorithms and record their losses, for --physics curves.
 
     Parameters
     ----------
     file
-        To write: JSON. The one that ships was made so.
+        JSON file to write. The bundled file was made by this command.
     seed
-        Of every training that draws.
+        Seed of every randomised training.
     families
-        Algorithms, with commas between them; default: all.
+        Algorithms, separated by commas; default: all.
     """
     try:
         from controlplane.sim.models.recorded_curves import record  # noqa: PLC0415 - not always there
@@ -341,18 +336,18 @@ def import_(
     layout: Layout | Literal["journal"],
     most_gpus: int | None = None,
 ) -> int:
-    """Turn a foreign trace, or a cluster's own journal, into one that can be simulated.
+    """Convert a foreign trace, or a cluster's own journal, into one that can be simulated.
 
     Parameters
     ----------
     source
-        File of another simulator's trace, or a controller's journal.
+        Trace file of another simulator, or a controller's journal.
     file
-        To write: CSV, or a recording for --physics recorded.
+        File to write: CSV, or a recording for --physics recorded.
     layout
-        Whose columns it has.
+        Format of the source.
     most_gpus
-        Leave out jobs that want more.
+        Omit jobs that request more GPUs.
     """
     if layout == "journal":
         recording = recording_from_journal(source)
@@ -366,7 +361,7 @@ def import_(
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:
-    """One simulation of an experiment, in a worker process."""
+    """Run one simulation of an experiment, in a worker process."""
     return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
 

@@ -1,7 +1,4 @@
-"""A job file, ready to go: what travels with it.
-
-submit --dry-run: what would go, and what would be said of it.
-"""
+"""Job files prepared for submission, and the report of `submit --dry-run`."""
 
 from __future__ import annotations
 
@@ -19,53 +16,53 @@ from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.job_file import load_job
-from controlplane.client.sweeps.sweep import in_words
+from controlplane.client.sweeps.sweep import describe_parameter
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.sweeps import SweepSpec
 
-NAMED: Final = 3  # of the largest files
+NAMED_FILES: Final = 3  # of the largest files
 LIBRARY: Final = b"elastic"
 
 
 class Submission(NamedTuple):
-    """One job file, ready to go."""
+    """One checked job file."""
 
     file: Path
     spec: JobSpec
-    travels: tuple[PackedFile, ...]
-    stored: str = ""  # digest of the archive that the cluster should have already; nothing travels
-    project: str = ""  # whose members see it; empty: the first of the key's
+    uploads: tuple[PackedFile, ...]
+    stored: str = ""  # digest of an archive that the cluster stores; nothing is uploaded
+    project: str = ""  # whose members see the job; empty: the first of the key's
 
     @property
     def size(self) -> int:
-        """Bytes of all files that travel, before they are packed."""
-        return sum(file.size for file in self.travels)
+        """Size of all files to upload before packing, bytes."""
+        return sum(file.size for file in self.uploads)
 
     @property
     def largest(self) -> list[PackedFile]:
-        """The files that make most of it, largest first."""
-        return sorted(self.travels, key=lambda file: -file.size)[:NAMED]
+        """The largest files, largest first."""
+        return sorted(self.uploads, key=lambda file: -file.size)[:NAMED_FILES]
 
 
-def prepared(file: Path, overrides: Sequence[str]) -> Submission:
-    """A job file, checked, with what would travel.
+def prepare(file: Path, overrides: Sequence[str]) -> Submission:
+    """Read and check a job file, and list the files to upload.
 
     Raises:
         SettingsError: if the file cannot be used.
-        BadFieldError: if a value cannot be accepted.
+        BadFieldError: if a value is invalid.
     """
     spec = load_job(file, overrides)
     return Submission(file, spec, survey(Path(spec.workdir)))
 
 
 def snapshot_line(one: Submission) -> str:
-    """What travels with a job, for people: how much, how many files, the largest of them."""
+    """Describe the upload of a job: size, number of files, the largest ones."""
     if one.stored:
-        return f"{one.stored[:12]}, which the cluster has from an earlier job"
-    many = len(one.travels)
-    line = f"{byte_count(one.size)} in {many} file{'s' * (many != 1)} of {one.spec.workdir}"
+        return f"{one.stored[:12]}, stored in the cluster by an earlier job"
+    count = len(one.uploads)
+    line = f"{byte_count(one.size)} in {count} file{'s' * (count != 1)} of {one.spec.workdir}"
     largest = ", ".join(f"{name} {byte_count(size)}" for name, size in one.largest)
-    return f"{line} ({'largest: ' * (many > 1)}{largest})" if largest else line
+    return f"{line} ({'largest: ' * (count > 1)}{largest})" if largest else line
 
 
 def library_note(one: Submission) -> str:
@@ -73,17 +70,17 @@ def library_note(one: Submission) -> str:
     spec, folder = one.spec, Path(one.spec.workdir)
     if spec.stated_sweep is not None or one.stored:
         return ""
-    travels = [folder / file.path for file in one.travels if file.path.endswith(".py")]
-    if _uses_library(folder / spec.script, travels):
+    uploads = [folder / file.path for file in one.uploads if file.path.endswith(".py")]
+    if _uses_library(folder / spec.script, uploads):
         return ""
     return (
-        f"{spec.script} does not use elastic.ScalingAgent: on one slot it runs once, as it is, "
-        f"on several it fails; `ones init {spec.script}` says what to change"
+        f"{spec.script} does not use elastic.ScalingAgent: it runs unchanged on one slot, "
+        f"and fails on several; `ones init {spec.script}` shows what to change"
     )
 
 
 def _uses_library(script: Path, files: Sequence[Path]) -> bool:
-    """True if a script names the library, or one of `files` does that it may import."""
+    """True if a script names the library, or one of `files` that it may import does."""
     seen: set[Path] = set()
     left = {script}
     while left:
@@ -92,7 +89,7 @@ def _uses_library(script: Path, files: Sequence[Path]) -> bool:
         try:
             source = path.read_bytes()
             homes = {script.parent / part for part in _first_parts(ast.parse(source))}
-        except (OSError, SyntaxError, ValueError):  # said elsewhere
+        except (OSError, SyntaxError, ValueError):  # reported elsewhere
             return True
         if LIBRARY in source:
             return True
@@ -105,7 +102,7 @@ def _uses_library(script: Path, files: Sequence[Path]) -> bool:
 
 
 def _first_parts(tree: ast.Module) -> set[str]:
-    """The first parts of all modules that are imported; an empty one for a relative import."""
+    """Return the first parts of all imported modules; "" for a relative import."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -115,20 +112,20 @@ def _first_parts(tree: ast.Module) -> set[str]:
     return names
 
 
-def on_screen(line: str, stream: TextIO) -> str:
-    """A line, cut to the width of a terminal."""
+def fit_terminal(line: str, stream: TextIO) -> str:
+    """Cut a line to the width of a terminal."""
     width = width_of(stream)
     return line if width is None else cut(line, width)
 
 
-OF_NO_SWEEP: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
-ASK_S: Final = 3.0  # a dry run waits so long for a controller
+SCRIPT_FIELDS: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
+REPLY_TIMEOUT_S: Final = 3.0  # timeout for the controller's notes
 
 
-def say_dry(ready: Sequence[Submission], common: Common) -> int:
-    """Say what would be submitted, and what the controller would say of it, where one answers."""
+def print_dry_run(ready: Sequence[Submission], common: Common) -> int:
+    """Print what would be submitted, and the controller's notes if one replies."""
     notes, why_not = _notes(ready, common)
-    rows = [_dry(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
+    rows = [_dry_run_row(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
     if common.output == "json":
         print_json(rows[0] if len(rows) == 1 else rows)
         return Exit.OK
@@ -137,49 +134,49 @@ def say_dry(ready: Sequence[Submission], common: Common) -> int:
             print_line(row)
         elif common.output == "table":
             sys.stdout.write(f"{one.file} can be submitted\n")
-            for name, value in _stated(one.spec).items():
+            for name, value in _stated_fields(one.spec).items():
                 sys.stdout.write(f"  {name:15s} {value}\n")
             line = f"  {'snapshot':15s} {snapshot_line(one)}"
-            sys.stdout.write(f"{on_screen(line, sys.stdout)}\n")
+            sys.stdout.write(f"{fit_terminal(line, sys.stdout)}\n")
             for note in filter(None, (library_note(one), *(row["notes"] or ()))):
                 sys.stdout.write(f"  {'note':15s} {note}\n")
     if why_not and common.output == "table":
-        sys.stderr.write(f"no controller was asked: {why_not}\n")
+        sys.stderr.write(f"the controller was not asked: {why_not}\n")
     return Exit.OK
 
 
 def _notes(
     ready: Sequence[Submission], common: Common
 ) -> tuple[list[tuple[str, ...] | None], OnesError | None]:
-    """What the controller would say of each job; None, and perhaps why, where none can be asked.
+    """Return the controller's notes on each job; None, with the error if any, if none can be asked.
 
     Raises:
-        BadFieldError: if it would not accept one of them.
+        BadFieldError: if the controller would refuse a job.
     """
     try:
-        with BlockingClient(common.home, ASK_S) as client:
+        with BlockingClient(common.home, REPLY_TIMEOUT_S) as client:
             return [None if one.stored else client.check(one.spec) for one in ready], None
     except BadFieldError:
         raise
-    except SettingsError:  # nobody spoke of a cluster
+    except SettingsError:  # no cluster was named
         return [None] * len(ready), None
     except OnesError as error:
         return [None] * len(ready), error
 
 
-def _dry(one: Submission) -> dict[str, Any]:
-    """A job that can be submitted, for programs; `notes` is None if no controller was asked."""
+def _dry_run_row(one: Submission) -> dict[str, Any]:
+    """Return a valid job for programs."""
     largest = [{"path": name, "bytes": size} for name, size in one.largest]
-    snapshot = {"bytes": one.size, "files": len(one.travels), "largest": largest}
+    snapshot = {"bytes": one.size, "files": len(one.uploads), "largest": largest}
     return {"job": None, "state": "valid", "spec": one.spec, "snapshot": snapshot}
 
 
-def _stated(spec: JobSpec) -> dict[str, str]:
-    """The fields that are not as they would be without a word, and those that rule its size."""
+def _stated_fields(spec: JobSpec) -> dict[str, str]:
+    """Return the fields that differ from their defaults, the required ones, and the slots."""
     found = {}
     sweep = spec.stated_sweep
     for field in msgspec.structs.fields(spec):
-        if sweep is not None and field.name in OF_NO_SWEEP:
+        if sweep is not None and field.name in SCRIPT_FIELDS:
             continue
         value = getattr(spec, field.name)
         if field.required or field.name == "slots" or value != field.default:
@@ -203,7 +200,7 @@ def _stated_search(sweep: SweepSpec) -> dict[str, str]:
         "epochs": f"at most {search.epochs} each",
         "metric": f"{search.mode} of {search.metric}",
         "partitions": str(sweep.partitions),
-        **{f"space.{name}": in_words(one) for name, one in search.space.items()},
+        **{f"space.{name}": describe_parameter(one) for name, one in search.space.items()},
     }
 
 

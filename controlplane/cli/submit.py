@@ -1,9 +1,4 @@
-"""submit: what would travel, what was accepted, and with --wait what became of it.
-
-Why a job failed, for people: its error, and the last lines of the worker that ended first.
-
-wait and cancel: commands that take several jobs at once.
-"""
+"""`ones submit`, `wait` and `cancel`: submission, waiting, and reports of failed jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from cyclopts import Parameter
 
-from controlplane.cli.jobs import say_if_absent
+from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import (
     COMMON,
     Common,
@@ -32,10 +27,10 @@ from controlplane.cli.output import (
 )
 from controlplane.cli.submission import (
     Submission,
+    fit_terminal,
     library_note,
-    on_screen,
-    prepared,
-    say_dry,
+    prepare,
+    print_dry_run,
     snapshot_line,
 )
 from controlplane.cli.terminal import terminal_console
@@ -48,25 +43,21 @@ from schemas.wire.feed import FeedEvent
 
 LAST_LINES: Final = 15
 EXITED: Final = "worker.exited"
-BY_OTHERS: Final = frozenset({9, 15})  # signals that follow an end elsewhere, or come from outside
+FOREIGN_SIGNALS: Final = frozenset({9, 15})  # signals after another worker's exit, or from outside
 
 
 class Failure(NamedTuple):
-    """How a job ended that did not succeed, and what its failing worker wrote last."""
+    """Unsuccessful end of a job, and the last output of the worker that failed."""
 
     job: str
     state: str
     reason: str
-    rank: int | None  # None: nobody can say which worker failed, and `lines` are those of all
+    rank: int | None  # None: unknown, and `lines` are those of all workers
     lines: tuple[OutputLine, ...]
 
 
 def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Failure:
-    """What a person wants to know when a job did not succeed.
-
-    Args:
-        from_seq: number of a feed event before its first, 1-based.
-    """
+    """Return how a job ended that did not succeed; `from_seq` is a feed event before its first."""
     job = detail.summary
     if job.state != "failed":
         return Failure(job.job, job.state, job.reason, None, ())
@@ -77,25 +68,21 @@ def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Fail
 
 
 def as_text(failure: Failure) -> Iterator[str]:
-    """A failure as lines for people.
-
-    Yields:
-        Its state and reason; if it failed, the last lines of who did it.
-    """
+    """Yield a failure as lines for people: state, reason, last output of the failed worker."""
     yield f"ones: {failure.job} {failure.state}: {failure.reason}"
     if failure.state != "failed":
         return
     who = "its workers" if failure.rank is None else f"rank {failure.rank}"
-    yield f"the last lines of {who}:" if failure.lines else f"{who} wrote nothing"
+    yield f"last output of {who}:" if failure.lines else f"{who} wrote no output"
     several = len({line.rank for line in failure.lines}) > 1
     for line in failure.lines:
         yield f"  [{line.rank}] {line.text}" if several else f"  {line.text}"
     if failure.lines:
-        yield f"all of it: {_logs(failure)}"
+        yield f"complete output: {_logs(failure)}"
 
 
 def as_json(failure: Failure) -> dict[str, Any]:
-    """A failure for programs, in the form of an error."""
+    """Return a failure for programs, in the form of an error."""
     error = {
         "code": "job_failed",
         "message": f"{failure.job} {failure.state}: {failure.reason}",
@@ -111,11 +98,7 @@ def _logs(failure: Failure) -> str:
 
 
 def failing_rank(events: Iterable[FeedEvent]) -> int | None:
-    """The worker whose end was not in order, of the last group that a job had.
-
-    Returns:
-        Its rank; None if no worker ended by itself with anything but 0.
-    """
+    """Return the first worker of the last group that failed by itself; None if there is none."""
     newest, found = -1, None
     for event in events:
         if event.event != EXITED:
@@ -124,48 +107,52 @@ def failing_rank(events: Iterable[FeedEvent]) -> int | None:
         version, rank = int(detail.get("version") or 0), int(detail.get("rank") or 0)
         if version > newest:
             newest, found = version, None
-        own_end = detail.get("code") or (detail.get("signal") or 9) not in BY_OTHERS
+        own_end = detail.get("code") or (detail.get("signal") or 9) not in FOREIGN_SIGNALS
         if found is None and version == newest and own_end:
             found = rank
     return found
 
 
-LATER: Final = "wait longer, or look with `ones show`"
-Row = dict[str, Any]  # what became of one job
+WAIT_HINT: Final = "wait longer, or inspect the job with `ones show`"
+Row = dict[str, Any]  # result for one job
 
 
 def wait(
     job: JobName,
     /,
     *more: JobName,
-    timeout: Annotated[float | None, Parameter(help="seconds, for all of them")] = None,
+    timeout: Annotated[
+        float | None, Parameter(help="seconds for all jobs together (default: no limit)")
+    ] = None,
     common: Common = COMMON,
 ) -> int:
     """Wait until each JOB has ended; exit 1 if one did not succeed, 6 after TIMEOUT s."""
     deadline = None if timeout is None else time.monotonic() + timeout
     states: list[str] = []
     with BlockingClient(common.home) as client:
-        say_if_absent(client)
+        warn_if_absent(client)
 
         def end_of(name: str) -> tuple[Row, str]:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 found = client.wait_state(name, left)
             except TimedOutError:
-                raise TimedOutError(f"{name} had not ended after {timeout:g} s", LATER) from None
+                raise TimedOutError(
+                    f"{name} had not ended after {timeout:g} s", WAIT_HINT
+                ) from None
             states.append(found.state)
             row = _row(name, found.state, found.reason)
             return row, f"{name} {found.state}: {found.reason}"
 
-        with said_to_go_on((job, *more)):
+        with jobs_continue_notice((job, *more)):
             refused = _for_each((job, *more), end_of, common)
     failed = any(state != "succeeded" for state in states)
     return refused or (Exit.JOB_FAILED if failed else Exit.OK)
 
 
 @contextlib.contextmanager
-def said_to_go_on(jobs: Sequence[str]) -> Iterator[None]:
-    """Say at Ctrl-C that it ends the waiting, and no job."""
+def jobs_continue_notice(jobs: Sequence[str]) -> Iterator[None]:
+    """Print at Ctrl-C that the jobs continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -176,7 +163,7 @@ def said_to_go_on(jobs: Sequence[str]) -> Iterator[None]:
 
 
 def cancel(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
-    """End each JOB: TERM to its workers, KILL to those that do not go."""
+    """Cancel each JOB: its workers receive SIGTERM, then SIGKILL."""
     with BlockingClient(common.home) as client:
 
         def end(name: str) -> tuple[Row, str]:
@@ -194,15 +181,13 @@ def _row(
 
 
 def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common: Common) -> int:
-    """Do it to every job, whatever becomes of one, and say at once what did.
+    """Apply `do` to every job, even if one is refused, and print each result at once.
 
-    JSON is an object for one job and a list for several, in which a refusal is an `error`.
-
-    Returns:
-        The exit code of the first that was refused.
+    JSON is an object for one job and a list for several, in which a refusal is an `error`. Returns
+    the exit code of the first refusal.
 
     Raises:
-        OnesError: if there is but one job and it is refused, or nobody answers.
+        OnesError: if the only job is refused, or the controller does not reply.
     """
     code: int = Exit.OK
     rows: list[Row] = []
@@ -226,14 +211,13 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
     return code
 
 
-MUCH: Final = 100_000_000  # bytes of a working directory that are worth a question
-NAMED: Final = 3  # of the largest files
-OF_NO_SWEEP: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
-ASK_S: Final = 3.0  # a dry run waits so long for a controller
-SHOWN_FROM: Final = 4 << 20  # bytes of an archive whose way is worth a bar
-KEY_HELP: Final = "submitting twice with it gives one job"
-PROJECT_HELP: Final = "of your key's: whose members see the job; default: the first of them"
-SET_HELP: Final = "KEY=VALUE over the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
+LARGE_UPLOAD_BYTES: Final = 100_000_000  # bytes of a working directory above which `submit` asks
+SHOWN_FROM: Final = 4 << 20  # bytes of an upload above which a bar is shown
+KEY_HELP: Final = "idempotency key: repeated submissions with the same key give one job"
+PROJECT_HELP: Final = "project whose members see the job (default: the first one of the key)"
+SET_HELP: Final = (
+    "KEY=VALUE, overrides the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
+)
 
 
 def submit(
@@ -241,19 +225,25 @@ def submit(
     /,
     *more: Path,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
-    wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
+    wait: Annotated[
+        bool, Parameter(help="wait until the job ends; exit 1 and print the reason if it fails")
+    ] = False,
     key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
     project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
-    dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
-    yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
+    dry_run: Annotated[
+        bool, Parameter(help="check the job and list its files without submitting")
+    ] = False,
+    yes: Annotated[
+        bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory."""
     files = (file, *more)
     if key is not None and more:
-        raise BadFieldError("--key is of one job", "submit these files one at a time", "key")
-    # All are good before one goes.
-    ready = [prepared(path, set_ or ())._replace(project=project) for path in files]
+        raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
+    # All files are checked before the first job is submitted.
+    ready = [prepare(path, set_ or ())._replace(project=project) for path in files]
     return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
 
 
@@ -266,41 +256,33 @@ def send(
     yes: bool,
     common: Common,
 ) -> int:
-    """Submit jobs that are ready to go, or only say what would go.
-
-    Args:
-        key: submitting twice with it gives one job.
-
-    Returns:
-        The exit code.
-    """
+    """Submit prepared jobs, or only report what would be submitted; return the exit code."""
     if dry_run:
-        return say_dry(ready, common)
-    if not all(_agreed(one, common, yes=yes) for one in ready):
+        return print_dry_run(ready, common)
+    if not all(_confirmed(one, common, yes=yes) for one in ready):
         return Exit.USAGE
     with BlockingClient(common.home) as client:
         first_event = client.cluster().last_seq + 1 if wait else 0
-        accepted, code = _all_sent(client, ready, key, common)
-        return (_waited(client, accepted, first_event, common) if wait else Exit.OK) or code
+        accepted, code = _submit_all(client, ready, key, common)
+        return (_wait_for_all(client, accepted, first_event, common) if wait else Exit.OK) or code
 
 
-def _all_sent(
+def _submit_all(
     client: BlockingClient, ready: Sequence[Submission], key: str | None, common: Common
 ) -> tuple[list[JobAccepted], int]:
-    """Submit each, whatever becomes of another; a refusal of several is an `error` in JSON.
+    """Submit each job, even if another is refused; with several, a refusal is an `error` in JSON.
 
-    Returns:
-        What was accepted, and the exit code of the first refusal.
+    Returns the accepted jobs, and the exit code of the first refusal.
 
     Raises:
-        OnesError: if there is but one and it is refused.
+        OnesError: if the only job is refused.
     """
     accepted: list[JobAccepted] = []
     rows: list[Any] = []
     code: int = Exit.OK
     for one in ready:
         try:
-            accepted.append(_sent(client, one, key, common))
+            accepted.append(_submit_one(client, one, key, common))
             rows.append(accepted[-1])
         except OnesError as error:
             if len(ready) == 1:
@@ -316,7 +298,9 @@ def _all_sent(
     return accepted, code
 
 
-def _sent(client: BlockingClient, one: Submission, key: str | None, common: Common) -> JobAccepted:
+def _submit_one(
+    client: BlockingClient, one: Submission, key: str | None, common: Common
+) -> JobAccepted:
     if one.stored:
         accepted = client.submit_stored(one.spec, one.stored, key, project=one.project)
     else:
@@ -333,12 +317,12 @@ def _sent(client: BlockingClient, one: Submission, key: str | None, common: Comm
     return accepted
 
 
-def _waited(
+def _wait_for_all(
     client: BlockingClient, accepted: Sequence[JobAccepted], first_event: int, common: Common
 ) -> int:
     code: int = Exit.OK
     for one in accepted:
-        with said_to_go_on([job.job for job in accepted[accepted.index(one) :]]):
+        with jobs_continue_notice([job.job for job in accepted[accepted.index(one) :]]):
             detail = client.wait(one.job)
         if detail.summary.state == "succeeded":
             if common.output == "table":
@@ -354,20 +338,20 @@ def _waited(
     return code
 
 
-# --- what travels
+# --- upload
 
 
-def _agreed(one: Submission, common: Common, *, yes: bool) -> bool:
-    """Say what travels; ask whether that much should, where somebody is there to answer."""
+def _confirmed(one: Submission, common: Common, *, yes: bool) -> bool:
+    """Print the size of the upload; ask before a large one if a terminal is present."""
     if common.output == "table":
-        sys.stderr.write(f"{on_screen(snapshot_line(one), sys.stderr)}\n")
-    if one.size <= MUCH or yes:
+        sys.stderr.write(f"{fit_terminal(snapshot_line(one), sys.stderr)}\n")
+    if one.size <= LARGE_UPLOAD_BYTES or yes:
         return True
-    remedy = f"name large data in {Path(one.spec.workdir) / IGNORE_FILE}, read it from its place"
-    sys.stderr.write(f"ones: more than {byte_count(MUCH)} would travel; {remedy}\n")
+    remedy = f"list large data in {Path(one.spec.workdir) / IGNORE_FILE}, read it from its place"
+    sys.stderr.write(f"ones: the upload exceeds {byte_count(LARGE_UPLOAD_BYTES)}; {remedy}\n")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    sys.stderr.write("submit it all the same? [y/N] ")
+    sys.stderr.write("submit anyway? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in {"y", "yes"}:
         return True
@@ -377,7 +361,7 @@ def _agreed(one: Submission, common: Common, *, yes: bool) -> bool:
 
 @contextlib.contextmanager
 def _progress(one: Submission) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal for what takes its time; nothing anywhere else."""
+    """Show a progress bar on a terminal for a large upload."""
     if not sys.stderr.isatty() or one.size < SHOWN_FROM:
         yield None
         return

@@ -1,4 +1,4 @@
-"""timeline: slots over time, drawn in a terminal and into a file."""
+"""`ones timeline`: slots over time, drawn in a terminal or into a file."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from schemas.wire.feed import FeedEvent
 __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "terminal", "timeline"]
 
 FREE: Final = "grey35"
-PLAIN_WIDTH: Final = 120  # where no terminal says how wide it is
-TICK_EVERY: Final = 12  # columns, at least
+PLAIN_WIDTH: Final = 120  # columns if the width is unknown
+TICK_EVERY: Final = 12  # columns, minimum
 LEGEND_LINES: Final = 4
 DAY_S: Final = 86_400.0
 ROUND_S: Final = tuple(
@@ -52,7 +52,7 @@ ROUND_S: Final = tuple(
 UNITS: Final = (("d", DAY_S), ("h", 3600.0), ("min", 60.0))
 GAP: Final = "   "  # between names of jobs
 TITLE: Final = "which job had which slot"
-LOSS_HELP: Final = "instead: the losses of this job, their fit and where it goes"
+LOSS_HELP: Final = "draw the losses of this job with their fit and forecast instead"
 # --- in a terminal
 
 
@@ -64,18 +64,16 @@ def terminal(
     window: Window | None = None,
     colour: bool = True,
 ) -> Text:
-    """One line for each slot, a time axis below them, and which job is what.
+    """Draw a line for each slot, a time axis below, and a legend of the jobs.
 
-    Args:
-        window: what the axis spans; default: all allocations.
-        colour: blocks in a colour for each job, paler where it had the slot for less than half of
-            a column's time; else a letter for each job.
+    With `colour` each job has blocks of its colour, paler where the job had the slot for less than
+    half of a column's time; else a letter.
     """
     window = window or full_window(allocations)
     jobs = colour_indices(allocations)
     indent = max((len(slot) for slot in slots), default=0) + 1
     columns = max(width - indent, TICK_EVERY)
-    taken = _taken(allocations, window, columns)
+    taken = _slot_shares(allocations, window, columns)
     text = Text(no_wrap=True, overflow="crop")
     for slot in slots:
         text.append(slot.ljust(indent))
@@ -92,10 +90,10 @@ def terminal(
     return text
 
 
-def _taken(
+def _slot_shares(
     allocations: Iterable[Allocation], window: Window, columns: int
 ) -> Mapping[SlotId, dict[int, dict[JobId, float]]]:
-    """How much of each column's time each job had each slot, as a share."""
+    """Return the share of each column's time in which each job had each slot."""
     scale = columns / window.length
     taken: defaultdict[SlotId, dict[int, dict[JobId, float]]] = defaultdict(dict)
     for allocation in clipped(allocations, window):
@@ -119,7 +117,7 @@ def _cell(
 
 
 def _axis(window: Window, columns: int) -> tuple[str, str]:
-    """Marks, and how long after the window's begin each of them is."""
+    """Return the marks of the axis and their labels, durations since the start of the window."""
     step = _round_up(window.length * TICK_EVERY / columns)
     marks, labels = ["─"] * columns, ""
     for tick in range(math.ceil(window.length / step)):
@@ -132,13 +130,13 @@ def _axis(window: Window, columns: int) -> tuple[str, str]:
 
 
 def _duration(seconds: float, step: float) -> str:
-    """A time on the axis, in the largest unit that every mark is whole in."""
+    """Format a time on the axis in the largest unit not above the distance of marks."""
     unit, size = next((entry for entry in UNITS if step >= entry[1]), ("s", 1.0))
     return f"{seconds / size:g} {unit}"
 
 
 def _round_up(seconds: float) -> float:
-    """The next length that people count in: 1, 2 or 5 times a power of ten below a minute."""
+    """Return the next round duration, such as 20 s, 5 min or 6 h."""
     for length in ROUND_S:
         if length >= seconds * (1 - 1e-9) >= ROUND_S[0] / 2:
             return length
@@ -152,7 +150,7 @@ def _round_up(seconds: float) -> float:
 def _legend(
     jobs: Mapping[JobId, int], shown: Iterable[Allocation], width: int, *, colour: bool
 ) -> Text:
-    """Which job is what; where not all fit, those that had slots for longest."""
+    """Return the legend; if not all jobs fit, those that had slots for longest."""
     held: defaultdict[JobId, float] = defaultdict(float)
     for allocation in shown:
         held[allocation.job] += allocation.end - allocation.begin
@@ -173,7 +171,7 @@ def _legend(
 
 
 def _lines(entries: Iterable[Text], width: int) -> list[Text]:
-    """Entries beside each other, as many as fit on a line."""
+    """Arrange entries in lines, as many as fit on each."""
     lines: list[Text] = []
     for entry in entries:
         if lines and len(lines[-1]) + len(GAP) + len(entry) <= width:
@@ -189,9 +187,9 @@ def _lines(entries: Iterable[Text], width: int) -> list[Text]:
 def timeline(
     *,
     png_: Annotated[
-        Path | None, Parameter(name="--png", help="also draw it into this file")
+        Path | None, Parameter(name="--png", help="also draw into this PNG file")
     ] = None,
-    from_: Annotated[int, Parameter(name="--from", help="begin at this event")] = 1,
+    from_: Annotated[int, Parameter(name="--from", help="start at the event of this number")] = 1,
     last: Annotated[str | None, Parameter(help="only the last 90s, 10m, 2h or 1d")] = None,
     loss: Annotated[JobName | None, Parameter(help=LOSS_HELP)] = None,
     common: Common = COMMON,
@@ -199,8 +197,8 @@ def timeline(
     """Draw which job had which slot, from the journal; with --loss, how one job converges."""
     if loss is not None:
         if from_ != 1 or last is not None:
-            what = "--from and --last are of slots over time"
-            raise BadFieldError(what, "leave them out beside --loss", "loss")
+            problem = "--from and --last do not apply to --loss"
+            raise BadFieldError(problem, "omit them", "loss")
         return _losses(loss, png_, common)
     length = seconds_of(last, "last") if last else math.inf
     with BlockingClient(common.home) as client:
@@ -248,15 +246,9 @@ def _say_written(path: Path, common: Common) -> None:
 def shown_window(
     events: Sequence[FeedEvent], from_seq: int, now: float, length: float = math.inf
 ) -> Window:
-    """From one event until now, or until the last event if no worker is left.
+    """Return the time from event `from_seq` until now, or the last event if no worker is left.
 
-    With a `length` it ends now whatever runs: who asks for the last minutes means these.
-
-    Args:
-        events: of the cluster's feed, from the first on, in order.
-        from_seq: number of the event where the window begins.
-        now: seconds since the epoch.
-        length: seconds, at most.
+    With a finite `length` (seconds, maximum) the window always ends now.
     """
     last = events[-1].time if events else now
     alive = any(allocation.end == math.inf for allocation in allocations_from(events, math.inf))
@@ -267,7 +259,7 @@ def shown_window(
 
 def _print(allocations: Sequence[Allocation], slots: Sequence[SlotId], window: Window) -> None:
     console = _console()
-    few = console.color_system in {None, "standard"}  # too few to tell jobs apart
+    few = console.color_system in {None, "standard"}  # too few colours to distinguish jobs
     colour = not few and not console.no_color
     console.print(terminal(allocations, slots, console.width, window=window, colour=colour))
 

@@ -1,7 +1,4 @@
-"""top: jobs and slots as they are now, again and again.
-
-The table of jobs of `ones top`: as many columns as there is room for.
-"""
+"""`ones top`: a live dashboard of jobs and slots."""
 
 from __future__ import annotations
 
@@ -22,7 +19,17 @@ from rich.text import Text
 
 from controlplane.cli.allocations import job_colour
 from controlplane.cli.job_list import clock
-from controlplane.cli.output import COMMON, STYLES, Common, Exit, print_data
+from controlplane.cli.output import (
+    ABSENT_AFTER_S,
+    ABSENT_NOTE,
+    COMMON,
+    DEFAULT_WIDTH,
+    REFRESH_S,
+    STYLES,
+    Common,
+    Exit,
+    print_data,
+)
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
@@ -32,30 +39,36 @@ from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, Worke
 
 FREE: Final = "grey35"
 BAR: Final = 16  # columns of a job's progress
-WHY_LEAST: Final = 24  # columns; a shorter reason is left out
+MIN_REASON_WIDTH: Final = 24  # columns; a narrower reason is omitted
 GAP: Final = 2  # columns between two of them
 RIGHT: Final = frozenset({"slots", "batch", "lr", "samples/s", "loss", "predicted", "re-scales"})
 COLUMNS: Final = (
     "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "predicted",
     "promised", "re-scales", "why",
 )  # fmt: skip
-SPARED: Final = ("progress", "re-scales", "why", "lr", "batch", "samples/s", "slots")  # in order
-IF_ANY: Final = frozenset({"predicted", "promised"})  # of policies that tell them
+OMIT_ORDER: Final = (
+    "progress",
+    "re-scales",
+    "why",
+    "lr",
+    "batch",
+    "samples/s",
+    "slots",
+)  # in order
+OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised"})  # only some policies report them
 
 
 def job_table(
     jobs: Sequence[JobSummary], colours: Mapping[JobId, int], width: int, most: int | None = None
 ) -> Table:
-    """Jobs, oldest first; if there is no room for all, those on slots come before the others.
+    """Return a table of jobs, oldest first; if not all fit, jobs on slots take precedence.
 
-    Args:
-        width: columns; what has no room is left out.
-        most: lines of jobs; None: all.
+    Columns that do not fit into `width` are omitted. `most` limits the lines; None: all jobs.
     """
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    shown = chosen(jobs, most)
+    shown = fitting_jobs(jobs, most)
     rows = [_cells(job, colours[job.job]) for job in shown]
-    columns = fitting(width, rows)
+    columns = fitting_columns(width, rows)
     for column in columns:
         right = column in RIGHT
         drawn.add_column(column, justify="right" if right else "left", no_wrap=column != "why")
@@ -66,8 +79,8 @@ def job_table(
     return drawn
 
 
-def chosen(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
-    """The jobs for which there is room, in their order; those on slots first."""
+def fitting_jobs(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
+    """Return the jobs that fit, in their order; jobs on slots take precedence."""
     if most is None or len(jobs) <= most:
         return list(jobs)
     ranked = sorted(jobs, key=lambda job: job.slots == 0)[: most - 1]
@@ -75,16 +88,16 @@ def chosen(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
     return [job for job in jobs if job.job in names]
 
 
-def fitting(width: int, rows: Sequence[Mapping[str, RenderableType]]) -> list[str]:
-    """The columns of the table for which there is room.
-
-    Args:
-        rows: the cells of each job by column.
-    """
-    kept = [name for name in COLUMNS if name not in IF_ANY or any(str(row[name]) for row in rows)]
+def fitting_columns(width: int, rows: Sequence[Mapping[str, RenderableType]]) -> list[str]:
+    """Return the columns that fit into `width`."""
+    kept = [
+        name
+        for name in COLUMNS
+        if name not in OPTIONAL_COLUMNS or any(str(row[name]) for row in rows)
+    ]
     wide = {name: max([len(name), *(_wide(row[name]) for row in rows)]) for name in kept}
-    wide["why"] = min(wide["why"], WHY_LEAST)
-    for name in SPARED:
+    wide["why"] = min(wide["why"], MIN_REASON_WIDTH)
+    for name in OMIT_ORDER:
         if sum(wide[column] + GAP for column in kept) - GAP <= width:
             break
         kept.remove(name)
@@ -115,38 +128,30 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
 
 
 def _promised(job: JobSummary) -> Text:
-    """By when it was promised to be done; yellow where it is expected later."""
+    """Return the promised end; yellow if the job is expected to end later."""
     if job.promised_end is None:
         return Text()
     late = job.expected_end is not None and job.expected_end > job.promised_end
     return Text(clock(job.promised_end), style="yellow" if late else "")
 
 
-EVERY_S: Final = 1.0
-PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
-PLAIN_WIDTH: Final = 200  # where no terminal says how wide it is
-NAMED_USERS: Final = 3  # more of them are counted
-TABLE_EDGE: Final = 3  # lines of the table that are no jobs
-AWAY: Final = "controller unreachable, trying again"
+NAMED_USERS: Final = 3  # more are counted, not named
+TABLE_EDGE: Final = 3  # lines of the table besides jobs
 
 
 class ClusterStatus(NamedTuple):
-    """The cluster at one moment."""
+    """State of the cluster at one moment."""
 
     cluster: Cluster
     search: SearchInfo
     jobs: tuple[JobSummary, ...]  # oldest first
     nodes: tuple[NodeInfo, ...]
     owners: Mapping[SlotId, JobId]
-    colours: Mapping[JobId, int]  # indices, see `shade`
+    colours: Mapping[JobId, int]  # indices, see `job_colour`
 
 
 class StatusReader:
-    """Reads a cluster's status; asks for a job's workers only when the feed says that they changed.
-
-    Args:
-        ended: whether ended jobs are listed too.
-    """
+    """Reads the state of a cluster; requests a job's workers only if the feed reports changes."""
 
     def __init__(self, client: BlockingClient, *, ended: bool = False) -> None:
         self._client = client
@@ -156,10 +161,10 @@ class StatusReader:
         self._colours: dict[JobId, int] = {}
 
     def read(self) -> ClusterStatus:
-        """How the cluster is now.
+        """Return the current state of the cluster.
 
         Raises:
-            UnreachableError: if no controller answers.
+            UnreachableError: if the controller does not reply.
         """
         cluster = self._client.cluster()
         self._forget_changed(cluster.last_seq)
@@ -169,7 +174,7 @@ class StatusReader:
         self._workers = {
             job: self._workers[job] if job in self._workers else self._ask(job) for job in on_slots
         }
-        self._colours = recoloured(self._colours, [*on_slots, *(job.job for job in jobs)])
+        self._colours = assign_colours(self._colours, [*on_slots, *(job.job for job in jobs)])
         search = self._client.search()
         return ClusterStatus(
             cluster, search, jobs, nodes, owners_of(nodes, self._workers), self._colours
@@ -187,20 +192,20 @@ class StatusReader:
     def _ask(self, job: JobId) -> tuple[WorkerInfo, ...]:
         try:
             return self._client.job(job).workers
-        except UnknownJobError:  # left behind by another cluster
+        except UnknownJobError:  # of a former cluster
             return ()
 
 
 def top(
     *,
-    once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
-    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False,
+    once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False,
     common: Common = COMMON,
 ) -> int:
     """Show jobs and slots, every second until Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
-        with BlockingClient(common.home, PATIENCE_S if live else None) as client:
+        with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
                 status = StatusReader(client, ended=all_).read()
                 row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
@@ -208,7 +213,7 @@ def top(
             elif live:
                 follow(StatusReader(client, ended=all_), terminal_console(), time.sleep)
             else:
-                console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
+                console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
                 status = StatusReader(client, ended=all_).read()
                 console.print(dashboard(status, console.width))
     except KeyboardInterrupt:
@@ -218,34 +223,29 @@ def top(
 
 
 def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:
-    """Draw every second, for ever; a controller that is away for a while is borne.
-
-    Args:
-        pause: waits so many seconds.
+    """Draw every second until cancelled; an absent controller is tolerated.
 
     Raises:
-        UnreachableError: if it does not answer the first time.
+        UnreachableError: if the controller does not reply the first time.
     """
     status, note = reader.read(), ""
     with Live(console=console, auto_refresh=False) as live:
         while True:
             live.update(fitted(status, console, note), refresh=True)
-            pause(EVERY_S)
+            pause(REFRESH_S)
             try:
                 status, note = reader.read(), ""
             except (UnreachableError, UnavailableError):
-                note = AWAY
+                note = ABSENT_NOTE
 
 
 # --- the dashboard
 
 
 def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | None = None) -> Group:
-    """The header, at most `most` jobs, and the slots of every node.
+    """Return the header, at most `most` jobs (None: all), and the slots of every node.
 
-    Args:
-        note: behind the header, such as that the controller is away.
-        most: lines of jobs; None: all.
+    `note` is appended to the header.
     """
     line = header(status)
     if note:
@@ -254,14 +254,14 @@ def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | Non
 
 
 def fitted(status: ClusterStatus, console: Console, note: str = "") -> Group:
-    """The dashboard with as many jobs as there is room for."""
+    """Return the dashboard with as many jobs as fit."""
     below = len(console.render_lines(slot_strips(status), pad=False))
     most = max(console.height - below - TABLE_EDGE - 2, 1)
     return dashboard(status, console.width, note, most)
 
 
 def header(status: ClusterStatus) -> Text:
-    """Slots, jobs and users of the cluster, and what is wrong with it."""
+    """Return slots, jobs and users of the cluster, and its problems."""
     there = [node for node in status.nodes if node.state != "lost"]
     slots, free = sum(node.slots for node in there), sum(node.free for node in there)
     now = [job for job in status.jobs if job.state not in ENDED]
@@ -275,17 +275,17 @@ def header(status: ClusterStatus) -> Text:
     }
     parts = [Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items() if fact]
     if status.cluster.stalled:
-        parts.append(Text(f"nothing is accepted: {status.cluster.stalled}", style="red"))
+        parts.append(Text(f"submissions are refused: {status.cluster.stalled}", style="red"))
     if not status.search.running:
-        parts.append(Text("search away, free slots are filled greedily", style="yellow"))
+        parts.append(Text("search unavailable, free slots are filled greedily", style="yellow"))
     return Text("   ").join(parts)
 
 
 def slot_strips(status: ClusterStatus) -> RenderableType:
-    """Every node with its slots, as many side by side as there is room for, and a legend."""
+    """Return every node with its slots, in as many columns as fit, and a legend."""
     strips = [slot_strip(node, status.owners, status.colours) for node in status.nodes]
     legend = Text.assemble(
-        "██ a job's, in the colour of its name   ",
+        "██ used, in the colour of the job   ",
         ("▒▒", FREE),
         " taken   ",
         ("░░", FREE),
@@ -297,7 +297,7 @@ def slot_strips(status: ClusterStatus) -> RenderableType:
 def slot_strip(
     node: NodeInfo, owners: Mapping[SlotId, JobId], colours: Mapping[JobId, int]
 ) -> Text:
-    """The slots of a node, coloured by job; those that nobody has are grey."""
+    """Return the slots of a node, coloured by job; slots without a job are grey."""
     drawn = Text.assemble(
         (node.node, "" if node.state == "up" else STYLES.get(node.state, "")), " "
     )
@@ -315,13 +315,13 @@ def slot_strip(
     return drawn
 
 
-# --- what it is made of
+# --- parts of the status
 
 
 def owners_of(
     nodes: Iterable[NodeInfo], workers: Mapping[JobId, Sequence[WorkerInfo]]
 ) -> dict[SlotId, JobId]:
-    """Who has each slot: of two processes on one, the one that is not just being prepared."""
+    """Return the job of each slot; of two workers on a slot, the one not being prepared."""
     jobs_on = {node.node: node.jobs for node in nodes}
     found: dict[SlotId, tuple[bool, JobId]] = {}
     for job, crew in workers.items():
@@ -335,8 +335,8 @@ def owners_of(
     return {slot: job for slot, (_, job) in found.items()}
 
 
-def recoloured(before: Mapping[JobId, int], jobs: Iterable[JobId]) -> dict[JobId, int]:
-    """Colours for `jobs`: each keeps its own, a new one takes the first that nobody has."""
+def assign_colours(before: Mapping[JobId, int], jobs: Iterable[JobId]) -> dict[JobId, int]:
+    """Assign colours to `jobs`: each keeps its own, a new job takes the first free one."""
     names = list(dict.fromkeys(jobs))
     colours = {job: before[job] for job in names if job in before}
     free = iter(sorted(set(range(len(names))) - set(colours.values())))

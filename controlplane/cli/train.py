@@ -1,4 +1,4 @@
-"""sim train: train a learned policy in the simulator."""
+"""`ones sim train`: train a learned policy in the simulator."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from controlplane.sim.learning.training_run import Row, draw_curve, make_trainer
 from schemas.errors import BadFieldError
 
 Output = Annotated[Literal["table", "json", "jsonl"], Parameter(name=["--output", "-o"])]
-LEAST_CPU_S: Final = 1.0
-INTERRUPTED: Final = 130  # exit code, as of a program that Ctrl-C ended
+MIN_CPU_S: Final = 1.0
+INTERRUPTED: Final = 130  # exit code of a program ended by Ctrl-C
 Report = Callable[[int, int, Row], None]
 
 
@@ -35,28 +35,28 @@ def train(
     """Train a learned policy in the simulator, and write its model.
 
     The learning curve is written beside the model, as CSV and PNG. Ctrl-C loses nothing: the same
-    with --resume goes on, and ends with the same model.
+    command with --resume continues, and ends with the same model.
 
     Parameters
     ----------
     policy
-        Its name: drl or harmony-drl.
+        Name: drl or harmony-drl.
     out
-        The model's file, NAME.npz; `[policy.options] model` is where a cluster takes it from.
+        File of the model, NAME.npz; `[policy.options] model` names it in a cluster's settings.
     seed
-        Of everything that is drawn. Traces of training have seeds of their own, from 1000000 on.
+        Seed of all random draws. Training traces have their own seeds, from 1000000 on.
     resume
-        Go on with a training that was interrupted.
+        Continue an interrupted training.
     cpu_seconds
-        End after the iteration in which so many are spent; default: all iterations.
+        Stop after the iteration in which this much CPU time is spent; default: all iterations.
     output
         Table for people, or JSON.
     """
     if seed < 0:
         raise BadFieldError(f"seed {seed} is negative", "give 0 or more", "seed")
-    if cpu_seconds is not None and not cpu_seconds >= LEAST_CPU_S:
-        what = f"{cpu_seconds} CPU seconds are too few"
-        raise BadFieldError(what, f"give {LEAST_CPU_S:g} or more, or leave it out", "cpu_seconds")
+    if cpu_seconds is not None and not cpu_seconds >= MIN_CPU_S:
+        problem = f"{cpu_seconds} CPU seconds is too short"
+        raise BadFieldError(problem, f"give {MIN_CPU_S:g} or more, or leave it out", "cpu_seconds")
     trainer = make_trainer(policy, seed)
     from controlplane.sim.learning import training_run  # noqa: PLC0415 - imports torch
 
@@ -92,12 +92,12 @@ def _command(policy: str, out: Path, seed: int, cpu_seconds: float | None) -> st
 
 @contextlib.contextmanager
 def _progress(policy: str) -> Iterator[Report]:
-    """What tells people how far it is: a line on stderr, where that is a terminal."""
+    """Yield a callback that shows the progress on stderr, if that is a terminal."""
     shown = sys.stderr.isatty()
 
     def report(done: int, of: int, row: Row) -> None:
-        said = "  ".join(f"{name} {_short(value)}" for name, value in row.items())
-        drawn(sys.stderr).write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {said}")
+        text = "  ".join(f"{name} {_short(value)}" for name, value in row.items())
+        drawn(sys.stderr).write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {text}")
         sys.stderr.flush()
 
     def silent(done: int, of: int, row: Row) -> None:

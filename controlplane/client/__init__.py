@@ -1,4 +1,4 @@
-"""What users import to submit and follow jobs and sweeps."""
+"""Public Python API to submit and follow jobs and sweeps."""
 
 from controlplane.client.blocking import BlockingClient
 from controlplane.client.client import Client

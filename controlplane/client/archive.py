@@ -1,4 +1,4 @@
-"""Packs a working directory: the same files give the same bytes, whoever packs them when."""
+"""Reproducible archives of working directories: the same files always give the same bytes."""
 
 from __future__ import annotations
 
@@ -18,33 +18,30 @@ from schemas.errors import BadFieldError, TooLargeError
 from schemas.host.archives import USUAL
 
 MAX_BYTES: Final = 512 << 20  # of the archive
-BOUNDS: Final = USUAL  # a cluster may have others, and says so
-NAMED: Final = 3  # of the largest files and folders
+LIMITS: Final = USUAL  # a cluster with other limits refuses with its own message
+NAMED_FILES: Final = 3  # largest files and folders named in an error
 IGNORE_FILE: Final = ".onesignore"
-FETCHED: Final = ".ones-fetched"  # in a folder that `fetch` made
-IGNORED: Final = (
+FETCHED_MARK: Final = ".ones-fetched"  # marks a folder that `fetch` created
+IGNORED_PATTERNS: Final = (
     ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
     ".ipynb_checkpoints", "*.egg-info", "*.key_secret",
 )  # fmt: skip
 
 
 def pack(folder: Path) -> bytes:
-    """A gzipped tar of `folder`, without what never belongs into a job.
+    """Return a gzipped tar of `folder`; the same files give the same bytes.
 
-    Left out: version control, caches, virtual environments, folders that `fetch` made, cluster
-    folders with their keys, and what the patterns of `.onesignore` match (one a line, against name
-    or relative path).
+    Omitted are version control, caches, virtual environments, folders made by `fetch`, cluster
+    folders with their keys, and matches of the patterns in `.onesignore` (one per line, for names
+    or relative paths).
 
     Args:
-        folder: the working directory; links to files in it are followed, links to folders and to
-            what is outside refused.
-
-    Returns:
-        The archive's bytes, the same for the same files.
+        folder: links to files inside are followed; links to folders and to anything outside are
+            refused.
 
     Raises:
-        BadFieldError: if `folder` is none or a file cannot be read.
-        TooLargeError: if it packs to more than a cluster takes, or its files are too large.
+        BadFieldError: if `folder` is not a folder or a file cannot be read.
+        TooLargeError: if the files or the archive exceed the limits of a cluster.
     """
     files = survey(folder)
     packed = io.BytesIO()
@@ -60,33 +57,30 @@ def pack(folder: Path) -> bytes:
 
 
 class PackedFile(NamedTuple):
-    """A file that travels with a job."""
+    """File that is uploaded with a job."""
 
     path: str  # relative to the working directory
     size: int  # bytes
 
 
 def survey(folder: Path) -> tuple[PackedFile, ...]:
-    """The files that `pack` takes, without reading them.
-
-    Returns:
-        In the order of the archive.
+    """Return the files that `pack` would take, in the order of the archive, without reading them.
 
     Raises:
-        BadFieldError: if `folder` is none or a file is not there.
+        BadFieldError: if `folder` is not a folder or a file is missing.
         TooLargeError: if the files are too many or too large.
     """
     if not folder.is_dir():
-        raise BadFieldError(f"workdir {folder} is no folder", "correct the path", "workdir")
+        raise BadFieldError(f"workdir {folder} is not a folder", "correct the path", "workdir")
     found = []
-    for path in _bounded(folder):
-        with _named(path):
+    for path in _limited_files(folder):
+        with _errors_named(path):
             size = path.stat().st_size  # links are followed
             if path.is_file():
                 found.append(PackedFile(str(path.relative_to(folder)), size))
     total = sum(file.size for file in found)
-    if total > BOUNDS.size:
-        what = f"has {total >> 20} MiB of files, more than {BOUNDS.size >> 20} MiB"
+    if total > LIMITS.size:
+        what = f"has {total >> 20} MiB of files, more than {LIMITS.size >> 20} MiB"
         raise _too_large(folder, found, what)
     return tuple(found)
 
@@ -96,17 +90,13 @@ def _too_large(folder: Path, files: Sequence[PackedFile], what: str) -> TooLarge
     for file in files:
         first, slash, _ = file.path.partition("/")
         sizes[f"{first}{slash}"] += file.size
-    large = ", ".join(f"{name} {size >> 20} MiB" for name, size in sizes.most_common(NAMED))
-    hint = f"name large data in {folder / IGNORE_FILE} and read it from its own place"
+    large = ", ".join(f"{name} {size >> 20} MiB" for name, size in sizes.most_common(NAMED_FILES))
+    hint = f"list large data in {folder / IGNORE_FILE} and read it from its original place"
     return TooLargeError(f"workdir {folder} {what} (largest: {large})", hint, "workdir")
 
 
 def digest_of(archive: bytes) -> str:
-    """The name of an archive: its sha256.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """Return the SHA-256 of an archive, 64 hexadecimal digits; it is the archive's name."""
     return hashlib.sha256(archive).hexdigest()
 
 
@@ -115,7 +105,7 @@ def _patterns(folder: Path) -> tuple[str, ...]:
     text = path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
     lines = text.splitlines()
     own = (line.strip().rstrip("/") for line in lines)
-    return (*IGNORED, *(line for line in own if line and not line.startswith("#")))
+    return (*IGNORED_PATTERNS, *(line for line in own if line and not line.startswith("#")))
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
@@ -124,37 +114,37 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if not _ignored(here / name, folder, patterns) and not _foreign(here / name)
+            if not _ignored(here / name, folder, patterns) and not _is_excluded(here / name)
         )
         for name in folders:
             if (here / name).is_symlink():
                 what = f"workdir: {here / name} is a link to a folder"
-                raise BadFieldError(what, f"name it in {IGNORE_FILE}, or copy it", "workdir")
+                raise BadFieldError(what, f"list it in {IGNORE_FILE}, or copy it", "workdir")
         for name in sorted(files):
             if not _ignored(here / name, folder, patterns):
                 yield here / name
 
 
-def _bounded(folder: Path) -> Iterator[Path]:
-    """The files that travel, as many and as deep as may be."""
-    for many, path in enumerate(_files(folder, _patterns(folder)), 1):
+def _limited_files(folder: Path) -> Iterator[Path]:
+    """Yield the files to pack; raise TooLargeError beyond the limits of number and depth."""
+    for count, path in enumerate(_files(folder, _patterns(folder)), 1):
         relative = path.relative_to(folder)
-        if many > BOUNDS.files:
-            what = f"workdir {folder} has more than {BOUNDS.files} files"
-        elif len(relative.parts) > BOUNDS.depth + 1:
-            what = f"workdir: {relative} lies more than {BOUNDS.depth} folders deep"
+        if count > LIMITS.files:
+            what = f"workdir {folder} has more than {LIMITS.files} files"
+        elif len(relative.parts) > LIMITS.depth + 1:
+            what = f"workdir: {relative} lies more than {LIMITS.depth} folders deep"
         else:
             _refuse_outside(path, folder)
             yield path
             continue
-        raise TooLargeError(what, f"name what is data in {folder / IGNORE_FILE}", "workdir")
+        raise TooLargeError(what, f"list data in {folder / IGNORE_FILE}", "workdir")
 
 
 def _refuse_outside(path: Path, folder: Path) -> None:
-    """What a link names outside of the folder is nobody's to send, perhaps a key."""
+    """Refuse a link that leads outside `folder`: its target may be private, for example a key."""
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
-        raise BadFieldError(what, f"copy it, or name it in {IGNORE_FILE}", "workdir")
+        raise BadFieldError(what, f"copy it, or list it in {IGNORE_FILE}", "workdir")
 
 
 def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
@@ -165,14 +155,14 @@ def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
     )
 
 
-def _foreign(folder: Path) -> bool:
-    """Virtual environments, fetched results, and cluster folders, whose keys must not travel."""
-    marks = ("pyvenv.cfg", FETCHED, "controller.toml", "client.toml")
+def _is_excluded(folder: Path) -> bool:
+    """True for virtual environments, fetched results, and cluster folders, which contain keys."""
+    marks = ("pyvenv.cfg", FETCHED_MARK, "controller.toml", "client.toml")
     return any((folder / mark).exists() for mark in marks)
 
 
 def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> None:
-    with _named(path):
+    with _errors_named(path):
         status = path.stat()  # links are followed
         entry = tarfile.TarInfo(str(path.relative_to(folder)))
         entry.size = status.st_size
@@ -182,11 +172,11 @@ def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors of the file system as one of the job's, which names the file."""
+def _errors_named(path: Path) -> Iterator[None]:
+    """Turn OSError into an error of the field `workdir` that names the file."""
     try:
         yield
     except OSError as error:
-        hint = f"correct it or name it in {IGNORE_FILE}"
-        why = error.strerror or error  # tarfile's own have no number
+        hint = f"correct it, or list it in {IGNORE_FILE}"
+        why = error.strerror or error  # errors of tarfile have no errno
         raise BadFieldError(f"workdir: {path}: {why}", hint, "workdir") from None

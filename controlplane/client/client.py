@@ -1,75 +1,91 @@
-"""Async client: submit, look, wait, follow, across restarts of the controller."""
+"""Async client: submit, inspect, wait for and follow jobs across restarts of the controller."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from controlplane.client.archive import digest_of, pack
+from controlplane.client.files import FileTransfers
 from controlplane.client.job_file import checked
 from controlplane.client.streams import POLL_S
-from controlplane.client.sweeps.requests import SweepRequests
-from schemas.errors import TimedOutError
-from schemas.ids import JobId, NodeId, SlotId
+from controlplane.client.sweeps.runs import SweepRun
+from controlplane.client.sweeps.sweep import Sweep
+from schemas.errors import BadFieldError, TimedOutError
+from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import ENDED, JobSpec
+from schemas.sweeps import Value
 from schemas.wire.client import (
+    AddKey,
     CancelJob,
+    ChangeSweep,
     CheckJob,
     DrainNode,
     Explanation,
+    GetLedger,
     GetSearch,
+    GetSweep,
     JobAccepted,
     JobChecked,
     JobDetail,
     Jobs,
     JobState,
     JobSummary,
+    KeyInfo,
+    Keys,
+    Ledger,
     ListJobs,
+    ListKeys,
     NodeInfo,
     Nodes,
     PauseJob,
     ResizeJob,
     ResumeJob,
+    RevokeKey,
     SearchInfo,
     SubmitJob,
+    SweepChanged,
+    SweepDetail,
     UndrainNode,
 )
 from schemas.wire.feed import FeedEvent
 
+Change = Literal["add", "stop", "pause", "resume", "delete"]  # of a trial
 
-class Client(SweepRequests):
-    """A connection to one cluster; an async context manager.
 
-    A call raises `UnreachableError` when nothing answers for `timeout` seconds, and the error that
-    the controller names when it refuses (`DeniedError`, `UnknownJobError`, ...). Those that wait or
-    follow (`wait`, `tail`, `events`) bear an absent controller for a minute, and go on when it is
-    back.
+class Client(FileTransfers):
+    """Connection to one cluster; an async context manager.
+
+    A call raises `UnreachableError` if no reply arrives within `timeout`, and the error that the
+    controller names if it refuses (`DeniedError`, `UnknownJobError`, ...). Calls that wait or
+    follow (`wait`, `tail`, `events`) tolerate an absent controller for a minute and continue when
+    it returns.
 
     Args:
-        home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds; default: $ONES_TIMEOUT_S, else 10, and 2 at most where nobody listens.
+        home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
+        timeout: seconds; default: $ONES_TIMEOUT_S, else 10. With the last default a call fails
+            after at most 2 s if no process listens at the endpoint.
 
     Raises:
-        SettingsError: if there is no cluster in that folder, or its keys cannot be used.
+        SettingsError: if the folder has no cluster, or its keys cannot be used.
     """
 
     async def submit(self, spec: JobSpec, key: str | None = None, *, project: str = "") -> JobId:
-        """Ship the working directory and submit.
+        """Upload the working directory, submit a job and return its name.
 
         Args:
-            spec: what to run; relative paths are relative to the current directory.
-            key: makes a repetition harmless: the same key gives the same job.
-            project: of the key's: whose members see the job; empty: the first of them.
-
-        Returns:
-            The job's name.
+            spec: relative paths are relative to the current directory.
+            key: idempotency key; the same key returns the same job. None: a new job each time.
+            project: one of the key's projects, whose members see the job; empty: the first one.
 
         Raises:
-            BadFieldError: if a field cannot be accepted; nothing was submitted.
-            TooLargeError: if the working directory packs to more than the cluster takes.
+            BadFieldError: if a field is invalid; no job was submitted.
+            TooLargeError: if the packed working directory exceeds the limits of the cluster.
         """
         accepted = await self.submit_accepted(spec, key, project=project)
         return accepted.job
@@ -82,24 +98,23 @@ class Client(SweepRequests):
         on_sent: Callable[[int, int], None] | None = None,
         project: str = "",
     ) -> JobAccepted:
-        """The same as `submit`, with the state that the job is in and what it lacks for the policy.
+        """Submit as `submit` does; return also the job's state and notes on what the policy lacks.
 
         Args:
-            spec: what to run; relative paths are relative to the current directory.
-            key: makes a repetition harmless: the same key gives the same job. None: a new job each
-                time.
-            on_sent: called in the client's loop as the working directory travels, with the bytes
-                of its archive that the controller has, and all there are.
-            project: of the key's: whose members see the job; empty: the first of them.
+            spec: relative paths are relative to the current directory.
+            key: idempotency key; the same key returns the same job. None: a new job each time.
+            on_sent: called in the client's event loop during the upload with the bytes of the
+                archive that the controller has, and the size of the archive.
+            project: one of the key's projects, whose members see the job; empty: the first one.
 
         Raises:
-            BadFieldError: if a field cannot be accepted; nothing was submitted.
-            TooLargeError: if the working directory packs to more than the cluster takes.
+            BadFieldError: if a field is invalid; no job was submitted.
+            TooLargeError: if the packed working directory exceeds the limits of the cluster.
         """
         spec = checked(spec, Path.cwd())
         archive = await asyncio.to_thread(pack, Path(spec.workdir))
         digest = digest_of(archive)
-        await self._put(digest, archive, on_sent)
+        await self._upload(digest, archive, on_sent)
         key = key or uuid.uuid4().hex
         request = SubmitJob(spec=spec, snapshot=digest, key=key, project=project)
         return await self._call(request, JobAccepted)
@@ -107,64 +122,56 @@ class Client(SweepRequests):
     async def submit_stored(
         self, spec: JobSpec, snapshot: str, key: str | None = None, *, project: str = ""
     ) -> JobAccepted:
-        """Submit a job whose working directory the cluster has from an earlier one.
+        """Submit a job whose working directory the cluster already stores.
 
         Args:
-            spec: what to run; its `workdir` is only told.
-            snapshot: digest of the archive, as `job` and a sweep's manifest name it.
-            key: makes a repetition harmless: the same key gives the same job.
-            project: of the key's: whose members see the job; empty: the first of them.
+            spec: its `workdir` is informational.
+            snapshot: digest of the archive, as in `job` and in the manifest of a sweep.
+            key: idempotency key; the same key returns the same job. None: a new job each time.
+            project: one of the key's projects, whose members see the job; empty: the first one.
 
         Raises:
-            BadFieldError: if a field cannot be accepted, or (field `snapshot`) it is not there.
+            BadFieldError: if a field is invalid, or (field `snapshot`) the archive is not stored.
         """
         key = key or uuid.uuid4().hex
         request = SubmitJob(spec=spec, snapshot=snapshot, key=key, project=project)
         return await self._call(request, JobAccepted)
 
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
-        """What the cluster would say of a job; nothing is submitted.
+        """Check a job without submitting it.
 
         Returns:
-            What it lacks for the policy that the cluster has, and what it would get instead; empty
-            if it lacks nothing.
+            Notes on what the job lacks for the cluster's policy and which value is used instead.
 
         Raises:
-            BadFieldError: if a field could not be accepted.
+            BadFieldError: if a field is invalid.
         """
         request = CheckJob(spec=checked(spec, Path.cwd()))
         return (await self._call(request, JobChecked)).notes
 
     async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
-        """Summaries, oldest first; with `ended`, of ended jobs too.
-
-        Args:
-            ended: False: only jobs that have not ended.
-        """
+        """Return summaries of jobs, oldest first; ended jobs only if `ended`."""
         return (await self._job_list(ListJobs(ended=ended))).jobs
 
     async def find_jobs(
         self, *, ended: bool = False, states: Sequence[str] = (), user: str = "", name: str = ""
     ) -> Jobs:
-        """Some jobs, oldest first.
+        """Return the jobs that match all filters, oldest first.
 
         Args:
-            ended: ended ones too.
-            states: only those in one of these, ended or not; none: in any.
-            user: only this user's; empty: everybody's.
-            name: of the job file or the job, or a pattern such as `lr-*`; empty: any.
+            ended: include ended jobs.
+            states: only jobs in one of these states, ended or not; empty: any state.
+            user: owner; empty: any.
+            name: name in the job file, name of the job, or a pattern such as `lr-*`; empty: any.
 
         Raises:
-            BadFieldError: if one of `states` is none.
+            BadFieldError: if one of `states` is not a state.
         """
         request = ListJobs(ended=ended, states=tuple(states), user=user, name=name)
         return await self._job_list(request)
 
     async def explain(self, job: str) -> Explanation:
-        """Why a job has the slots and the batch that it has: every decision about it.
-
-        Args:
-            job: its name, as `submit` returned it.
+        """Return every decision about a job's slots and batch, with its reason.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -172,21 +179,18 @@ class Client(SweepRequests):
         return await self._explanation(JobId(job))
 
     async def search(self) -> SearchInfo:
-        """How the scheduler stands."""
+        """Return statistics of the scheduler."""
         return await self._call(GetSearch(), SearchInfo)
 
     async def cancel(self, job: str) -> JobDetail:
-        """End a job; one that has ended stays as it is.
-
-        Args:
-            job: its name, as `submit` returned it.
+        """Cancel a job; an ended job does not change.
 
         Returns:
-            The job as it stands then; an end that is under way may not show yet.
+            The job after the request; the cancellation may not show in it yet.
 
         Raises:
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
+            DeniedError: if the job belongs to another user.
         """
         return await self._detail(CancelJob(job=JobId(job)), JobId(job))
 
@@ -197,97 +201,235 @@ class Client(SweepRequests):
         batch: int | None = None,
         on: Sequence[str] = (),
     ) -> JobDetail:
-        """Override the policy for one job: it is followed as soon as slots allow.
+        """Override the policy for one job; applied as soon as slots allow.
 
-        The policy leaves the job alone until `resume` with `auto`.
+        The policy leaves the job alone until `resume(auto=True)`.
 
         Args:
-            slots: how many; 0 pauses the job; None: as an order before this one said, without one
-                as many as it has.
-            batch: global batch, samples per step; None: the same.
-            on: exactly these slots, NODE/INDEX; an order for the batch alone keeps those of before.
+            slots: number of slots; 0 pauses the job; None: as in the previous override, or
+                unchanged without one.
+            batch: global batch, samples per step; None: unchanged.
+            on: exactly these slots, NODE/INDEX; if only the batch is given, the previous ones are
+                kept.
 
         Raises:
-            BadFieldError: if it could never be followed, naming the field and the bound.
+            BadFieldError: if the override can never be applied; names the field and the bound.
         """
         places = tuple(SlotId(slot) for slot in on)
         request = ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
         return await self._detail(request, JobId(job))
 
     async def pause(self, job: str) -> JobDetail:
-        """Take a job's slots away; its state is kept in a checkpoint.
-
-        Args:
-            job: its name, as `submit` returned it.
+        """Release the slots of a job; its state is kept in a checkpoint.
 
         Raises:
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
-            BadFieldError: if it has ended.
+            DeniedError: if the job belongs to another user.
+            BadFieldError: if the job has ended.
         """
         return await self._detail(PauseJob(job=JobId(job)), JobId(job))
 
     async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
-        """End a pause; with `auto`, give the job back to the policy.
+        """End the pause of a job.
 
         Args:
-            job: its name, as `submit` returned it.
-            auto: False: the slots and the batch that were asked for by hand stay in force.
+            auto: True returns the job to the policy's control; False keeps the slots and the batch
+                of the override.
 
         Raises:
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
-            BadFieldError: if it has ended, or was neither resized nor paused by hand.
+            DeniedError: if the job belongs to another user.
+            BadFieldError: if the job has ended, or was neither resized nor paused by an override.
         """
         return await self._detail(ResumeJob(job=JobId(job), auto=auto), JobId(job))
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """All nodes."""
+        """Return all nodes."""
         return (await self._node_list()).nodes
 
     async def drain(self, node: str, within_s: float | None = None, reason: str = "") -> NodeInfo:
-        """Empty a node: its jobs train on elsewhere or wait with their state kept, and none comes.
+        """Drain a node: its jobs move or wait with their state kept, and no job starts there.
 
         Args:
-            within_s: seconds, after which what still runs there is stopped; None: it is not.
-            reason: for those whose jobs move.
+            within_s: seconds after which remaining workers are stopped; None: never.
+            reason: shown to the owners of the jobs that move.
 
         Raises:
-            DeniedError: if the key is of no operator and no admin.
+            DeniedError: if the key belongs to neither an operator nor an admin.
             UnknownNodeError: if no such node ever joined.
         """
         request = DrainNode(node=NodeId(node), within_s=within_s, reason=reason)
         return (await self._call(request, Nodes)).nodes[0]
 
     async def undrain(self, node: str) -> NodeInfo:
-        """Give a node back that is drained.
+        """Return a drained node to service.
 
         Raises:
-            DeniedError: if the key is of no operator and no admin.
+            DeniedError: if the key belongs to neither an operator nor an admin.
             UnknownNodeError: if no such node ever joined.
         """
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
 
-    async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
-        """The job when it has ended.
-
-        Args:
-            timeout: seconds; None: for ever.
+    async def keys(self) -> tuple[KeyInfo, ...]:
+        """Return all keys, including expired and revoked ones.
 
         Raises:
-            TimedOutError: if it has not ended after `timeout` seconds.
+            DeniedError: if this client's key is not an admin's.
+        """
+        first = await self._call(ListKeys(), Keys)
+        return (await self._joined(first, lambda cursor: ListKeys(cursor=cursor), "keys")).keys
+
+    async def add_key(
+        self,
+        public: str,
+        name: str,
+        role: str,
+        projects: Sequence[str] = (),
+        expires: float | None = None,
+    ) -> KeyInfo:
+        """Authorise a key.
+
+        Args:
+            public: the owner's public key, Z85; the secret key stays with the owner.
+            name: of the owner or the node.
+            role: admin, operator, user, viewer or node.
+            projects: whose jobs the key may see; the owner's jobs belong to the first one.
+            expires: seconds since the epoch; None: never.
+
+        Raises:
+            DeniedError: if this client's key is not an admin's.
+            BadFieldError: if a field is invalid, or the key belongs to another user or was revoked.
+        """
+        asked = {
+            "public": public, "name": name, "role": role, "projects": tuple(projects),
+            "expires": None if expires is None else Seconds(expires),
+        }  # fmt: skip
+        try:
+            request = msgspec.convert({"type": "keys.add.1", **asked}, AddKey)
+        except msgspec.ValidationError as error:
+            raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
+        return (await self._call(request, Keys)).keys[0]
+
+    async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
+        """Revoke keys permanently and close their sessions.
+
+        Args:
+            key: a public key, or a name for all keys of that name.
+
+        Raises:
+            DeniedError: if this client's key is not an admin's.
+            BadFieldError: if there is no such key, or it is the last key of an admin.
+        """
+        return (await self._call(RevokeKey(key=key), Keys)).keys
+
+    async def submit_sweep(
+        self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
+    ) -> SweepRun:
+        """Upload the working directory and submit a sweep.
+
+        Args:
+            workdir: folder of the sweep's functions; None: as stated in `sweep`.
+            key: idempotency key; the same key returns the same sweep. None: a new sweep each time.
+
+        Raises:
+            BadFieldError: if a field is invalid; no sweep was submitted.
+            TooLargeError: if the packed working directory exceeds the limits of the cluster.
+        """
+        spec = sweep.job_spec()
+        if workdir is not None:
+            spec = msgspec.structs.replace(spec, workdir=str(workdir))
+        return SweepRun(self, await self.submit(spec, key))
+
+    def sweep_run(self, job: str) -> SweepRun:
+        """Return a handle for the sweep of this name; no request is sent."""
+        return SweepRun(self, JobId(job))
+
+    async def sweep(self, job: str) -> SweepDetail:
+        """Return the state of a sweep, with all its trials.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if the job is not a sweep.
+        """
+        detail = await self._call(GetSweep(job=JobId(job)), SweepDetail)
+        trials = list(detail.trials)
+        while len(trials) < detail.trials_in_all:
+            page = await self._call(GetSweep(job=JobId(job), from_trial=len(trials)), SweepDetail)
+            if not page.trials:
+                break
+            trials += page.trials
+        return msgspec.structs.replace(detail, trials=tuple(trials))
+
+    async def change_sweep(
+        self,
+        job: str,
+        change: Change,
+        trial: int | None = None,
+        *,
+        values: Mapping[str, Value] | None = None,
+        parent: int | None = None,
+        key: str | None = None,
+    ) -> SweepChanged:
+        """Change one trial of a sweep, or add one; the change is durable when this returns.
+
+        Args:
+            trial: required unless `change` is `add`.
+            values: for `add`: the configuration, or with `parent` the values that differ from it.
+            parent: for `add`: the trial from whose state the new one continues.
+            key: idempotency key; None: a new change each time.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if the job is not a sweep, has no such trial, or does not allow the
+                change.
+            DeniedError: if the sweep belongs to another user.
+        """
+        request = ChangeSweep(
+            job=JobId(job),
+            change=change,
+            trial=trial,
+            values=dict(values or {}),
+            parent=parent,
+            key=key or uuid.uuid4().hex,
+        )
+        return await self._call(request, SweepChanged)
+
+    async def ledger(self, job: str) -> Ledger:
+        """Return the counted units of a sweep, in the order in which they ended.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            BadFieldError: if the job is not a sweep.
+        """
+        ledger = await self._call(GetLedger(job=JobId(job)), Ledger)
+        units = list(ledger.units)
+        while len(units) < ledger.units_in_all:
+            page = await self._call(GetLedger(job=JobId(job), from_unit=len(units)), Ledger)
+            if not page.units:
+                break
+            units += page.units
+        return msgspec.structs.replace(ledger, units=tuple(units))
+
+    async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
+        """Wait until a job has ended and return it.
+
+        Args:
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            TimedOutError: if the job has not ended after `timeout` seconds.
         """
         await self.wait_state(job, timeout)
         return await self.job(job)
 
     async def wait_state(self, job: str, timeout: float | None = None) -> JobState:  # noqa: ASYNC109
-        """Where a job stands when it has ended, and nothing of its history.
+        """Wait until a job has ended and return its state, without its history.
 
         Args:
-            timeout: seconds; None: for ever.
+            timeout: seconds; None waits without limit.
 
         Raises:
-            TimedOutError: if it has not ended after `timeout` seconds.
+            TimedOutError: if the job has not ended after `timeout` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout if timeout is not None else None
@@ -297,16 +439,16 @@ class Client(SweepRequests):
             if found.state in ENDED:
                 return found
             if deadline is not None and loop.time() >= deadline:
-                what = f"{job} is {found.state} after {timeout:g} s"
-                raise TimedOutError(what, "wait longer, or look with `ones show`")
+                problem = f"{job} is {found.state} after {timeout:g} s"
+                raise TimedOutError(problem, "wait longer, or inspect the job with `ones show`")
 
     async def events(self, from_seq: int = 1, follow: bool = False) -> AsyncIterator[FeedEvent]:
-        """Feed events, numbered without gaps from the first one on that the controller keeps.
+        """Yield feed events, numbered without gaps.
 
         Args:
-            from_seq: number of the first one, 1-based; if it is not kept any more, the events begin
-                with the oldest one that is.
-            follow: go on for ever; else end at the last one there is.
+            from_seq: number of the first event, 1-based; if the controller no longer keeps it, the
+                events start with the oldest kept one.
+            follow: True continues until cancelled; False ends after the newest event.
         """
         async for page in self.event_pages(from_seq, follow=follow):
             for event in page:
@@ -315,11 +457,11 @@ class Client(SweepRequests):
     async def tail(
         self, job: str, rank: int | None = None, follow: bool = True
     ) -> AsyncIterator[str]:
-        """Lines of a job's output from its start on, without their newlines.
+        """Yield the lines of a job's output from its start, without newlines.
 
         Args:
-            rank: only of this worker; None: of all, as they arrived.
-            follow: go on until the job has ended; else end at the last line there is.
+            rank: only this worker; None: all, in order of arrival.
+            follow: True continues until the job has ended; False ends after the newest line.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -329,13 +471,14 @@ class Client(SweepRequests):
                 yield line.text
 
     async def samples(self, job: str) -> AsyncIterator[dict[str, Any]]:
-        """Records `{"epoch", "step", "rank", "ids"}` of committed steps, each sample once an epoch.
+        """Yield a record `{"epoch", "step", "rank", "ids"}` for each committed step.
 
-        Steps that were lost with a worker, and done again from a checkpoint, are left out.
+        Each sample occurs once an epoch. Steps that were lost with a worker and repeated from a
+        checkpoint are omitted.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if its spec does not ask for `record_samples`.
+            BadFieldError: if its spec does not set `record_samples`.
         """
         async for page in self.sample_pages(job):
             for record in page:

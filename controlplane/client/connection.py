@@ -1,8 +1,6 @@
-"""One cluster's sockets: a request goes out, and its reply comes back or its error is raised.
+"""Connection to one cluster: its folder and keys, sockets, and request channels.
 
-Requests over one socket: matched with their replies, sent again while nobody answers.
-
-Where a cluster is and who we are there: the folder that ONES_HOME names.
+A request is sent again while no reply arrives, so every request must be harmless to repeat.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from schemas.wire.feed import LogPage, ReadLog
 
 
 class RequestChannel:
-    """Requests and replies over one DEALER, matched by id, sent again while nobody answers.
+    """Requests and replies over one DEALER socket, matched by id.
 
     Args:
-        socket: connected to the port that answers.
+        socket: connected to a request port of the controller.
         codec: decodes the replies.
     """
 
@@ -42,17 +40,18 @@ class RequestChannel:
         self._waiting: dict[bytes, asyncio.Future[Any]] = {}
         self._task = asyncio.create_task(self._receive())
 
-    async def call(self, request: Message, answer_s: float, limit_s: float) -> Any:
-        """The reply to `request`, which may be done twice if an answer is lost.
+    async def call(self, request: Message, reply_timeout_s: float, limit_s: float) -> Any:
+        """Send `request` and return its reply.
+
+        The request is repeated if a reply is lost, so it may be executed twice.
 
         Args:
-            request: to send.
-            answer_s: how long an answer may take before the request is sent again, seconds.
-            limit_s: how long to try, seconds.
+            reply_timeout_s: seconds without a reply after which the request is sent again.
+            limit_s: seconds after which the call fails.
 
         Raises:
-            UnreachableError: if nothing answers within `limit_s`.
-            OnesError: what the controller answered, if it refused.
+            UnreachableError: if no reply arrives within `limit_s`.
+            OnesError: the controller's error, if it refused the request.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
@@ -63,12 +62,16 @@ class RequestChannel:
             try:
                 while not self._socket.send(key, data):
                     if loop.time() > deadline:
-                        raise UnreachableError("no controller answers", "is the cluster up?")
+                        raise UnreachableError(
+                            "the controller does not reply", "check that the cluster is running"
+                        )
                     await asyncio.sleep(0.02)
-                reply = await asyncio.wait_for(answer, answer_s)
+                reply = await asyncio.wait_for(answer, reply_timeout_s)
             except TimeoutError:
                 if loop.time() > deadline:
-                    raise UnreachableError("no controller answers", "is the cluster up?") from None
+                    raise UnreachableError(
+                        "the controller does not reply", "check that the cluster is running"
+                    ) from None
                 continue
             finally:
                 del self._waiting[key]
@@ -86,13 +89,13 @@ class RequestChannel:
                     answer.set_result(self._codec.decode(incoming.frames[1]))
 
     def close(self) -> None:
-        """Stop listening; the socket is its context's to close."""
+        """Stop receiving; the owner of the context closes the socket."""
         self._task.cancel()
 
 
-DEFAULT = ".ones"
-FILE = "client.toml"
-CONTROLLER = "controller.toml"  # in the folder of `ones local up`
+DEFAULT_FOLDER = ".ones"
+CLIENT_FILE = "client.toml"
+CONTROLLER_FILE = "controller.toml"  # in the folder of `ones local up`
 
 
 class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +106,7 @@ class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """How to reach one cluster."""
+    """Address and keys of one cluster."""
 
     folder: Path
     endpoint: str
@@ -112,33 +115,33 @@ class Home:
 
     @property
     def host(self) -> str:
-        """The controller's address."""
+        """Host of the controller."""
         return self.endpoint.removeprefix("tcp://").rpartition(":")[0]
 
     @property
     def remedy(self) -> str:
-        """What to do when nobody answers there."""
-        if (self.folder / CONTROLLER).is_file():
+        """Remedy for a controller that does not reply."""
+        if (self.folder / CONTROLLER_FILE).is_file():
             return f"`ones local up --dir {self.folder}` starts it"
-        return "is the controller up, and its port open from here?"
+        return "check that the controller runs and that its port is reachable from this host"
 
 
 def home_folder(folder: Path | str | None = None) -> Path:
-    """Return `folder`, else $ONES_HOME, else ~/.ones, whether or not a cluster is there."""
-    return Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
+    """Return `folder`, else $ONES_HOME, else ~/.ones; the folder need not exist."""
+    return Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT_FOLDER).expanduser()
 
 
 def find_home(folder: Path | str | None = None) -> Home:
-    """The cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
+    """Find the cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
 
     Args:
-        folder: may begin with `~`; None: $ONES_HOME decides.
+        folder: may begin with `~`.
 
     Raises:
-        SettingsError: if there is none.
+        SettingsError: if the folder has no cluster.
     """
     chosen = home_folder(folder)
-    path = chosen / FILE
+    path = chosen / CLIENT_FILE
     if not path.is_file():
         hint = f"set ONES_HOME or --home, or start one with `ones local up --dir {chosen}`"
         raise SettingsError(f"no cluster in {chosen}", hint, "ONES_HOME")
@@ -146,39 +149,40 @@ def find_home(folder: Path | str | None = None) -> Home:
     return Home(chosen, loaded.endpoint, chosen / loaded.server_key, chosen / loaded.key)
 
 
-PIECE: Final = 1 << 20
-PATIENCE_S: Final = 60.0  # how long those who wait and follow bear an absent controller
-ANSWER_S: Final = 3.0  # beyond a long poll's own wait
-TIMEOUT: Final = "ONES_TIMEOUT_S"
-TIMEOUT_S: Final = 10.0  # where nobody says how long a controller that is there may take
-ABSENT_S: Final = 0.2  # without an answer, before we look whether anybody listens
-CONNECT_S: Final = 0.5  # for that look
+PIECE_BYTES: Final = 1 << 20
+RETRY_LIMIT_S: Final = 60.0  # for which calls that wait or follow tolerate an absent controller
+REPLY_TIMEOUT_S: Final = 3.0  # until a request is repeated, beyond a long poll's own wait
+TIMEOUT_VARIABLE: Final = "ONES_TIMEOUT_S"
+TIMEOUT_S: Final = 10.0  # default for a controller that listens
+PROBE_DELAY_S: Final = 0.2  # without a reply, until the client probes the endpoint
+PROBE_TIMEOUT_S: Final = 0.5  # for that probe
 R = TypeVar("R", bound=Message)
 
 
 class ClusterConnection:
-    """A connection to one cluster; an async context manager.
+    """Connection to one cluster; an async context manager.
 
     Args:
-        home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds; default: $ONES_TIMEOUT_S, else 10, and 2 at most where nobody listens.
+        home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
+        timeout: seconds without a reply until a call fails; default: $ONES_TIMEOUT_S, else 10. With
+            the last default a call fails after at most 2 s if no process listens at the endpoint.
 
     Raises:
-        SettingsError: if there is no cluster in that folder, or its keys cannot be used.
+        SettingsError: if the folder has no cluster, or its keys cannot be used.
     """
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._home = home if isinstance(home, Home) else find_home(home)
-        asked = os.environ.get(TIMEOUT) if timeout is None else timeout
+        asked = os.environ.get(TIMEOUT_VARIABLE) if timeout is None else timeout
         self._timeout = TIMEOUT_S if asked is None else float(asked)
-        self._looks = asked is None  # whether an absent controller is told from a slow one
+        self._probes = asked is None  # True: fail early if no process listens
         self._link = Link(load_keys(self._home.key))
         self._server_key = load_public(self._home.server_key)
         self._calls: RequestChannel | None = None
         self._logs: RequestChannel | None = None
 
     async def __aenter__(self) -> Self:
-        """Open the socket; the first call finds out whether anybody is there."""
+        """Open the socket. The first call discovers whether a controller is running."""
         self._calls = self._open_channel(self._home.endpoint, REPLY)
         return self
 
@@ -196,15 +200,15 @@ class ClusterConnection:
         self._link.close()
 
     async def cluster(self) -> Cluster:
-        """Who answers, and as whom you are known."""
+        """Return facts about the cluster and the user and role of this client's key."""
         return await self._call(GetCluster(), Cluster)
 
-    async def _put(
+    async def _upload(
         self, digest: str, archive: bytes, on_sent: Callable[[int, int], None] | None = None
     ) -> None:
         offset = 0
         while offset < len(archive) or offset == 0:
-            piece = archive[offset : offset + PIECE]
+            piece = archive[offset : offset + PIECE_BYTES]
             request = PutSnapshot(digest=digest, offset=offset, data=piece, total=len(archive))
             stored = await self._call(request, SnapshotStored)
             offset = stored.size
@@ -219,29 +223,29 @@ class ClusterConnection:
         return _expected(await self._ask(self._calls, request, wait_s), kind)
 
     async def _ask(self, channel: RequestChannel, request: Message, wait_s: float) -> Any:
-        answer_s = wait_s + ANSWER_S
+        reply_timeout_s = wait_s + REPLY_TIMEOUT_S
         if wait_s:
-            return await channel.call(request, answer_s, PATIENCE_S)
-        reply = channel.call(request, answer_s, self._timeout)
-        return await (self._unless_absent(reply) if self._looks else reply)
+            return await channel.call(request, reply_timeout_s, RETRY_LIMIT_S)
+        reply = channel.call(request, reply_timeout_s, self._timeout)
+        return await (self._fail_if_absent(reply) if self._probes else reply)
 
-    async def _unless_absent(self, reply: Coroutine[Any, Any, Any]) -> Any:
-        """The reply; its error is early where nobody listens at all."""
+    async def _fail_if_absent(self, reply: Coroutine[Any, Any, Any]) -> Any:
+        """Await the reply, but fail early if no process listens at the endpoint."""
         answer = asyncio.ensure_future(reply)
         try:
-            await asyncio.wait([answer], timeout=ABSENT_S)
+            await asyncio.wait([answer], timeout=PROBE_DELAY_S)
             if not answer.done() and not await _listens(self._home.endpoint):
-                what = f"no controller answers at {self._home.endpoint}"
-                raise UnreachableError(what, self._home.remedy)
+                problem = f"no controller replies at {self._home.endpoint}"
+                raise UnreachableError(problem, self._home.remedy)
             return await answer
         finally:
             answer.cancel()
 
-    async def _page(self, request: ReadLog) -> LogPage:
+    async def _log_page(self, request: ReadLog) -> LogPage:
         return await self._bulk_call(request, LogPage, request.wait_s)
 
     async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
-        """A request on the port of output and files, which is opened with the first of them."""
+        """Call on the port for output and files, which the first such call opens."""
         if self._logs is None:
             cluster = await self.cluster()
             endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
@@ -253,11 +257,11 @@ class ClusterConnection:
 
 
 async def _listens(endpoint: str) -> bool:
-    """Whether anybody takes connections at tcp://HOST:PORT."""
+    """True if a process accepts connections at tcp://HOST:PORT."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         opening = asyncio.open_connection(host.strip("[]"), int(port))
-        _, writer = await asyncio.wait_for(opening, CONNECT_S)
+        _, writer = await asyncio.wait_for(opening, PROBE_TIMEOUT_S)
     except (OSError, ValueError, TimeoutError):
         return False
     writer.close()
@@ -269,6 +273,6 @@ async def _listens(endpoint: str) -> bool:
 def _expected(reply: Any, kind: type[R]) -> R:
     if not isinstance(reply, kind):
         raise UnreachableError(
-            f"the controller answered {type(reply).__name__}", "compare releases"
+            f"the controller replied with {type(reply).__name__}", "compare releases"
         )
     return reply

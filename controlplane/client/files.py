@@ -1,56 +1,52 @@
-"""What a job made, brought here: its files, its checkpoints, piece by piece and checked.
-
-What admins do with keys: list, add and revoke them.
-"""
+"""Files and checkpoints of jobs, fetched in verified pieces."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import fnmatch
 import hashlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from controlplane.client.archive import FETCHED
+from controlplane.client.archive import FETCHED_MARK
 from controlplane.client.streams import StreamPages
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
-from schemas.ids import JobId, NodeId, Seconds, node_of
-from schemas.wire.client import AddKey, JobDetail, KeyInfo, Keys, ListKeys, RevokeKey
+from schemas.ids import JobId, NodeId, node_of
+from schemas.wire.client import JobDetail
 from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListFiles, ReadFile
 
-ASK_S: Final = 10.0  # that an agent may take
-TRIES: Final = 3  # of a file that changes on its way
+AGENT_REPLY_S: Final = 10.0  # for the reply of an agent
+MAX_ATTEMPTS: Final = 3  # of a file that changes during its transfer
 R = TypeVar("R", FileList, FilePiece)
-MOST_BYTES: Final = 10**10  # of one fetch, unless its caller says otherwise
+MOST_BYTES: Final = 10**10  # default limit of one fetch
 
 
 class JobFile(msgspec.Struct, frozen=True):
-    """A file that a job made or changed, on one node."""
+    """File that a job created or changed, on one node."""
 
-    name: str  # work/NODE/PATH, or checkpoints/NAME: where a fetch puts it
+    name: str  # work/NODE/PATH or checkpoints/NAME: target of a fetch
     node: NodeId
     info: FileInfo
 
     @property
     def size(self) -> int:
-        """Bytes, when it was listed."""
+        """Size when it was listed, bytes."""
         return self.info.size
 
 
 class JobFiles(NamedTuple):
-    """What there is of a job, and what cannot be had."""
+    """Files of a job, and what is unavailable."""
 
     files: tuple[JobFile, ...]
-    refused: tuple[str, ...] = ()  # links that lead elsewhere, and what is no file; with the node
-    missing: tuple[str, ...] = ()  # nodes that are away, files beyond a list's bound; in words
+    refused: tuple[str, ...] = ()  # links that lead outside, and non-files; with the node
+    missing: tuple[str, ...] = ()  # unreachable nodes, files beyond a list's limit; as sentences
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """A file that is here now."""
+    """File that was fetched to this host."""
 
     path: Path
     size: int  # bytes
@@ -58,28 +54,28 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 class Fetch(NamedTuple):
-    """What came of a fetch."""
+    """Result of a fetch."""
 
     files: tuple[Fetched, ...]
     refused: tuple[str, ...] = ()  # as in `JobFiles`
-    missing: tuple[str, ...] = ()  # also files that could not be had; in words
+    missing: tuple[str, ...] = ()  # also files that could not be fetched; as sentences
 
 
 class FileTransfers(StreamPages):
     """Lists and fetches files of jobs."""
 
     async def files(self, job: str, pattern: str = "*") -> JobFiles:
-        """What a job made or changed on every node where it ran, and its checkpoints.
+        """List the files that a job created or changed on all its nodes, and its checkpoints.
+
+        Files are sorted by name. A checkpoint that several nodes share is listed once.
 
         Args:
-            pattern: of names, such as `*.png` or `checkpoints/*`; against a file's own name too.
-
-        Returns:
-            By name; a checkpoint that several nodes share is listed once.
+            pattern: of names, such as `*.png` or `checkpoints/*`; also matched with the last part
+                of a name.
 
         Raises:
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
+            DeniedError: if the job belongs to another user.
         """
         detail = await self.job(job)
         found: dict[str, JobFile] = {}
@@ -94,23 +90,23 @@ class FileTransfers(StreamPages):
                 continue
             refused += [f"{node}: {name}" for name in listed.refused]
             if listed.left_out:
-                missing.append(f"{node}: {listed.left_out} more files than a list has room for")
+                missing.append(f"{node}: {listed.left_out} files beyond the limit of a list")
             for info in listed.files:
-                name = _name(info, node)
+                name = _target_name(info, node)
                 if name and matches(name, pattern):
                     found.setdefault(name, JobFile(name, node, info))
         files = tuple(found[name] for name in sorted(found))
         return JobFiles(files, tuple(refused), tuple(missing))
 
     async def file_pieces(self, job: str, file: JobFile) -> AsyncIterator[bytes]:
-        """The content of one file, in pieces of 1 MiB at most.
+        """Yield the content of one file in pieces of at most 1 MiB.
 
         Args:
-            file: of the list that `files` gave.
+            file: an entry of the list that `files` returned.
 
         Raises:
-            UnavailableError: if it changed on its way, or its node is away.
-            BadFieldError: if it is not there any more.
+            UnavailableError: if the file changed during the transfer, or its node does not reply.
+            BadFieldError: if the file no longer exists.
         """
         offset, stamp = 0, ""
         while True:
@@ -125,7 +121,7 @@ class FileTransfers(StreamPages):
             stamp = stamp or piece.stamp
             whole = hashlib.sha256(piece.data).hexdigest() == piece.digest
             if piece.stamp != stamp or piece.offset != offset or not whole:
-                raise UnavailableError(f"{file.name} changed on its way", "fetch it again")
+                raise UnavailableError(f"{file.name} changed during the transfer", "fetch it again")
             offset += len(piece.data)
             if piece.data:
                 yield piece.data
@@ -139,21 +135,21 @@ class FileTransfers(StreamPages):
         target: Path,
         on_bytes: Callable[[int], None] | None = None,
     ) -> Fetched:
-        """Bring one file here, whole or not at all.
+        """Fetch one file, completely or not at all.
 
         Args:
-            file: of the list that `files` gave.
-            target: the file to write; one that is there is replaced.
-            on_bytes: called in the client's loop with the size of each piece.
+            file: an entry of the list that `files` returned.
+            target: the file to write; an existing one is replaced.
+            on_bytes: called in the client's event loop with the size of each piece.
 
         Raises:
-            UnavailableError: if it keeps changing, or its node is away.
-            BadFieldError: if it is not there any more, or `target` cannot be written.
+            UnavailableError: if the file keeps changing, or its node does not reply.
+            BadFieldError: if the file no longer exists, or `target` cannot be written.
         """
         fresh = target.with_name(f".{target.name}.part")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            for left in reversed(range(TRIES)):
+            for left in reversed(range(MAX_ATTEMPTS)):
                 try:
                     fetched = await self._store(job, file, fresh, on_bytes)
                     break
@@ -192,30 +188,33 @@ class FileTransfers(StreamPages):
         most_bytes: int = MOST_BYTES,
         on_bytes: Callable[[int, int], None] | None = None,
     ) -> Fetch:
-        """Bring what a job made here: `to`/work/NODE/PATH and `to`/checkpoints/NAME.
+        """Fetch the files of a job to `to`/work/NODE/PATH and `to`/checkpoints/NAME.
 
         Args:
-            to: a folder, made if there is none.
+            to: folder; created if missing.
             pattern: of names, such as `*.png` or `checkpoints/*`.
-            most_bytes: bound of all files together.
-            on_bytes: called in the client's loop with the bytes that came, and all of them.
+            most_bytes: limit for all files together.
+            on_bytes: called in the client's event loop with the bytes received so far and the
+                total.
 
         Returns:
-            The files, and what could not be had.
+            The fetched files, and what was unavailable.
 
         Raises:
-            TooLargeError: if the files are larger than that; nothing was fetched.
-            BadFieldError: if `to` cannot be made.
+            TooLargeError: if the files exceed `most_bytes`; no file was fetched.
+            BadFieldError: if `to` cannot be created.
             UnknownJobError: if there is no such job.
-            DeniedError: if it is somebody else's.
+            DeniedError: if the job belongs to another user.
         """
-        there = await self.files(job, pattern)
-        total = sum(file.size for file in there.files)
+        listed_files = await self.files(job, pattern)
+        total = sum(file.size for file in listed_files.files)
         if total > most_bytes:
-            what = f"{len(there.files)} files of {total} bytes, the bound is {most_bytes}"
-            raise TooLargeError(what, "name fewer with a pattern, or raise the bound", "most")
-        if there.files:
-            _make(to, job)
+            problem = (
+                f"{len(listed_files.files)} files of {total} bytes exceed the limit of {most_bytes}"
+            )
+            raise TooLargeError(problem, "select fewer with a pattern, or raise the limit", "most")
+        if listed_files.files:
+            _create_folder(to, job)
         came = 0
 
         def count(size: int) -> None:
@@ -224,63 +223,60 @@ class FileTransfers(StreamPages):
             if on_bytes is not None:
                 on_bytes(came, max(total, came))
 
-        fetched, missing = [], list(there.missing)
-        for file in there.files:
+        fetched, missing = [], list(listed_files.missing)
+        for file in listed_files.files:
             try:
                 fetched.append(await self.fetch_file(job, file, to / file.name, count))
             except (UnavailableError, BadFieldError) as error:
                 missing.append(f"{file.name}: {error.message}")
-        return Fetch(tuple(fetched), there.refused, tuple(missing))
+        return Fetch(tuple(fetched), listed_files.refused, tuple(missing))
 
     async def last_checkpoint(self, job: str) -> JobFile:
-        """The checkpoint with which a job would go on, or ended.
+        """Return the checkpoint from which a job would resume, or with which it ended.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if it has none that can be had.
+            BadFieldError: if no checkpoint is available.
         """
         detail = await self.job(job)
-        there = await self.files(job, f"{CHECKPOINTS}/*.pt")
-        chosen = newest([file.name for file in there.files], detail.summary.epoch)
-        for file in there.files:
+        listed_files = await self.files(job, f"{CHECKPOINTS}/*.pt")
+        chosen = newest_checkpoint([file.name for file in listed_files.files], detail.summary.epoch)
+        for file in listed_files.files:
             if file.name == chosen:
                 return file
-        why = "; ".join(there.missing) or f"it finished {detail.summary.epoch} epochs"
+        why = "; ".join(listed_files.missing) or f"it finished {detail.summary.epoch} epochs"
         hint = "one is written at the end of each epoch"
         raise BadFieldError(f"{job} has no checkpoint here ({why})", hint, "job")
 
     async def _ask_node(self, request: ListFiles | ReadFile, kind: type[R]) -> R:
-        return await self._bulk_call(request, kind, ASK_S)
+        return await self._bulk_call(request, kind, AGENT_REPLY_S)
 
 
-def _make(to: Path, job: str) -> None:
-    """Make a folder for results; a new one is marked, so that it travels with no later job."""
+def _create_folder(to: Path, job: str) -> None:
+    """Create a folder for results and mark it, so that `pack` omits it from later jobs."""
     fresh = not to.exists()
     try:
         to.mkdir(parents=True, exist_ok=True)
         if fresh:
-            (to / FETCHED).write_text(f"{job}\n", encoding="utf-8")
+            (to / FETCHED_MARK).write_text(f"{job}\n", encoding="utf-8")
     except OSError as error:
         raise BadFieldError(f"{to}: {error.strerror}", "choose another --to", "to") from None
 
 
 def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
-    """Every node that a job had a slot on."""
+    """Return every node on which a job had a slot."""
     slots = [slot for version in detail.versions for slot in version.slots]
     return tuple(dict.fromkeys(node_of(slot) for slot in slots))
 
 
-def newest(names: list[str], epoch: int) -> str:
-    """The checkpoint of the last finished epoch, of the last group that wrote one.
+def newest_checkpoint(names: list[str], epoch: int) -> str:
+    """Return the checkpoint of the last finished epoch, or "" if there is none.
 
-    A group that was lost may have written epochs that the job did again.
+    The newest group wins: a lost group may have written epochs that the job trained again.
 
     Args:
         names: `checkpoints/epoch-EPOCH.vVERSION.pt`, in any order.
-        epoch: the last one that the job finished.
-
-    Returns:
-        One of them; empty if there is none.
+        epoch: the last epoch that the job finished.
     """
     known = []
     for name in names:
@@ -291,19 +287,14 @@ def newest(names: list[str], epoch: int) -> str:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a file is meant.
-
-    Args:
-        name: with its folders.
-        pattern: against all of it, its path on the node, or its last part.
-    """
+    """True if `pattern` matches a file's name, its path on the node, or its last part."""
     path = PurePosixPath(name)
     inside = "/".join(path.parts[2:])
     return any(fnmatch.fnmatchcase(text, pattern) for text in (name, inside, path.name))
 
 
-def _name(info: FileInfo, node: NodeId) -> str:
-    """Where a file goes here; empty for a path that would lead anywhere else."""
+def _target_name(info: FileInfo, node: NodeId) -> str:
+    """Return the relative target of a file, or "" for a path that leads outside the folder."""
     parts = PurePosixPath(info.path).parts
     if not parts or info.path.startswith("/") or not {"..", "\0"}.isdisjoint(parts):
         return ""
@@ -311,109 +302,3 @@ def _name(info: FileInfo, node: NodeId) -> str:
         return ""
     folder = (CHECKPOINTS,) if info.area == CHECKPOINTS else (info.area, node)
     return "/".join((*folder, *parts))
-
-
-T = TypeVar("T")
-
-
-class KeyRequests(FileTransfers):
-    """Keeps the cluster's list of keys; for admins."""
-
-    async def keys(self) -> tuple[KeyInfo, ...]:
-        """All keys, also those that are not valid any more.
-
-        Raises:
-            DeniedError: if the key is no admin's.
-        """
-        found, cursor = list[KeyInfo](), ""
-        while True:
-            page = await self._call(ListKeys(cursor=cursor), Keys)
-            found += page.keys
-            cursor = page.next
-            if not cursor:
-                return tuple(found)
-
-    async def add_key(
-        self,
-        public: str,
-        name: str,
-        role: str,
-        projects: Sequence[str] = (),
-        expires: float | None = None,
-    ) -> KeyInfo:
-        """Let the owner of a key connect.
-
-        Args:
-            public: his public key, Z85; the secret one stays with him.
-            name: his, or the node's.
-            role: admin, operator, user, viewer or node.
-            projects: whose jobs it is for; the first one's are those that he submits.
-            expires: when it ends, seconds since the epoch; None: never.
-
-        Raises:
-            DeniedError: if this client's key is no admin's.
-            BadFieldError: if a field is wrong, or the key is somebody else's or was revoked.
-        """
-        asked = {
-            "public": public, "name": name, "role": role, "projects": tuple(projects),
-            "expires": None if expires is None else Seconds(expires),
-        }  # fmt: skip
-        try:
-            request = msgspec.convert({"type": "keys.add.1", **asked}, AddKey)
-        except msgspec.ValidationError as error:
-            raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
-        return (await self._call(request, Keys)).keys[0]
-
-    async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
-        """Take keys away for ever; what is open with them ends.
-
-        Args:
-            key: a public key, or a name: all keys of that name.
-
-        Raises:
-            DeniedError: if this client's key is no admin's.
-            BadFieldError: if there is no such key, or it is the last admin's.
-        """
-        return (await self._call(RevokeKey(key=key), Keys)).keys
-
-
-class BlockingKeyRequests:
-    """The same for scripts without an event loop."""
-
-    @property
-    @abc.abstractmethod
-    def _sweeps(self) -> KeyRequests:
-        """The client whose loop runs in a thread."""
-
-    @abc.abstractmethod
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let the client's loop do it."""
-
-    def keys(self) -> tuple[KeyInfo, ...]:
-        """See `Client.keys`."""
-        return self._run(self._sweeps.keys())
-
-    def add_key(
-        self,
-        public: str,
-        name: str,
-        role: str,
-        projects: Sequence[str] = (),
-        expires: float | None = None,
-    ) -> KeyInfo:
-        """See `Client.add_key`.
-
-        Args:
-            public: Z85.
-            role: admin, operator, user, viewer or node.
-            expires: seconds since the epoch; None: never.
-        """
-        return self._run(self._sweeps.add_key(public, name, role, projects, expires))
-
-    def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
-        """See `Client.revoke_key`.
-
-        Args:
-            key: a public key, or a name.
-        """
-        return self._run(self._sweeps.revoke_key(key))

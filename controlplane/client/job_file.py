@@ -1,4 +1,4 @@
-"""A job file to a spec that is ready to submit."""
+"""Job files: from a TOML file to a checked spec that can be submitted."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from schemas.errors import BadFieldError, SettingsError
 from schemas.host.settings import convert, parse_toml, read_file, written, wrong_value
 from schemas.jobs import JobSpec, not_python, problems
 
-LOOK_BYTES: Final = 4096  # of a script, to see that it is text
+HEAD_BYTES: Final = 4096  # of a script, to see that it is text
 SCRIPTS: Final = {".py", ".ipynb"}
-SHOWN: Final = 60  # characters of a path in an error
+MAX_SHOWN: Final = 60  # characters of a path in an error
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job, or the sweep, in a TOML file; its relative paths are relative to the file.
+    """Read the job or the sweep in a TOML file; relative paths are relative to the file.
 
     Args:
         path: a TOML file, UTF-8.
-        overrides: KEY=VALUE, over what the file says, as `with_overrides` reads them, or
-            `with_sweep_overrides` those of a sweep.
+        overrides: KEY=VALUE, see `with_overrides`, or `with_sweep_overrides` for a sweep.
 
     Raises:
-        SettingsError: if the file cannot be read, a key is unknown or of the wrong type.
-        BadFieldError: if a value cannot be accepted.
+        SettingsError: if the file cannot be read, or a key is unknown or has a wrong type.
+        BadFieldError: if a value is invalid.
     """
-    data = read_file(path)  # once: it may be a pipe
+    data = read_file(path)  # read once: the path may be a pipe
     try:
         table = {} if path.suffix in SCRIPTS else parse_toml(data, path)
     except SettingsError as error:
@@ -50,13 +49,13 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def checked(spec: JobSpec, base: Path) -> JobSpec:
-    """`spec` with absolute paths, if it can be accepted.
+    """Check `spec` and return it with absolute paths.
 
     Args:
-        base: the folder that its relative paths are relative to.
+        base: folder to which relative paths refer.
 
     Raises:
-        BadFieldError: naming the field and the remedy.
+        BadFieldError: if a field is invalid; names the field and the remedy.
     """
     spec = _typed(spec)
     for problem in problems(spec):
@@ -65,7 +64,7 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     sweep = spec.stated_sweep
     if sweep is not None:
         if not workdir.is_dir():
-            raise BadFieldError(f"workdir: {workdir} is no folder", "correct workdir", "workdir")
+            raise BadFieldError(f"workdir: {workdir} is not a folder", "correct workdir", "workdir")
         check_functions(sweep, workdir, own_python=spec.python is not None)
     else:
         _check_script(spec, workdir)
@@ -78,11 +77,14 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
 
 
 def _script_error(path: Path, data: bytes) -> SettingsError | None:
-    """Return the error of a script in the place of a job file; None if it is no script."""
-    first = data[:LOOK_BYTES]
+    """Return the error for a script given as a job file, or None if `data` is not a script."""
+    first = data[:HEAD_BYTES]
     shebang = first.partition(b"\n")[0] if first.startswith(b"#!") else b""
     if path.suffix == ".py" or b"python" in shebang:
-        what, remedy = "a script", f"write its job file with `ones init {path}`, then submit that"
+        what, remedy = (
+            "a script",
+            f"write a job file with `ones init {path}`, then submit the job file",
+        )
     elif path.suffix == ".ipynb":
         what = "a notebook"
         remedy = f"run `jupyter nbconvert --to script {path}`, then `ones init` on the script"
@@ -98,7 +100,7 @@ def _script_error(path: Path, data: bytes) -> SettingsError | None:
 
 
 def _typed(spec: JobSpec) -> JobSpec:
-    """Check the types of a spec that was made in Python; lists become tuples, paths texts."""
+    """Check the types of a spec made in Python; lists become tuples, paths become strings."""
     plain = {}
     for name in spec.__struct_fields__:
         if (value := getattr(spec, name)) is not msgspec.UNSET:
@@ -125,10 +127,10 @@ def _path_text(value: object) -> str:
 def _folder(base: Path, name: str) -> Path:
     try:
         folder = (base / name).resolve()
-        folder.is_dir()  # a name may be longer than any file's
-    except (OSError, RuntimeError) as error:  # or lead around in a circle
-        why = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
-        what = f"workdir: {name[:SHOWN]} cannot be looked at: {why}"
+        folder.is_dir()  # raises OSError if the name is too long
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        why = error.strerror if isinstance(error, OSError) else "its links form a loop"
+        what = f"workdir: {name[:MAX_SHOWN]} cannot be opened: {why}"
         raise BadFieldError(what, "correct workdir", "workdir") from None
     return folder
 
@@ -139,14 +141,14 @@ def _check_script(spec: JobSpec, workdir: Path) -> None:
             what = f"script: {spec.script} is not in {workdir}"
             raise BadFieldError(what, "correct script or workdir", "script")
         with (workdir / spec.script).open("rb") as file:
-            found = not_python(spec.script, file.read(LOOK_BYTES))
+            found = not_python(spec.script, file.read(HEAD_BYTES))
     except OSError as error:
-        what = f"script: {spec.script[:SHOWN]} cannot be read: {error.strerror}"
+        what = f"script: {spec.script[:MAX_SHOWN]} cannot be read: {error.strerror}"
         raise BadFieldError(what, "correct script or workdir", "script") from None
     if found is not None:
         raise BadFieldError(f"script: {found[0]}", found[1], "script")
 
 
 def _stated_limit(spec: JobSpec) -> int | None:
-    """`max_batch_size` as every release understands it: a number, or nothing."""
+    """Return `max_batch_size` in the form that every release understands: a number or None."""
     return None if spec.batch_limit_is_left_open else spec.batch_limit

@@ -1,4 +1,4 @@
-"""KEY=VALUE of a command line, over the table of a job file."""
+"""KEY=VALUE overrides from the command line, applied to the table of a job file."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from schemas.jobs import JobSpec, StopRule
 
 FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(JobSpec)}
 STOP_FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(StopRule))
-TEXTS: Final = frozenset({"name", "script", "workdir", "family", "python"})
+STRING_FIELDS: Final = frozenset({"name", "script", "workdir", "family", "python"})
 FORM: Final = "write KEY=VALUE: lr=0.1, stop.epochs=3, args.width=64 or env.MODE=fast"
 
 
 def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """The table of a job file with some of its values replaced.
+    """Return the table of a job file with some values replaced.
 
-    `args.width=64` replaces what follows `--width` in `args`, or adds `--width 64`; `true` and
-    `false` add and remove a flag that has no value. `env.NAME=TEXT`, `stop.epochs=3` and
-    `utility.deadline_s=900` set one entry. A value is read as TOML where it is some, else as text.
+    `args.width=64` replaces the value of `--width` in `args`, or appends `--width 64`; `true` and
+    `false` add and remove a flag without a value. `env.NAME=TEXT`, `stop.epochs=3` and
+    `utility.deadline_s=900` set one entry. A value is parsed as TOML if possible, else it is a
+    string. Types are checked later, when the table becomes a spec.
 
     Args:
-        table: of a job file; it is left as it is.
-        assignments: KEY=VALUE, each; a later one wins.
-
-    Returns:
-        A new table, whose types are checked when it becomes a spec.
+        table: not modified.
+        assignments: KEY=VALUE; the last one of a key wins.
 
     Raises:
-        BadFieldError: if an assignment has no such form or names no field of a job.
+        BadFieldError: if an assignment is malformed or names no field of a job.
     """
     changed = {key: _copied(value) for key, value in table.items()}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise BadFieldError(f"--set {assignment!r} is no assignment", FORM, "set")
+            raise BadFieldError(f"--set {assignment!r} is not an assignment", FORM, "set")
         field, dot, entry = key.strip().partition(".")
         if dot and not entry:
             raise BadFieldError(f"--set {key} names no entry of {field}", FORM, key)
@@ -50,7 +48,9 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
             )
         if not dot:
             value = toml_value(text)
-            changed[field] = text if field in TEXTS and not isinstance(value, str) else value
+            changed[field] = (
+                text if field in STRING_FIELDS and not isinstance(value, str) else value
+            )
         elif field == "args":
             changed["args"] = with_option(_args_of(changed), entry, text)
         elif field in {"env", "stop", "utility"}:
@@ -61,12 +61,12 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
 
 
 def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
-    """Arguments of a script with one option set.
+    """Return the arguments of a script with one option set.
 
     Args:
-        args: as they stand; both `--name value` and `--name=value` are understood.
-        name: of the option, without its dashes; `-` and `_` are the same.
-        text: its value; `true` and `false` of an option without a value: there, or not.
+        args: options may have the form `--name value` or `--name=value`.
+        name: without dashes; `-` and `_` are equivalent.
+        text: value; `true` and `false` add and remove an option that has no value.
     """
     kept = list(args)
     flag = f"--{name}"
@@ -90,7 +90,7 @@ def _args_of(table: Mapping[str, Any]) -> list[str]:
     args = table.get("args", [])
     if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
         remedy = f"write {written(JobSpec, 'args')}"
-        raise BadFieldError("args is no list of texts in the job file", remedy, "args")
+        raise BadFieldError("args is not a list of strings in the job file", remedy, "args")
     return args
 
 
@@ -111,20 +111,20 @@ def _is_number(text: str) -> bool:
 
 def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None:
     if field == "stop" and entry not in STOP_FIELDS:
-        what = f"--set stop.{entry}: there is no such stop rule"
-        raise BadFieldError(what, nearest(entry, STOP_FIELDS), "stop")
+        problem = f"--set stop.{entry}: there is no such stop rule"
+        raise BadFieldError(problem, nearest(entry, STOP_FIELDS), "stop")
     inner = table.setdefault(field, {})
     if not isinstance(inner, dict):
         remedy = f"write {written(JobSpec, field)}"
-        raise BadFieldError(f"{field} is no table in the job file", remedy, field)
+        raise BadFieldError(f"{field} is not a table in the job file", remedy, field)
     other = {"epochs": "samples", "samples": "epochs"}.get(entry)
     if field == "stop" and other and "metric" not in inner:
-        inner.pop(other, None)  # exactly one of the two is a rule
+        inner.pop(other, None)  # a spec has exactly one of the two
     inner[entry] = text if field == "env" or entry == "metric" else toml_value(text)
 
 
 def toml_value(text: str) -> Any:
-    """A value as TOML has it; what is none is a text."""
+    """Parse a TOML value; other text is returned as it is."""
     try:
         parsed = tomllib.loads(f"x = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -137,6 +137,6 @@ def _copied(value: Any) -> Any:
 
 
 def nearest(key: str, known: Collection[str]) -> str:
-    """Return the remedy for an unknown key: the known one that is nearest, else all."""
+    """Return the remedy for an unknown key: the most similar known key, else all known keys."""
     near = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(known))}"

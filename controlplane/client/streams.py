@@ -1,7 +1,4 @@
-"""What a job writes and what happens in a cluster, followed a page at a time.
-
-Replies that come in pages, joined: whoever asks sees one reply.
-"""
+"""Joined replies and streams: feed events, worker output and sample records, page by page."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from controlplane.client.connection import PIECE, ClusterConnection
+from controlplane.client.connection import PIECE_BYTES, ClusterConnection
 from schemas.errors import BadFieldError, UnreachableError
 from schemas.ids import JobId, Rank, Version
 from schemas.jobs import ENDED
@@ -26,6 +23,7 @@ from schemas.wire.client import (
     JobDetail,
     Jobs,
     JobState,
+    Keys,
     ListJobs,
     ListNodes,
     Nodes,
@@ -34,27 +32,51 @@ from schemas.wire.client import (
 )
 from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
 
-Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes)
-OF_A_JOB: Final = ("workers", "history", "epochs", "versions", "promises")
+Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys)
+JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
+POLL_S: Final = 3.0  # of one long poll; a reply that is lost in a crash is requested again after it
+NOW_S: Final = 0.001  # of a poll for what exists now
+WorkerKey = tuple[Version, Rank]
+RAW_END: Final = re.compile(rb"(?<=[\r\n])")
+NO_WORKER: Final = (Version(0), Rank(0))  # no worker has this version: a remark of the client
 
 
-class JoinedPages(ClusterConnection):
-    """Lists and details of any length."""
+class OutputLine(NamedTuple):
+    """One line of a worker's output."""
+
+    rank: int | None  # None: a remark of the client
+    text: str  # without its terminator; for a progress bar, its last state
+    time: float | None = None  # when its end reached the controller, seconds since the epoch
+    node: str | None = None
+    end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
+
+
+class WorkerLine(NamedTuple):
+    """Line as its worker wrote it, or the received part of it."""
+
+    data: bytes  # without its newline
+    piece: LogPiece  # contains the end of the line
+    whole: bool = True
+
+
+class StreamPages(ClusterConnection):
+    """Replies of several pages, joined; feed events, output and sample records page by page."""
 
     async def some_job_names(self) -> list[str]:
-        """Return names of jobs, oldest first: all, or of many the oldest and the live ones.
+        """Return names of jobs, oldest first, with at most two requests.
 
-        Never asks for more than two pages.
+        These are all names if the jobs fit into one page, else those of the first page and of jobs
+        that have not ended.
         """
         page = await self._call(ListJobs(ended=True), Jobs)
         live = (await self._call(ListJobs(), Jobs)).jobs if page.next else ()
         return [job.job for job in (*page.jobs, *live)]
 
     async def job(self, job: str) -> JobDetail:
-        """Everything about one job.
+        """Return all details of one job.
 
         Args:
-            job: its name, as `submit` returned it.
+            job: name, as returned by `submit`.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -62,11 +84,11 @@ class JoinedPages(ClusterConnection):
         return await self._detail(GetJob(job=JobId(job)), JobId(job))
 
     async def state(self, job: str, wait_s: float = 0.0) -> JobState:
-        """Only where a job stands.
+        """Return the state of a job, without its history.
 
         Args:
-            job: its name, as `submit` returned it.
-            wait_s: the answer is held back so long, at most 30 s, while the job has not ended.
+            wait_s: seconds, at most 30: the controller delays the reply for so long unless the job
+                ends.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -74,9 +96,9 @@ class JoinedPages(ClusterConnection):
         return await self._call(WaitJob(job=JobId(job), wait_s=wait_s), JobState, wait_s)
 
     async def _detail(self, request: Message, job: JobId) -> JobDetail:
-        """The answer to a request that has a job's detail, with the pages that follow."""
+        """Send a request whose reply is a job's detail, and join the pages that follow."""
         first = await self._call(request, JobDetail)
-        return await self._joined(first, lambda cursor: GetJob(job=job, cursor=cursor), *OF_A_JOB)
+        return await self._joined(first, lambda cursor: GetJob(job=job, cursor=cursor), *JOB_LISTS)
 
     async def _explanation(self, job: JobId) -> Explanation:
         first = await self._call(ExplainJob(job=job), Explanation)
@@ -99,52 +121,20 @@ class JoinedPages(ClusterConnection):
         while cursor := page.next:
             page = await self._call(ask(cursor), type(first))
             if page.next == cursor:
-                what = f"the controller gives the page at {cursor} again and again"
-                raise UnreachableError(what, "compare releases")
+                problem = f"the controller repeats the page at {cursor}"
+                raise UnreachableError(problem, "compare releases")
             for name in lists:
                 rows[name] += getattr(page, name)
         return msgspec.structs.replace(page, **{name: tuple(rows[name]) for name in lists})
 
-
-POLL_S: Final = 3.0  # of one long poll; an answer that a crash took is asked for again after it
-LOOK_S: Final = 0.001  # of a poll for what is there now
-Who = tuple[Version, Rank]
-RAW_END: Final = re.compile(rb"(?<=[\r\n])")
-NOBODY: Final = (Version(0), Rank(0))  # no worker is of this version: a remark of our own
-
-
-class OutputLine(NamedTuple):
-    """A line that a worker wrote."""
-
-    rank: int | None  # None: a remark of the client's own
-    text: str  # without its terminator; for a progress bar, its last state
-    time: float | None = None  # when the controller got its end, seconds since the epoch
-    node: str | None = None
-    end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
-
-
-class WorkerLine(NamedTuple):
-    """A line as its worker wrote it, or the part of it that is there."""
-
-    data: bytes  # without its newline
-    piece: LogPiece  # the one that it ends in
-    whole: bool = True
-
-
-class StreamPages(JoinedPages):
-    """Feed events, output and sample records as they come, many in one page."""
-
     async def event_pages(
         self, from_seq: int, *, follow: bool
     ) -> AsyncIterator[tuple[FeedEvent, ...]]:
-        """Feed events as they come from the controller.
+        """Yield feed events in order and without gaps; no page is empty.
 
         Args:
-            from_seq: number of the first one, 1-based.
-            follow: go on for ever; else end behind the last one there is.
-
-        Yields:
-            Events in order, without gaps; no page is empty.
+            from_seq: number of the first event, 1-based.
+            follow: True continues until cancelled; False ends after the newest event.
         """
         while True:
             wait_s = POLL_S if follow else 0.0
@@ -152,23 +142,20 @@ class StreamPages(JoinedPages):
             page = await self._call(request, EventsPage, wait_s)
             if page.events:
                 yield page.events
-            elif not follow and page.next_seq <= from_seq:  # else it passed over others' events
+            elif not follow and page.next_seq <= from_seq:  # else events were skipped
                 return
             from_seq = max(from_seq, page.next_seq)
 
     async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
-        """Sample records as they come from the controller.
-
-        Yields:
-            Records as `samples` gives them; a page may be empty.
+        """Yield sample records as `samples` does; a page may be empty.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if its job file does not ask for `record_samples`.
+            BadFieldError: if its job file does not set `record_samples`.
         """
         detail = await self.job(job)
         if not detail.spec.record_samples:
-            hint = "put `record_samples = true` into its job file, and submit it again"
+            hint = "set `record_samples = true` in the job file and submit it again"
             raise BadFieldError(f"{job} does not record its samples", hint, "record_samples")
         restarts = [(v.version, v.resumed_step) for v in detail.versions if v.kind == "start"]
         seen: set[tuple[int, int, int]] = set()
@@ -179,9 +166,9 @@ class StreamPages(JoinedPages):
                     continue
                 record = json.loads(line)
                 born = piece.version
-                taken_back = any(v > born and record["step"] > step for v, step in restarts)
+                rolled_back = any(v > born and record["step"] > step for v, step in restarts)
                 key = (record["epoch"], record["step"], record["rank"])
-                if not taken_back and key not in seen:
+                if not rolled_back and key not in seen:
                     seen.add(key)
                     fresh.append(record)
             yield fresh
@@ -198,20 +185,21 @@ class StreamPages(JoinedPages):
         unfinished: bool = False,
         raw: bool = False,
     ) -> AsyncIterator[list[OutputLine]]:
-        """Lines of a job's output, as they come.
+        """Yield lines of a job's output as they arrive.
 
         Args:
-            rank: only of this worker; None: of all.
-            follow: until the job has ended.
-            since: only what reached the controller then or later, seconds since the epoch.
-            last: of what there is now, only so many lines; None: all.
-            matching: a regular expression that a line has to have a match of.
-            unfinished: lines that go on, too, as far as they are there at the end of a page.
-            raw: every state of a progress bar, as a line that ends in a carriage return.
+            rank: only this worker; None: all.
+            follow: True continues until the job has ended; False ends after the newest line.
+            since: seconds since the epoch; skip what reached the controller before.
+            last: start with this many of the lines that exist now; None: all.
+            matching: regular expression; skip lines without a match.
+            unfinished: also yield lines without a terminator, as far as received at the end of a
+                page.
+            raw: yield each state of a progress bar as a line that ends with a carriage return.
 
         Raises:
             UnknownJobError: if there is no such job.
-            BadFieldError: if `matching` is no regular expression.
+            BadFieldError: if `matching` is not a regular expression.
         """
         found = line_pattern(matching)
         held = None if last is None else deque[OutputLine](maxlen=last)
@@ -225,7 +213,7 @@ class StreamPages(JoinedPages):
                 yield lines
                 continue
             held.extend(line for line in lines if raw or line.end == "\n")
-            if follow and not page:  # that is all there is so far
+            if follow and not page:  # end of what has arrived so far
                 yield list(held)
                 held = None
         if held:
@@ -242,30 +230,28 @@ class StreamPages(JoinedPages):
         unfinished: bool = False,
         raw: bool = False,
     ) -> AsyncIterator[list[WorkerLine]]:
-        """Whole lines of workers, as they come from the log relay.
+        """Yield complete lines of workers as the log relay sends them.
+
+        An empty page marks the end of what has arrived so far.
 
         Args:
-            stream: log or samples.
-            rank: only of this worker; None: of all.
-            follow: until the job has ended.
-            since: only what was stored then or later, seconds since the epoch.
+            rank: only this worker; None: all.
+            follow: True continues until the job has ended.
+            since: seconds since the epoch; skip what was stored before.
             unfinished: also yield unfinished lines, after the finished ones.
-            raw: carriage returns end lines, too, and stay where they are.
-
-        Yields:
-            An empty page, too: at the end of what there is so far.
+            raw: also split after carriage returns, and keep them.
         """
-        rest: dict[Who, WorkerLine] = {}
+        rest: dict[WorkerKey, WorkerLine] = {}
         async for pieces in self.piece_pages(job, stream, rank, follow=follow, since=since):
             page: list[WorkerLine] = []
-            began: dict[Who, WorkerLine] = {}
+            began: dict[WorkerKey, WorkerLine] = {}
             for piece in pieces:
                 who = (piece.version, piece.rank)
                 data = (rest[who].data if who in rest else b"") + piece.data
                 *lines, last = _split_raw(data) if raw else data.split(b"\n")
                 page += [WorkerLine(line, piece) for line in lines]
                 rest[who] = began[who] = WorkerLine(
-                    last if raw else _shown(last), piece, whole=False
+                    last if raw else _visible(last), piece, whole=False
                 )
             if unfinished and not raw:
                 page += [line for line in began.values() if line.data]
@@ -277,22 +263,20 @@ class StreamPages(JoinedPages):
     async def piece_pages(
         self, job: str, stream: Stream, rank: int | None, *, follow: bool, since: float = 0.0
     ) -> AsyncIterator[tuple[LogPiece, ...]]:
-        """Raw pieces of a stream in the order in which they were stored.
+        """Yield raw pieces of a stream in the order in which they were stored.
+
+        Pieces may split lines. An empty page marks the end of what has arrived so far. After a log
+        comes one remark for each of the selected workers whose output is incomplete.
 
         Args:
-            stream: log or samples.
-            rank: only of workers of this rank; None: of all.
-            follow: until the job has ended; else end behind the last piece there is.
-            since: only what was stored then or later, seconds since the epoch.
-
-        Yields:
-            Pieces of the stream, which may break lines; none at the end of what there is so far;
-            behind a log, one line for each of these workers whose output did not all arrive.
+            rank: only workers of this rank; None: all.
+            follow: True continues until the job has ended; False ends after the newest piece.
+            since: seconds since the epoch; skip what was stored before.
 
         Raises:
             UnknownJobError: if there is no such job.
         """
-        cursor, wait_s = 0, LOOK_S
+        cursor, wait_s = 0, NOW_S
         while True:
             state = "" if follow else (await self.state(job)).state
             asked = ReadLog(
@@ -300,32 +284,32 @@ class StreamPages(JoinedPages):
                 stream=stream,
                 rank=None if rank is None else Rank(rank),
                 cursor=cursor,
-                max_bytes=PIECE,
+                max_bytes=PIECE_BYTES,
                 wait_s=wait_s if follow else POLL_S if state in ENDED else 0.0,
                 since=since,
             )
-            page = await self._page(asked)
+            page = await self._log_page(asked)
             if page.pieces or not page.ended:
                 yield page.pieces
-            cursor, wait_s = page.cursor, LOOK_S if page.pieces else POLL_S
+            cursor, wait_s = page.cursor, NOW_S if page.pieces else POLL_S
             if page.ended or (not page.pieces and not follow):
                 if page.missing and stream == LOG:
-                    yield tuple(map(_note, page.missing))
+                    yield tuple(map(_missing_remark, page.missing))
                 return
 
 
-def _note(worker: str) -> LogPiece:
-    said = f"[ones] output of {worker} ends early: not all of it arrived\n"
-    return LogPiece(version=NOBODY[0], rank=NOBODY[1], offset=0, data=said.encode())
+def _missing_remark(worker: str) -> LogPiece:
+    said = f"[ones] output of {worker} is incomplete: its end did not arrive\n"
+    return LogPiece(version=NO_WORKER[0], rank=NO_WORKER[1], offset=0, data=said.encode())
 
 
 def _split_raw(data: bytes) -> list[bytes]:
-    """Split behind each newline, which is dropped, and each carriage return, which stays."""
+    """Split after each newline, which is dropped, and each carriage return, which stays."""
     *lines, last = RAW_END.split(data)
     return [*(line.removesuffix(b"\n") for line in lines), last]
 
 
-def _shown(line: bytes) -> bytes:
+def _visible(line: bytes) -> bytes:
     """Drop the text that a later carriage return overwrote."""
     return line[max(0, line.rstrip(b"\r").rfind(b"\r")) :] if b"\r" in line else line
 
@@ -333,8 +317,8 @@ def _shown(line: bytes) -> bytes:
 def _output_line(data: bytes, piece: LogPiece, whole: bool, *, raw: bool) -> OutputLine:
     bar = b"\r" in (data[-1:] if raw else data)
     end = "\r" if bar and (raw or not whole) else "\n" if whole else ""
-    text = data.removesuffix(b"\r") if raw else _shown(data).strip(b"\r") if bar else data
-    remark = (piece.version, piece.rank) == NOBODY
+    text = data.removesuffix(b"\r") if raw else _visible(data).strip(b"\r") if bar else data
+    remark = (piece.version, piece.rank) == NO_WORKER
     return OutputLine(
         None if remark else piece.rank,
         text.decode("utf-8", "replace"),
@@ -348,10 +332,12 @@ def line_pattern(text: str) -> re.Pattern[str]:
     """Compile a regular expression for lines.
 
     Raises:
-        BadFieldError: if it is none.
+        BadFieldError: if it is not valid.
     """
     try:
         return re.compile(text)
     except re.error as error:
-        hint = "put a backslash before a sign that stands for itself"
-        raise BadFieldError(f"{text!r} is no regular expression: {error}", hint, "grep") from None
+        hint = "escape special characters with a backslash"
+        raise BadFieldError(
+            f"{text!r} is not a regular expression: {error}", hint, "grep"
+        ) from None

@@ -77,7 +77,7 @@ def test_samples_of_a_job_that_records_none_are_refused_with_the_remedy(cluster:
 
     assert (done.code, done.out) == (2, "")
     assert done.err.endswith(
-        "does not record its samples; put `record_samples = true` into its job file, and submit it again\n"
+        "does not record its samples; set `record_samples = true` in the job file and submit it again\n"
     )
 
 
@@ -98,7 +98,7 @@ def test_a_cluster_that_is_down_is_unreachable(cluster: Cluster, tmp_path: Path)
 
     assert (done.returncode, done.stderr) == (
         4,
-        "ones: no controller answers at tcp://127.0.0.1:9; is the controller up, and its port open from here?\n",
+        "ones: no controller replies at tcp://127.0.0.1:9; check that the controller runs and that its port is reachable from this host\n",
     )
 
 

@@ -28,9 +28,9 @@ def test_waiting_for_a_job_that_fails_prints_its_error_and_its_last_lines(cluste
     assert note.startswith(f"{job}: train.py does not use elastic.ScalingAgent: ")
     assert said[0].startswith(f"ones: {job} failed: ")
     assert said[0].endswith("exit code 1")
-    assert said[1] == "the last lines of rank 0:"
+    assert said[1] == "last output of rank 0:"
     assert said[2:-1] == [*(f"  line {line}" for line in range(26, 40)), "  the data are gone"]
-    assert said[-1] == f"all of it: ones logs {job} --rank 0"
+    assert said[-1] == f"complete output: ones logs {job} --rank 0"
 
 
 @pytest.mark.slow

@@ -87,9 +87,9 @@ def test_of_a_log_the_wanted_lines_are_printed_with_their_ranks(cluster: Cluster
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (("--since", "soon"), "--since 'soon' is no duration; write 90s, 5m, 2h or 1d"),
+        (("--since", "soon"), "--since 'soon' is not a duration; write 90s, 5m, 2h or 1d"),
         (("--tail", "-1"), "--tail -1 is below 0; give a number of lines"),
-        (("--grep", "a["), "'a[' is no regular expression: unterminated character set"),
+        (("--grep", "a["), "'a[' is not a regular expression: unterminated character set"),
     ],
 )
 def test_a_log_option_that_means_nothing_is_explained(
@@ -120,7 +120,7 @@ def test_several_jobs_are_waited_for_and_cancelled_at_once(cluster: Cluster) -> 
     assert ended.err == "ones: no job 'nobody-1'; `ones ps --all` lists every job\n"
     assert (late.code, late.out.split(":")[0]) == (6, f"{wrong} failed")
     assert late.err.endswith(
-        f"{long} had not ended after 0.5 s; wait longer, or look with `ones show`\n"
+        f"{long} had not ended after 0.5 s; wait longer, or inspect the job with `ones show`\n"
     )
     assert listed.out.split() == [long]
     assert (cancelled.code, cancelled.out.splitlines()) == (

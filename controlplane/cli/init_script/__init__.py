@@ -1,1 +1,1 @@
-"""`ones init`: what a plain PyTorch script is made of, and what to change to make a job of it."""
+"""`ones init`: analysis of a plain PyTorch script, and the changes that make it a job."""

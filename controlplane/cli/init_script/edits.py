@@ -1,9 +1,4 @@
-"""Edits that replace the lines of model, optimizer and loader by one call of `load`.
-
-Where the statements between model, optimizer and loader go in the ported script.
-
-Removal of a script's own process group, which the agent replaces.
-"""
+"""Edits that port a script: one call of `load`, moved statements, no own process group."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ MODES: Final = frozenset({"train", "eval"})
 
 @dataclass
 class Sorted:
-    """The statements between the three, by where they go."""
+    """Statements between model, optimizer and loader, by their new place."""
 
     builds: list[ast.stmt] = field(default_factory=list)  # of the model: into build_model
     after: list[ast.stmt] = field(default_factory=list)  # below the call of load
@@ -120,11 +115,7 @@ ORDER_IS_THE_AGENTS: Final = frozenset({"shuffle", "sampler", "generator"})
 
 
 def load_edits(script: Whole, between: Sorted) -> list[Edit]:
-    """Merge the three lines into one call of `load`, at the place of the last one.
-
-    Args:
-        between: where the statements between them go.
-    """
+    """Merge model, optimizer and loader into one call of `load`, at the place of the last one."""
     if script.keeps_model:
         return _kept_edits(script, between)
     source = script.source
@@ -290,12 +281,7 @@ class Removed:
 
 
 def distributed_edits(facts: Facts, agent: str) -> Removed:
-    """Remove torch's own process group from a script, if it has one.
-
-    Args:
-        facts: of a script that can be ported.
-        agent: the name of the agent in the script.
-    """
+    """Remove torch's own process group from a script that can be ported, if it has one."""
     source, found = facts.source, Removed()
     if not _is_distributed(source.tree):
         return found

@@ -1,4 +1,4 @@
-"""Scripts that a framework trains: edits for our adapter, and the options that it refuses."""
+"""Scripts that use a training framework: edits for our adapter, and options that it refuses."""
 
 from __future__ import annotations
 
@@ -130,9 +130,7 @@ def framework_numbers(
 ) -> FrameworkNumbers:
     """Read batch, rate and length of the training from the framework's options.
 
-    Args:
-        batch: of the training loader, if the script makes one.
-        lr: of the optimizer, if the script makes one.
+    `batch` and `lr` are those of the script's own loader and optimizer, if any.
     """
     if framework.name == "transformers":
         made = [n for n in ast.walk(tree) if last_name(n).endswith("TrainingArguments")]
@@ -183,8 +181,7 @@ def adapter_edits(
 ) -> AdapterEdits:
     """Return the edits that make a script use our adapter.
 
-    Args:
-        loop: the call of `range` over epochs and its replacement, if the script has such a loop.
+    `loop` has the call of `range` over epochs and its replacement, if the script has such a loop.
     """
     found = AdapterEdits([], "", [])
     match framework.name:
@@ -308,8 +305,8 @@ def refused_options(framework: Framework, tree: ast.Module) -> Iterator[tuple[in
                 "automatic_optimization"
             )
             if manual and isinstance(node, ast.Assign) and literal(node.value) is False:
-                what = "manual optimization is refused: write the loop with ScalingAgent"
-                yield node.lineno, what
+                problem = "manual optimization is refused: write the loop with ScalingAgent"
+                yield node.lineno, problem
 
 
 def _asks(name: str, value: Any) -> bool:

@@ -1,7 +1,4 @@
-"""The changes that make a plain script a job, or the reasons why there are none.
-
-Lines of a script that a person should look at, besides those that `ones init` changes.
-"""
+"""Port of a script to the library, or the reasons against it, and lines that need attention."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ Line = tuple[int, str]
 
 
 def advice(facts: Facts, agent: str) -> list[str]:
-    """Return the lines that several workers run differently from one process.
-
-    Args:
-        agent: the name of the agent in the script.
-    """
+    """Return the lines that several workers run differently from one process."""
     first = f"{agent}.rank == 0"
     if facts.framework is not None:
         first = "accelerator.is_main_process" if facts.framework.name == "accelerate" else ""
@@ -80,7 +73,7 @@ def refused(facts: Facts) -> list[str]:
 
 
 def _in_order(found: Sequence[Line]) -> list[str]:
-    return [f"line {line}: {what}" for line, what in sorted(set(found))]
+    return [f"line {line}: {problem}" for line, problem in sorted(set(found))]
 
 
 def _for_one_worker(tree: ast.Module, first: str) -> Iterator[Line]:
@@ -129,10 +122,12 @@ def _accumulation(facts: Facts) -> Iterator[Line]:
         if isinstance(node, ast.If):
             inner = [n for part in node.body for n in ast.walk(part)]
             if any(called(n) == f"{optimizer}.step" for n in inner):
-                what = "a step for several batches is refused: step in each, and raise batch_size"
+                problem = (
+                    "a step for several batches is refused: step in each, and raise batch_size"
+                )
                 yield (
                     node.lineno,
-                    f"{what}; a share above max_local_batch is computed in several passes",
+                    f"{problem}; a share above max_local_batch is computed in several passes",
                 )
 
 
@@ -156,8 +151,8 @@ def _side_by_side(facts: Facts) -> Iterator[Line]:
     for loop in _batch_loops(facts):
         zips = [node for node in ast.walk(loop.iter) if called(node) == "zip"]
         if any(len(loads(node) & loaders) > 1 for node in zips):
-            what = "two loaders are read side by side, and agent.load() deals out one"
-            yield loop.lineno, f"{what}: give it one dataset whose samples have both parts"
+            problem = "two loaders are read side by side, and agent.load() deals out one"
+            yield loop.lineno, f"{problem}: give it one dataset whose samples have both parts"
 
 
 # --- optimizers, gradients and datasets that the library refuses
@@ -168,13 +163,13 @@ def _unusable(tree: ast.Module) -> Iterator[Line]:
         if isinstance(node, ast.ImportFrom) and node.level:
             names = ", ".join(alias.name for alias in node.names)
             plain = f"from {node.module} import {names}" if node.module else f"import {names}"
-            what = "a relative import, but a job's script is run as a file of no package"
-            yield node.lineno, f"{what}: write `{plain}`, with the module beside the script"
+            problem = "a relative import, but a job's script is run as a file of no package"
+            yield node.lineno, f"{problem}: write `{plain}`, with the module beside the script"
         if isinstance(node, ast.Call) and last_name(node) == "LBFGS":
-            what = "LBFGS evaluates its closure several times in a step, which is refused"
+            problem = "LBFGS evaluates its closure several times in a step, which is refused"
             yield (
                 node.lineno,
-                f"{what}: use an optimizer that evaluates it once, such as SGD or Adam",
+                f"{problem}: use an optimizer that evaluates it once, such as SGD or Adam",
             )
         if isinstance(node, ast.Call) and literal(keyword(node, "sparse")) is True:
             yield node.lineno, "sparse gradients are refused in a group: leave `sparse=True` out"
@@ -183,8 +178,11 @@ def _unusable(tree: ast.Module) -> Iterator[Line]:
         }:
             methods = {getattr(one, "name", "") for one in node.body}
             if "__len__" not in methods:
-                what = f"{node.name} has no length, which is refused"
-                yield node.lineno, f"{what}: give it a __len__ that returns the samples of one pass"
+                problem = f"{node.name} has no length, which is refused"
+                yield (
+                    node.lineno,
+                    f"{problem}: give it a __len__ that returns the samples of one pass",
+                )
 
 
 IMPORT: Final = "from elastic import ScalingAgent"
@@ -201,11 +199,7 @@ class Port:
     advice: list[str] = field(default_factory=list)  # other lines to look at
 
     def diff(self, before: str, name: str) -> str:
-        """Return the change as a unified diff.
-
-        Args:
-            before: text of the script before the change.
-        """
+        """Return the change of the text `before` as a unified diff."""
         lines = (before.splitlines(keepends=True), self.text.splitlines(keepends=True))
         return "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}")) if self.text else ""
 

@@ -1,7 +1,4 @@
-"""The parts of a training script: model, optimizer, loader, the loop over epochs, numbers.
-
-A script with all parts of a training, which can be ported.
-"""
+"""Parts of a training script: model, optimizer, loader, epoch loop and numbers."""
 
 from __future__ import annotations
 
@@ -251,8 +248,8 @@ def _loop_and_loader(
         if numbers is None or not any(_trains(node) for node in reached):
             continue
         read = loads(statement) | {n for node in reached for n in loads(node)}
-        mine = [one for one in loaders if one.name in read]
-        return _epoch_loop(statement, numbers, known), _training_one(mine, reached)
+        own = [one for one in loaders if one.name in read]
+        return _epoch_loop(statement, numbers, known), _training_one(own, reached)
     return None, _training_one(loaders, [])
 
 
@@ -350,7 +347,7 @@ def _rate(call: ast.Call, tree: ast.Module) -> ast.expr | None:
 
 @dataclass(frozen=True)
 class Whole:
-    """Parts of a script, none of which is missing."""
+    """All parts of a script that can be ported."""
 
     source: Source
     model: Made

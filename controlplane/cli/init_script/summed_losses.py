@@ -181,10 +181,10 @@ class _Script:
     def _criterion(self, made: ast.expr) -> Value:
         """Return the kind that `reduction=` says, in a loss function or in what makes one."""
         given = keyword(made, "reduction") if isinstance(made, ast.Call) else None
-        said = [literal(origin) for origin in self._origins(given)] if given is not None else []
-        if said and all(one == "sum" for one in said):
+        text = [literal(origin) for origin in self._origins(given)] if given is not None else []
+        if text and all(one == "sum" for one in text):
             return Value(Kind.SUM, made.lineno)
-        return Value(Kind.EACH) if said and all(one == "none" for one in said) else OTHER
+        return Value(Kind.EACH) if text and all(one == "none" for one in text) else OTHER
 
     def _sum(self, operand: ast.expr, dims: ast.expr | None, line: int) -> Value:
         value, given = self.value(operand), literal(dims)

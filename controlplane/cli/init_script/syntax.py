@@ -1,7 +1,4 @@
-"""Helpers for Python syntax trees and spans of source text.
-
-Numbers that can be read from a script without running it.
-"""
+"""Helpers for syntax trees, spans of source text, and numbers that need no run of the script."""
 
 from __future__ import annotations
 
@@ -28,11 +25,7 @@ class Source:
             self._starts.append(self._starts[-1] + len(line))
 
     def of(self, node: ast.AST) -> str:
-        """Return the text of a node.
-
-        Args:
-            node: an expression or statement of this script.
-        """
+        """Return the text of an expression or statement of this script."""
         return ast.get_source_segment(self.text, node) or ""
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
@@ -51,11 +44,7 @@ class Source:
         return self._bytes[first:last].decode()
 
     def edited(self, edits: list[Edit]) -> str:
-        """Return the text after edits that do not overlap.
-
-        Args:
-            edits: in any order; those at one place apply in the order of the list.
-        """
+        """Return the text after edits that do not overlap; those at one place apply in order."""
         parts, at = [], 0
         for edit in sorted(edits, key=lambda edit: (edit.first, edit.last)):
             parts += [self._bytes[at : edit.first], edit.text.encode()]
@@ -132,8 +121,7 @@ def stores(node: ast.AST) -> set[str]:
 def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
     """Return an argument of a call; None if it is not given.
 
-    Args:
-        place: among the positional arguments, from 0; None: keyword only.
+    `place` counts positional arguments from 0; None: keyword only.
     """
     for found in call.keywords:
         if found.arg == name:
@@ -215,8 +203,7 @@ class Numbers:
 def batch_size(call: ast.Call, numbers: Numbers, made: Mapping[str, ast.expr]) -> int | None:
     """Return the batch size of a loader; None if only a run can tell.
 
-    Args:
-        made: values of names, to look up `**options`.
+    `made` has the values of names, to look up `**options`.
     """
     found = numbers.of(keyword(call, "batch_size", 1))
     for spread in (k.value for k in call.keywords if k.arg is None):

@@ -1,11 +1,4 @@
-"""The commands of `ones sweep`.
-
-sweep sample: configurations that Optuna suggests, added as others end.
-
-stop, pause, resume, delete, clone and add: a user's hand on single trials.
-
-sweep submit: a sweep's file, or the manifest of one that was run before.
-"""
+"""Commands of `ones sweep`: submission, changes of trials, and suggested configurations."""
 
 from __future__ import annotations
 
@@ -18,38 +11,38 @@ import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, print_line
-from controlplane.cli.submission import Submission, prepared
+from controlplane.cli.submission import Submission, prepare
 from controlplane.cli.submit import KEY_HELP, PROJECT_HELP, send
 from controlplane.cli.sweep import export, preview, tables
 from controlplane.client import BlockingClient
 from controlplane.client.archive import digest_of, pack, survey
+from controlplane.client.client import Change
 from controlplane.client.job_file import checked
 from controlplane.client.spec_overrides import toml_value
 from controlplane.client.sweeps.manifest import read_manifest
-from controlplane.client.sweeps.requests import Change
 from controlplane.client.sweeps.sampler import SamplerName
-from controlplane.client.sweeps.sweep import short, stated_sweep
+from controlplane.client.sweeps.sweep import format_value, stated_sweep
 from schemas.errors import BadFieldError, suggestion
 from schemas.sweeps import MAX_CONFIGURATIONS, Space, Value
 from schemas.wire.client import SweepChanged
 
-PARALLEL_HELP = "that may train or wait for a slot at once; default: one more than the most slots"
+PARALLEL_HELP = "maximum of trials that train or wait for a slot (default: maximum of slots + 1)"
 
 
 def sample(
     job: JobName,
     /,
     *,
-    trials: Annotated[int, Parameter(help="that the sweep shall have, those that it has too")],
-    sampler: Annotated[SamplerName, Parameter(help="of Optuna; gp needs torch")] = "tpe",
+    trials: Annotated[int, Parameter(help="target number of trials, including existing ones")],
+    sampler: Annotated[SamplerName, Parameter(help="Optuna sampler; gp requires torch")] = "tpe",
     parallel: Annotated[int | None, Parameter(help=PARALLEL_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Add configurations to sweep JOB that Optuna suggests from its results, as others end."""
+    """Add configurations to sweep JOB that Optuna suggests from its results, as trials end."""
     for name, number in (("trials", trials), ("parallel", parallel)):
         if number is not None and not 1 <= number <= MAX_CONFIGURATIONS:
-            what = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
-            raise BadFieldError(what, "choose one inside", name)
+            problem = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
+            raise BadFieldError(problem, "choose a number within it", name)
 
     def say(number: int, values: Mapping[str, Value]) -> None:
         if common.output == "jsonl":
@@ -57,37 +50,37 @@ def sample(
         elif common.output == "quiet":
             sys.stdout.write(f"{number}\n")
         elif common.output == "table":
-            said = ", ".join(f"{name} {short(value)}" for name, value in values.items())
+            said = ", ".join(f"{name} {format_value(value)}" for name, value in values.items())
             sys.stdout.write(f"{job} trial {number}: {said}\n")
         sys.stdout.flush()
 
     with BlockingClient(common.home) as client:
-        many = client.sweep_run(job).sample(trials, sampler, parallel, say)
+        count = client.sweep_run(job).sample(trials, sampler, parallel, say)
     if common.output == "json":
-        print_json({"job": job, "trials": many})
-    if many < trials:
-        sys.stderr.write(f"ones: {job} was over with {many} configurations\n")
+        print_json({"job": job, "trials": count})
+    if count < trials:
+        sys.stderr.write(f"ones: {job} ended with {count} configurations\n")
         return Exit.JOB_FAILED
     return Exit.OK
 
 
 VALUES_HELP = "NAME=VALUE of the configuration: lr=0.1"
 Values = Annotated[list[str] | None, Parameter(name="--set", help=VALUES_HELP)]
-RESTS = "rests after its unit"
+RESTS = "pauses after its unit"
 
 
 def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
-    """End TRIAL of sweep JOB; what it reached counts."""
+    """Stop TRIAL of sweep JOB; its results count."""
     return _each(job, "stop", (trial, *more), common)
 
 
 def pause(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
-    """Let TRIAL of sweep JOB rest after its unit, until it is resumed."""
+    """Pause TRIAL of sweep JOB after its current unit."""
     return _each(job, "pause", (trial, *more), common)
 
 
 def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
-    """Let TRIAL of sweep JOB train on."""
+    """Resume TRIAL of sweep JOB."""
     return _each(job, "resume", (trial, *more), common)
 
 
@@ -97,7 +90,7 @@ def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> 
 
 
 def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> int:
-    """Add a trial to sweep JOB that goes on from the state of TRIAL, with some values changed."""
+    """Add a trial to sweep JOB that continues from the state of TRIAL, with some values changed."""
     with BlockingClient(common.home) as client:
         space = client.sweep(job).spec.search.space
         values = values_of(set_ or (), space)
@@ -116,18 +109,18 @@ def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int
 
 
 def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
-    """Values that a user typed, of a space.
+    """Parse NAME=VALUE assignments for a space.
 
     Raises:
-        BadFieldError: if one has no such form, or there is no such name.
+        BadFieldError: if an assignment is malformed, or its name is not in the space.
     """
     found: dict[str, Value] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         name = name.strip()
         if not equals or not name:
-            what = f"--set {assignment!r} is no assignment"
-            raise BadFieldError(what, "write NAME=VALUE, such as lr=0.1", "set")
+            problem = f"--set {assignment!r} is not an assignment"
+            raise BadFieldError(problem, "write NAME=VALUE, such as lr=0.1", "set")
         if name not in space:
             hint = suggestion(name, space, f"one of {', '.join(space)}")
             raise BadFieldError(f"--set {name}: the space has no such value", hint, name)
@@ -136,10 +129,12 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
 
 
 def typed(text: str, name: str, space: Space) -> Value:
-    """A value as its form has it: a text among choices stays one, a whole number may be real.
+    """Parse a value by the form of its parameter.
+
+    Text that names a choice is that choice; an integer becomes a float where the form is real.
 
     Raises:
-        BadFieldError: if it is no text, number or truth value.
+        BadFieldError: if the value is not a string, number or boolean.
     """
     parameter, value = space[name], toml_value(text)
     for one in parameter.choice or ():
@@ -148,8 +143,8 @@ def typed(text: str, name: str, space: Space) -> Value:
     if parameter.form in {"uniform", "log_uniform"} and type(value) is int:
         return float(value)
     if not isinstance(value, str | int | float | bool):
-        what = f"--set {name}: {text[:60]!r} is no value of a configuration"
-        raise BadFieldError(what, "give a text, a number or a truth value", name)
+        problem = f"--set {name}: {text[:60]!r} is not a value of a configuration"
+        raise BadFieldError(problem, "give a string, a number or a boolean", name)
     return value
 
 
@@ -180,10 +175,10 @@ def _say(
             sys.stdout.write(f"{one.job} trial {one.trial} {said}\n")
 
 
-SET_HELP = "KEY=VALUE over the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"
-MANIFEST_HELP = "of a sweep that was run: the same space, searcher and seed again"
-WORKDIR_HELP = "with --manifest: where its functions lie; default: what the cluster has of them"
-CHANGED_HELP = "with --workdir: even if its files are not the same any more"
+SET_HELP = "KEY=VALUE, overrides the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"
+MANIFEST_HELP = "manifest of an earlier sweep: repeats its space, searcher and seed"
+WORKDIR_HELP = "with --manifest: folder of its functions (default: the snapshot in the cluster)"
+CHANGED_HELP = "with --workdir: accept files that differ from the manifest's"
 
 
 def submit(
@@ -194,27 +189,31 @@ def submit(
     manifest: Annotated[Path | None, Parameter(help=MANIFEST_HELP)] = None,
     workdir: Annotated[Path | None, Parameter(help=WORKDIR_HELP)] = None,
     changed: Annotated[bool, Parameter(negative="", help=CHANGED_HELP)] = False,
-    wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
+    wait: Annotated[
+        bool, Parameter(help="wait until the sweep ends; exit 1 and print the reason if it fails")
+    ] = False,
     key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
     project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
-    dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
-    yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
+    dry_run: Annotated[
+        bool, Parameter(help="check the sweep and list its files without submitting")
+    ] = False,
+    yes: Annotated[
+        bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """Submit the sweep that FILE (TOML) describes, with a snapshot of its working directory."""
     if (file is None) == (manifest is None):
-        raise BadFieldError(
-            "give FILE or --manifest, one of both", "see `ones sweep submit --help`"
-        )
+        raise BadFieldError("give either FILE or --manifest", "see `ones sweep submit --help`")
     if file is not None:
         if workdir is not None or changed:
-            raise BadFieldError("--workdir and --changed go with --manifest", "leave them out")
-        ready = prepared(file, set_ or ())
+            raise BadFieldError("--workdir and --changed require --manifest", "omit them")
+        ready = prepare(file, set_ or ())
         stated_sweep(ready.spec)
     else:
         assert manifest is not None  # noqa: S101 - one of both
         if set_:
-            raise BadFieldError("--set goes with FILE", "a manifest is run again as it was", "set")
+            raise BadFieldError("--set requires FILE", "a manifest is repeated unchanged", "set")
         ready = from_manifest(manifest, workdir, changed=changed)
     ready = ready._replace(project=project)
     try:
@@ -222,32 +221,31 @@ def submit(
     except BadFieldError as error:
         if error.field != "snapshot" or not ready.stored:
             raise
-        what = f"the cluster has no snapshot {ready.stored[:12]} any more"
-        raise BadFieldError(what, "name a copy of the files with --workdir", "workdir") from None
+        problem = f"the cluster no longer stores snapshot {ready.stored[:12]}"
+        raise BadFieldError(problem, "name a copy of the files with --workdir", "workdir") from None
 
 
 def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submission:
-    """A sweep that was run before, ready to go.
+    """Prepare a sweep from the manifest of an earlier one.
 
-    Args:
-        workdir: where its functions lie; None: the cluster has them from then.
-        changed: whether that may have changed.
+    Without `workdir` the cluster still stores the snapshot. With `changed` the folder may differ
+    from it.
 
     Raises:
-        BadFieldError: if the working directory is not the one of the manifest.
+        BadFieldError: if the working directory differs from the manifest's.
     """
     found = read_manifest(file)
     if workdir is None:
         if changed:
-            raise BadFieldError("--changed goes with --workdir", "name the files", "changed")
+            raise BadFieldError("--changed requires --workdir", "give --workdir DIR", "changed")
         return Submission(file, found.spec, (), found.snapshot)
     spec = checked(msgspec.structs.replace(found.spec, workdir=str(workdir)), Path.cwd())
     digest = digest_of(pack(Path(spec.workdir)))
     if digest != found.snapshot and not changed:
         other = f"{digest[:12]}, not {found.snapshot[:12]}"
-        what = f"{spec.workdir} is not what {found.job} was run with: {other}"
-        hint = "take out what was not there, or accept the difference with --changed"
-        raise BadFieldError(what, hint, "workdir")
+        problem = f"{spec.workdir} differs from the snapshot of {found.job}: {other}"
+        hint = "remove added files, or accept the difference with --changed"
+        raise BadFieldError(problem, hint, "workdir")
     return Submission(file, spec, survey(Path(spec.workdir)))
 
 
@@ -273,7 +271,7 @@ for command in (
 sweep.command(
     "controlplane.cli.sweep.top:top",
     name="top",
-    help="Show a sweep as it trains, every second until Ctrl-C.",
+    help="Show a sweep while it trains, every second until Ctrl-C.",
 )
 sweep.command(
     "controlplane.cli.sweep.plot:plot",

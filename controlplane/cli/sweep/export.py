@@ -1,4 +1,4 @@
-"""sweep export: every epoch as CSV or for TensorBoard, and the best model."""
+"""`ones sweep export`: epochs as CSV or for TensorBoard, and the best model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from controlplane.client.sweeps.tables import epoch_rows
 from schemas.errors import BadFieldError, SettingsError
 from schemas.wire.client import SweepDetail
 
-CSV_HELP = "every epoch of every trial; - is the standard output"
-BOARD_HELP = "a folder of scalars for TensorBoard, a run for each trial"
-MODEL_HELP = "the model as a plain state_dict: torch.load(FILE, weights_only=True)"
+CSV_HELP = "file for every epoch of every trial; - is the standard output"
+BOARD_HELP = "folder for TensorBoard scalars, a run for each trial"
+MODEL_HELP = "file for the model as a plain state_dict: torch.load(FILE, weights_only=True)"
 
 
 def export(
@@ -30,26 +30,26 @@ def export(
         Path | None, Parameter(name="--csv", allow_leading_hyphen=True, help=CSV_HELP)
     ] = None,
     model: Annotated[Path | None, Parameter(help=MODEL_HELP)] = None,
-    trial: Annotated[int | None, Parameter(help="whose model; default: the best")] = None,
+    trial: Annotated[int | None, Parameter(help="trial of the model (default: the best)")] = None,
     tensorboard: Annotated[Path | None, Parameter(help=BOARD_HELP)] = None,
     python: Annotated[str | None, Parameter(help="interpreter that has torch, for --model")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Write what sweep JOB found: curves as CSV or for TensorBoard, the best model for torch."""
+    """Write results of sweep JOB: curves as CSV or for TensorBoard, the best model for torch."""
     if csv_ is None and model is None and tensorboard is None:
         hint = "give --csv FILE, --model FILE or --tensorboard DIR"
         raise BadFieldError("nothing to export", hint, "csv")
     if trial is not None and model is None:
-        raise BadFieldError("--trial goes with --model", "name a file for the model", "trial")
+        raise BadFieldError("--trial requires --model", "give --model FILE", "trial")
     made: dict[str, Any] = {"job": job, "csv": None, "tensorboard": None, "model": None}
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
         if csv_ is not None:
-            many = write_csv(detail, csv_)
-            made["csv"] = {"file": str(csv_), "epochs": many}
+            count = write_csv(detail, csv_)
+            made["csv"] = {"file": str(csv_), "epochs": count}
         if tensorboard is not None:
-            many = write_scalars(detail, tensorboard)
-            made["tensorboard"] = {"folder": str(tensorboard), "scalars": many}
+            count = write_scalars(detail, tensorboard)
+            made["tensorboard"] = {"folder": str(tensorboard), "scalars": count}
         if model is not None:
             one = client.sweep_run(job).export(model, trial, python)
             made["model"] = {"file": str(one.path), "trial": one.trial, "epoch": one.epoch}
@@ -61,13 +61,10 @@ def export(
 
 
 def write_csv(detail: SweepDetail, path: Path) -> int:
-    """Every epoch of every trial, one a line; how many they were.
-
-    Args:
-        path: of the file; `-`: the standard output.
+    """Write every epoch of every trial to a file or `-`, one per line; return their number.
 
     Raises:
-        BadFieldError: if it cannot be written.
+        BadFieldError: if the file cannot be written.
     """
     rows = epoch_rows(detail)
     values = [f"config.{name}" for name in detail.spec.search.space]
@@ -87,36 +84,33 @@ def write_csv(detail: SweepDetail, path: Path) -> int:
 
 
 def write_scalars(detail: SweepDetail, folder: Path) -> int:
-    """Scalars of every epoch, a run for each trial; how many they were.
-
-    Args:
-        folder: what is there of earlier exports stays.
+    """Write the metrics of every epoch for TensorBoard, a run for each trial; return their number.
 
     Raises:
         SettingsError: if tensorboardX is not installed.
-        BadFieldError: if it cannot be written.
+        BadFieldError: if the folder cannot be written.
     """
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - seldom needed, not always there
     except ImportError:
         hint = "in a checkout of ONES: pip install '.[tensorboard]'"
         raise SettingsError("--tensorboard needs tensorboardX", hint, "tensorboard") from None
-    many = 0
+    count = 0
     try:
         for trial in detail.trials:
             if not trial.metrics:
                 continue
             with SummaryWriter(str(folder / f"trial-{trial.number}")) as writer:
-                said = "  \n".join(f"{name}: {value}" for name, value in trial.values.items())
-                writer.add_text("configuration", said)
+                text = "  \n".join(f"{name}: {value}" for name, value in trial.values.items())
+                writer.add_text("configuration", text)
                 for row in epoch_rows(detail, (trial.number,)):
                     for name in trial.metrics[row["epoch"] - trial.first_epoch]:
                         writer.add_scalar(name, row[name], row["epoch"], row["ended"])
-                        many += 1
+                        count += 1
     except OSError as error:
-        what = f"{folder}: {error.strerror}"
-        raise BadFieldError(what, "choose another folder", "tensorboard") from None
-    return many
+        problem = f"{folder}: {error.strerror}"
+        raise BadFieldError(problem, "choose another folder", "tensorboard") from None
+    return count
 
 
 def _into(path: Path, write: Callable[[TextIO], None]) -> None:

@@ -1,4 +1,4 @@
-"""sweep plot: learning curves of all trials in a PNG file."""
+"""`ones sweep plot`: learning curves of all trials in a PNG file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data
 from controlplane.cli.plots import new_figure, save
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.sweep import short
+from controlplane.client.sweeps.sweep import format_value
 from controlplane.client.sweeps.tables import best_of, ranked
 from schemas.errors import BadFieldError
 from schemas.wire.client import SweepDetail, TrialInfo
@@ -20,23 +20,27 @@ from schemas.wire.client import SweepDetail, TrialInfo
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMED: Final = 8  # trials with a colour and a name of their own
+NAMED_TRIALS: Final = 8  # trials with their own colour and legend entry
 COLOURS: Final = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f"
 )  # fmt: skip
-OTHERS: Final = "#c8c8c8"
+OTHER_COLOUR: Final = "#c8c8c8"
 
 
 def plot(
     job: JobName,
     /,
     *,
-    png: Annotated[Path, Parameter(help="the file to write")],
-    metric: Annotated[str | None, Parameter(help="default: the one that is searched for")] = None,
-    time_: Annotated[bool, Parameter(name="--time", help="over time, not epochs")] = False,
+    png: Annotated[Path, Parameter(help="file to write")],
+    metric: Annotated[
+        str | None, Parameter(help="metric to draw (default: that of the search)")
+    ] = None,
+    time_: Annotated[
+        bool, Parameter(name="--time", help="draw over time instead of epochs")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
-    """Draw the learning curves of sweep JOB, and of how many trials trained how far."""
+    """Draw the learning curves of all trials of sweep JOB."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     draw(detail, png, metric or detail.spec.search.metric, over_time=time_)
@@ -48,20 +52,17 @@ def plot(
 
 
 def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = False) -> None:
-    """Learning curves into a PNG file.
-
-    Args:
-        over_time: over the time since the sweep was submitted, else over epochs.
+    """Draw learning curves over epochs, or over the time since submission, into a PNG file.
 
     Raises:
-        BadFieldError: if no trial has reported it.
+        BadFieldError: if no trial has reported the metric.
         SettingsError: if matplotlib is not installed, or the file cannot be written.
     """
     names = sorted({name for one in detail.trials for each in one.metrics for name in each})
     if metric not in names:
         known = f"one of {', '.join(names)}" if names else "wait for the first epoch"
-        what = f"no trial of {detail.summary.job} has reported {metric!r}"
-        raise BadFieldError(what, known, "metric")
+        problem = f"no trial of {detail.summary.job} has reported {metric!r}"
+        raise BadFieldError(problem, known, "metric")
     figure = new_figure(10.0, 5.0)
     axes = figure.add_subplot()
     order = [trial for trial in ranked(detail) if trial.metrics]
@@ -71,9 +72,9 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
     axes.set_xlabel(f"{scale[1]} since it was submitted" if over_time else "epochs")
     axes.set_ylabel(metric)
     best = best_of(detail)
-    said = "" if best is None else f", best {detail.spec.search.metric} {best.score:.4g}"
+    text = "" if best is None else f", best {detail.spec.search.metric} {best.score:.4g}"
     state = detail.summary.state
-    axes.set_title(f"{detail.summary.job} ({state}): {len(order)} trials{said}", loc="left")
+    axes.set_title(f"{detail.summary.job} ({state}): {len(order)} trials{text}", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, color="#eeeeee")
     axes.set_axisbelow(True)
@@ -96,18 +97,18 @@ def _curve(
     *,
     unit_s: float | None,
 ) -> None:
-    named = place < NAMED
+    named = place < NAMED_TRIALS
     points = [
         (_when(detail, trial, at, unit_s) if unit_s else float(trial.first_epoch + at), value)
         for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     ]
-    values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
+    values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
     label = f"{trial.number}: {values}" if len(values) <= 60 else f"trial {trial.number}"  # noqa: PLR2004
     axes.plot(
         [x for x, _ in points],
         [y for _, y in points],
-        color=COLOURS[place] if named else OTHERS,
+        color=COLOURS[place] if named else OTHER_COLOUR,
         linewidth=2.4 if place == 0 else 1.4 if named else 0.9,
         marker="o",
         markersize=3.5 if named else 2.0,
@@ -116,7 +117,7 @@ def _curve(
 
 
 def _time_scale(detail: SweepDetail) -> tuple[float, str]:
-    """Seconds of the unit of its time axis, and the unit's name."""
+    """Return the unit of the time axis, in seconds, and its name."""
     begin = detail.summary.submitted_at
     last = max(
         (trial.ended_at[-1] - begin for trial in detail.trials if trial.ended_at), default=0.0

@@ -1,7 +1,4 @@
-"""sweep preview: what a sweep would do and take, before anything starts.
-
-manifest and replay: everything that a sweep was, and a trial of it trained again, alone.
-"""
+"""`ones sweep preview`, `manifest` and `replay`: estimates before a sweep, its record after it."""
 
 from __future__ import annotations
 
@@ -24,25 +21,25 @@ from controlplane.client.sweeps.manifest import Manifest, read_manifest, write_m
 from controlplane.client.sweeps.preview import Preview, Range
 from controlplane.client.sweeps.preview import preview as previewed
 from controlplane.client.sweeps.runs import NoTorchError
-from controlplane.client.sweeps.sweep import in_words, stated_sweep
+from controlplane.client.sweeps.sweep import describe_parameter, stated_sweep
 from controlplane.sweeps.search import first_trials
 from schemas.errors import BadFieldError
 from schemas.jobs import JobSpec
 
 THREADS: Final = (
-    "bits depend on the number of threads: set OMP_NUM_THREADS to what the workers had, that of "
+    "results depend on the number of threads: set OMP_NUM_THREADS to that of the workers, from "
     "[env] or else usable cores / slots of their node"
 )
-REPLAY_S: Final = 24 * 3600.0
-PYTHON_HELP = "interpreter that has torch; default: the sweep's, else this one"
+REPLAY_TIMEOUT_S: Final = 24 * 3600.0
+PYTHON_HELP = "interpreter that has torch (default: the sweep's, else this one)"
 
 
 def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> int:
-    """Write what sweep JOB was into FILE (JSON): its spec, its snapshot's digest and its ledger."""
+    """Write the manifest of sweep JOB into FILE (JSON): spec, digest of its snapshot, ledger."""
     with BlockingClient(common.home) as client:
         found = client.sweep_run(job).manifest()
     if file is None:
-        said = msgspec.json.decode(msgspec.json.encode(found))  # NaN is null
+        said = msgspec.json.decode(msgspec.json.encode(found))  # NaN becomes null
         print_data(said, common.output)
         return Exit.OK
     write_manifest(found, file)
@@ -58,21 +55,23 @@ def replay(
     file: Path,
     /,
     *,
-    trial: Annotated[int, Parameter(help="to train again")],
-    workdir: Annotated[Path | None, Parameter(help="default: as the manifest says")] = None,
-    model: Annotated[Path | None, Parameter(help="write its model here")] = None,
+    trial: Annotated[int, Parameter(help="number of the trial")],
+    workdir: Annotated[
+        Path | None, Parameter(help="working directory (default: that of the manifest)")
+    ] = None,
+    model: Annotated[Path | None, Parameter(help="file for the model")] = None,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Train one trial of a manifest again, here and alone, and compare the digest of every unit."""
+    """Train one trial of a manifest again on this host, and compare the digest of every unit."""
     found = read_manifest(file)
     visits = found.visits(trial)
     if not visits:
-        raise BadFieldError(f"trial {trial} finished no unit", "name another", "trial")
+        raise BadFieldError(f"trial {trial} finished no unit", "name another trial", "trial")
     folder = Path(found.spec.workdir) if workdir is None else workdir
     if not folder.is_dir():
-        what = f"{folder}, the working directory of {file}, is not here"
-        raise BadFieldError(what, "name it with --workdir", "workdir")
+        problem = f"{folder}, the working directory of {file}, does not exist"
+        raise BadFieldError(problem, "name it with --workdir", "workdir")
     choice = [python] if python else [*filter(None, [found.spec.python]), sys.executable]
     task = replay_task(found, trial) | {"model": None if model is None else str(model.resolve())}
     result = run_here("elastic.sweep_worker.replay", task, folder, choice, found.spec.env)
@@ -94,7 +93,7 @@ def replay(
 
 
 def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
-    """What `elastic.sweep_worker.replay` is told."""
+    """Return the task for `elastic.sweep_worker.replay`."""
     sweep = found.spec.stated_sweep
     assert sweep is not None  # noqa: S101 - read_manifest looked
     values = {one.number: one.values for one in found.trials}
@@ -117,7 +116,7 @@ def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
 
 
 def functions_of(sweep: Any) -> dict[str, str]:
-    """Paths of a sweep's functions, by field."""
+    """Return the paths of a sweep's functions, by field."""
     names = ("input_fn", "model_fn", "train_fn", "eval_fn")
     return {name: path for name in names if (path := getattr(sweep, name)) is not None}
 
@@ -129,15 +128,13 @@ def run_here(
     pythons: list[str],
     env: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Let a module of the training library do something in a working directory.
+    """Run `python -P -m MODULE TASK` in a working directory; return the JSON of its last line.
 
-    Args:
-        module: run as `python -P -m MODULE TASK`; prints one JSON document as its last line.
-        pythons: interpreters; the first that has torch is taken.
+    The first of `pythons` that has torch is used.
 
     Raises:
-        BadFieldError: if it fails, with the last line that it said.
-        NoTorchError: if none has torch.
+        BadFieldError: if the module fails, with the last line of its output.
+        NoTorchError: if no interpreter has torch.
     """
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:
         file = Path(folder, "task.json")
@@ -147,25 +144,25 @@ def run_here(
             try:
                 done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
                     command, cwd=workdir, capture_output=True, text=True, check=False,
-                    timeout=REPLAY_S, env={"OMP_NUM_THREADS": "1", **os.environ, **env},
+                    timeout=REPLAY_TIMEOUT_S, env={"OMP_NUM_THREADS": "1", **os.environ, **env},
                 )  # fmt: skip
             except OSError:
                 continue
             if done.returncode == 0:
                 answer = json.loads(done.stdout.strip().splitlines()[-1])
                 return dict(answer)
-            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            said = (done.stderr.strip().splitlines() or ["no error output"])[-1]
             if "No module named 'torch'" not in said and "No module named 'elastic'" not in said:
-                raise BadFieldError(f"trained here it fails: {said}", "", "workdir")
-    hint = "name one that has torch and this library with --python"
+                raise BadFieldError(f"training on this host fails: {said}", "", "workdir")
+    hint = "name an interpreter that has torch and this library with --python"
     raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")
 
 
-SHORT_S: Final = 2.0  # a unit; what passes between two of them begins to count
-SET_HELP = "KEY=VALUE over the file: space.lr=0.1, searcher.max_epochs=3"
-UNIT_HELP = "seconds of one unit; default: one is trained here, where there is torch"
-STATE_HELP = "megabytes of one state, with the optimizer's; default: measured with the unit"
-MEASURE_HELP = "train a unit here to see how long it takes and how large a state is"
+SHORT_UNIT_S: Final = 2.0  # units below this make the time between units significant
+SET_HELP = "KEY=VALUE, overrides the file: space.lr=0.1, searcher.max_epochs=3"
+UNIT_HELP = "seconds per unit (default: measured on this host, if torch is installed)"
+STATE_HELP = "megabytes of a state, with the optimizer's (default: measured with the unit)"
+MEASURE_HELP = "train a unit on this host to measure its duration and the size of a state"
 
 
 def preview(
@@ -176,10 +173,10 @@ def preview(
     unit_s: Annotated[float | None, Parameter(help=UNIT_HELP)] = None,
     state_mb: Annotated[float | None, Parameter(help=STATE_HELP)] = None,
     measure: Annotated[bool, Parameter(help=MEASURE_HELP, negative="--no-measure")] = True,
-    python: Annotated[str | None, Parameter(help="for the unit that is trained here")] = None,
+    python: Annotated[str | None, Parameter(help="interpreter for the measured unit")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Say what the sweep in FILE would do: configurations, units, hours, bytes that hop."""
+    """Estimate the sweep in FILE: configurations, units, hours, and bytes moved between workers."""
     spec = load_job(file, set_ or ())
     sweep = stated_sweep(spec)
     for name, given in (("unit-s", unit_s), ("state-mb", state_mb)):
@@ -192,11 +189,11 @@ def preview(
     note = ""
     if measure and (unit_s is None or state_bytes is None):
         if common.output == "table" and sys.stderr.isatty():
-            sys.stderr.write("a unit is trained here (--no-measure: it is not)\n")
+            sys.stderr.write("training a unit on this host (--no-measure skips this)\n")
         try:
             measured = measured_unit(spec, python)
         except NoTorchError as error:
-            note = f"nothing was measured: {error.message}"
+            note = f"not measured: {error.message}"
     if measured is not None:
         unit_s = measured["seconds"] if unit_s is None else unit_s
         state_bytes = measured["state_bytes"] if state_bytes is None else state_bytes
@@ -212,13 +209,9 @@ def preview(
 
 
 def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
-    """Train the first configuration over the first partition, here.
+    """Train the first configuration on the first partition, on this host.
 
-    Args:
-        python: interpreter that has torch; None: the sweep's, else this one.
-
-    Returns:
-        `seconds`, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
+    Returns `seconds`, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
 
     Raises:
         BadFieldError: if a function of the sweep fails.
@@ -240,15 +233,11 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
 def preview_lines(
     spec: JobSpec, found: Preview, measured: dict[str, Any] | None = None
 ) -> list[str]:
-    """A preview for people.
-
-    Args:
-        measured: of a unit that was trained here.
-    """
+    """Return a preview as lines for people; `measured` is the unit trained here, if any."""
     sweep = stated_sweep(spec)
     kind = type(sweep.search.searcher).__struct_config__.tag
     lines = [f"{spec.name}: {kind}, {sweep.search.mode} of {sweep.search.metric}"]
-    lines += [f"  {name:15s} {in_words(one)}" for name, one in sweep.search.space.items()]
+    lines += [f"  {name:15s} {describe_parameter(one)}" for name, one in sweep.search.space.items()]
     added = "" if found.trials.most == found.configurations else ", with copies "
     trials = f"{found.configurations}{added and added + _range(found.trials)}"
     saved = 1 - found.units.mean / found.units_to_the_end
@@ -275,9 +264,9 @@ def preview_lines(
             f"{byte_count(found.state_bytes)} a state, at most {byte_count(round(found.hop_bytes))}"
         )
         lines.append(f"  {'hops':15s} {hop} in all")
-    if found.unit_s is not None and found.unit_s < SHORT_S and sweep.partitions > 1:
+    if found.unit_s is not None and found.unit_s < SHORT_UNIT_S and sweep.partitions > 1:
         advice = "fewer partitions make longer units, and fewer hops"
-        lines.append(f"  {'note':15s} units are shorter than {SHORT_S:g} s: {advice}")
+        lines.append(f"  {'note':15s} units are shorter than {SHORT_UNIT_S:g} s: {advice}")
     if found.useful_slots < spec.slots[1]:
         lines.append(f"  {'note':15s} no more than {found.useful_slots} slots can be busy at once")
     return lines

@@ -1,9 +1,4 @@
-"""Trials as lines of a table, for `show` and `top`.
-
-Trials of a sweep as a table of a terminal, for `show` and `top`.
-
-ls, show and best: what sweeps there are, and how one stands.
-"""
+"""`ones sweep ls`, `show` and `best`, and the table of trials of `show` and `top`."""
 
 from __future__ import annotations
 
@@ -22,20 +17,21 @@ from rich.text import Text
 from controlplane.cli.job_list import cut, one_line
 from controlplane.cli.output import (
     COMMON,
+    DEFAULT_WIDTH,
     Common,
     Exit,
     JobName,
     byte_count,
-    even,
     plain,
     print_data,
     print_json,
     print_table,
     span,
+    with_all_keys,
 )
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.sweep import short
+from controlplane.client.sweeps.sweep import format_value
 from controlplane.client.sweeps.tables import best_epoch, best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, RemoteError
 from schemas.wire.client import SweepDetail, TrialInfo
@@ -49,11 +45,7 @@ Cells = dict[str, str]
 
 
 def trial_cells(detail: SweepDetail, trials: Sequence[TrialInfo]) -> list[Cells]:
-    """A row for each trial; columns that nobody fills are left out.
-
-    Args:
-        trials: in the order of the table.
-    """
+    """Return a row for each trial; empty columns are omitted."""
     scale = _scale(detail)
     rows = [
         {name: one_line(cell) for name, cell in _cells(detail, trial, scale).items()}
@@ -73,7 +65,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
     part = f" +{through}/{partitions}" if through else ""
     return {
         "trial": f"{trial.number}" if trial.parent is None else f"{trial.number} of {trial.parent}",
-        **{name: short(trial.values[name]) if name in trial.values else ""
+        **{name: format_value(trial.values[name]) if name in trial.values else ""
            for name in detail.spec.search.space},
         "state": trial.state,
         "epoch": f"{trial.epochs}/{trial.granted}{part}",
@@ -87,7 +79,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
 
 
 def _scale(detail: SweepDetail) -> Callable[[float], str]:
-    """Blocks between the worst and the best score of the sweep."""
+    """Return a function from a score to a block between the worst and the best of the sweep."""
     metric = detail.spec.search.metric
     scores = [
         value
@@ -96,7 +88,7 @@ def _scale(detail: SweepDetail) -> Callable[[float], str]:
         if (value := one.get(metric)) is not None and math.isfinite(value)
     ]
     low, high = min(scores, default=0.0), max(scores, default=1.0)
-    if detail.spec.search.mode == "min":  # what is good is high
+    if detail.spec.search.mode == "min":  # the best score is the highest block
         low, high = high, low
 
     def block(value: float) -> str:
@@ -109,21 +101,19 @@ def _scale(detail: SweepDetail) -> Callable[[float], str]:
 
 
 def summary_lines(detail: SweepDetail, now: float) -> list[str]:
-    """How a sweep stands, in a few lines.
-
-    Args:
-        now: seconds since the epoch.
-    """
+    """Return the state of a sweep in a few lines."""
     job, search = detail.summary, detail.spec.search
     best = best_of(detail)
     kind = type(search.searcher).__struct_config__.tag
     slots = f"{job.slots} slot{'s' * (job.slots != 1)}"
     parts = f"{detail.spec.partitions} partitions, {slots}"
-    lines = [f"{job.job}  {job.state}  {kind}, {counted(detail)}, {parts}"]
+    lines = [f"{job.job}  {job.state}  {kind}, {count_by_state(detail)}, {parts}"]
     if job.reason and not (best is not None and job.reason.startswith("best: ")):
         lines.append(job.reason)
     if best is not None:
-        values = ", ".join(f"{name} {short(value)}" for name, value in best.trial.values.items())
+        values = ", ".join(
+            f"{name} {format_value(value)}" for name, value in best.trial.values.items()
+        )
         after = f"after {best.epoch} epoch{'s' * (best.epoch != 1)}"
         lines.append(
             f"best: trial {best.trial.number}, {search.metric} {best.score:.4g} {after} ({values})"
@@ -132,38 +122,30 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def counted(detail: SweepDetail) -> str:
-    """How many trials there are in each state."""
+def count_by_state(detail: SweepDetail) -> str:
+    """Return the number of trials in each state as text."""
     states: dict[str, int] = {}
     for trial in detail.trials:
         states[trial.state] = states.get(trial.state, 0) + 1
-    parts = ", ".join(f"{many} {state}" for state, many in states.items())
+    parts = ", ".join(f"{count} {state}" for state, count in states.items())
     return f"{detail.trials_in_all} trials ({parts})" if parts else "no trials yet"
 
 
 def units_line(detail: SweepDetail, now: float) -> str:
-    """What is done and left, and how long that takes.
-
-    Args:
-        now: seconds since the epoch.
-    """
-    said = [f"units: {detail.units_done} done, {detail.units_left} left"]
+    """Return the finished and remaining units, and the remaining time."""
+    text = [f"units: {detail.units_done} done, {detail.units_left} left"]
     if detail.units_again:
-        said.append(f"{detail.units_again} done again")
+        text.append(f"{detail.units_again} repeated")
     if detail.unit_s is not None:
-        said.append(f"{detail.unit_s:.3g} s each")
+        text.append(f"{detail.unit_s:.3g} s each")
     left = time_left(detail, now)
     if left is not None:
-        said.append(f"about {span(left)} left")
-    return ", ".join(said)
+        text.append(f"about {span(left)} left")
+    return ", ".join(text)
 
 
 def time_left(detail: SweepDetail, now: float) -> float | None:
-    """Seconds that it needs with the slots that it has; None: nobody knows.
-
-    Args:
-        now: seconds since the epoch.
-    """
+    """Return the remaining seconds with the current slots; None if unknown."""
     if not detail.units_left:
         return None
     if detail.expected_end is not None:
@@ -175,8 +157,8 @@ def time_left(detail: SweepDetail, now: float) -> float | None:
 
 GAP: Final = 2
 WHY: Final = "why"
-WHY_LEAST: Final = 20  # columns that say something
-SPARED: Final = (WHY, "partition", "curve", "slot", "best")  # in order
+MIN_REASON_WIDTH: Final = 20  # columns of a useful reason
+OMIT_ORDER: Final = (WHY, "partition", "curve", "slot", "best")  # omitted in this order
 RIGHT: Final = frozenset({"trial", "epoch", "partition"})
 TRIAL_STYLES: Final = {
     "training": "green",
@@ -192,11 +174,9 @@ TRIAL_STYLES: Final = {
 
 
 def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> Table:
-    """Trials, one a line.
+    """Return a table with a line for each trial.
 
-    Args:
-        shown: in their order.
-        width: columns; what has no room is left out.
+    Columns that do not fit into `width` are omitted.
     """
     rows = trial_cells(detail, shown)
     columns, why = _fitting(rows, width)
@@ -220,14 +200,14 @@ def _styled(name: str, cell: str) -> Text:
 
 
 def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], int]:
-    """The columns that there is room for, and how wide the reason may be."""
+    """Return the columns that fit, and the width left for the reason."""
     if not rows:
         return [], 0
     kept = list(rows[0])
     wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in kept}
     longest = wide.get(WHY, 0)
-    wide[WHY] = min(longest, WHY_LEAST)
-    for name in SPARED:
+    wide[WHY] = min(longest, MIN_REASON_WIDTH)
+    for name in OMIT_ORDER:
         if sum(wide[one] + GAP for one in kept) - GAP <= width:
             break
         kept = [one for one in kept if one != name]
@@ -236,14 +216,13 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
 
 
 DAMAGED = "journal"  # code of the error
-OVER = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
-PLAIN_WIDTH = 200  # where no terminal says how wide it is
-ORDER_HELP = "best first, or in the order in which they were added"
+ENDED_STATES = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
+ORDER_HELP = "order: best first, or in order of addition"
 
 
 def ls(
     *,
-    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended ones too")] = False,
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended sweeps")] = False,
     common: Common = COMMON,
 ) -> int:
     """List sweeps, oldest first, one line each."""
@@ -258,13 +237,13 @@ def ls(
         columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
         print_table(columns, [[_shown(row[name]) for name in columns] for row in rows])
     if not rows:
-        which = "no sweep yet" if all_ else "no sweep waits or runs; -a lists ended ones"
+        which = "no sweep yet" if all_ else "no sweep waits or runs; -a includes ended sweeps"
         sys.stderr.write(f"ones: {which}\n")
     return Exit.OK
 
 
 def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
-    """Each sweep; those that the controller cannot read are named on standard error."""
+    """Yield each sweep; name sweeps that the controller cannot read on stderr."""
     for job in client.jobs(ended=ended):
         try:
             yield client.sweep(job.job)
@@ -273,14 +252,14 @@ def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
         except RemoteError as error:
             if error.remote_code != DAMAGED:
                 raise
-            sys.stderr.write(f"ones: {job.job} is left out: {error.message}\n")
+            sys.stderr.write(f"ones: omitting {job.job}: {error.message}\n")
 
 
 def show(
     job: JobName,
     *,
     by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
-    trial: Annotated[int | None, Parameter(help="only this one, with all its epochs")] = None,
+    trial: Annotated[int | None, Parameter(help="only this trial, with all its epochs")] = None,
     common: Common = COMMON,
 ) -> int:
     """Show the trials of sweep JOB: values, state, epoch, partition, metric, slot."""
@@ -296,7 +275,7 @@ def show(
         return Exit.OK
     trials = ranked(detail) if by == "best" else list(detail.trials)
     if common.output == "jsonl":
-        print_data(even([trial_row(one) for one in trials]), common.output)
+        print_data(with_all_keys([trial_row(one) for one in trials]), common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{one.number}\n" for one in trials)
     else:
@@ -309,15 +288,15 @@ def show(
 
 
 def best(job: JobName, *, common: Common = COMMON) -> int:
-    """Say which trial of sweep JOB is best, with which values and which metrics."""
+    """Show the best trial of sweep JOB, its values and its metrics."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     found = best_of(detail)
     if found is None:
-        what = f"no trial of {job} has a score yet"
-        raise BadFieldError(what, "wait for the end of the first epoch", "job")
+        problem = f"no trial of {job} has a score yet"
+        raise BadFieldError(problem, "wait for the end of the first epoch", "job")
     at = found.epoch - found.trial.first_epoch
-    shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # of very many the latest are known
+    shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # only late epochs are kept
     metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
     if common.output in {"json", "jsonl"}:
         row = {
@@ -349,24 +328,24 @@ def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
 
     sys.stdout.write("\n")
     sys.stdout.flush()
-    console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
+    console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
     console.print(trial_table(detail, trials, console.width))
 
 
 def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
     job = detail.summary.job
     if not 0 <= number < len(detail.trials):
-        hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are none yet"
+        hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are no trials yet"
         raise BadFieldError(f"{job} has no trial {number}", hint, "trial")
     trial = detail.trials[number]
     if common.output in {"json", "jsonl"}:
         print_data(trial, common.output)
         return Exit.OK
-    values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
+    values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
     why = one_line(trial.why and f" ({trial.why})")
     sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
     if trial.parent is not None:
-        sys.stdout.write(f"  goes on from trial {trial.parent} after {trial.began_at} epochs\n")
+        sys.stdout.write(f"  continues from trial {trial.parent} after {trial.began_at} epochs\n")
     rows = epoch_rows(detail, (number,))
     names = list(dict.fromkeys(name for metrics in trial.metrics for name in metrics))
     if rows:
@@ -388,7 +367,7 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
         "reason": job.reason,
         "slots": job.slots,
         "trials": detail.trials_in_all,
-        "ended": sum(one.state in OVER for one in detail.trials),
+        "ended": sum(one.state in ENDED_STATES for one in detail.trials),
         "units": detail.units_done,
         "left": detail.units_left,
         "metric": detail.spec.search.metric,

@@ -1,4 +1,4 @@
-"""sweep top: a sweep as it trains, again and again."""
+"""`ones sweep top`: a live dashboard of one sweep."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from controlplane.cli.output import (
+    ABSENT_AFTER_S,
+    ABSENT_NOTE,
     COMMON,
+    DEFAULT_WIDTH,
+    REFRESH_S,
     STYLES,
     Common,
     Exit,
     JobName,
     byte_count,
-    even,
     print_data,
+    with_all_keys,
 )
 from controlplane.cli.sweep.tables import GAP, TRAINING, summary_lines, trial_table
 from controlplane.cli.terminal import terminal_console, width_of
@@ -32,32 +36,28 @@ from schemas.errors import UnavailableError, UnreachableError
 from schemas.jobs import ENDED
 from schemas.wire.client import SweepDetail, TrialInfo
 
-EVERY_S: Final = 1.0
-PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
-PLAIN_WIDTH: Final = 200  # where no terminal says how wide it is
-AWAY: Final = "controller unreachable, trying again"
-EDGE: Final = 4  # lines of the table that are no trials
+EDGE: Final = 4  # lines of the table besides trials
 
 
 def top(
     job: JobName,
     *,
-    once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
+    once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Show sweep JOB as it trains, every second until it is over or Ctrl-C."""
+    """Show sweep JOB while it trains, every second until it ends or Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
-        with BlockingClient(common.home, PATIENCE_S if live else None) as client:
+        with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
                 detail = client.sweep(job)
-                rows = even([trial_row(one) for one in in_order(detail)])
+                rows = with_all_keys([trial_row(one) for one in in_order(detail)])
                 print_data({"sweep": detail.summary, "trials": rows}, common.output)
             elif live:
                 console = terminal_console()
                 follow(lambda: client.sweep(job), console, time.sleep, time.time)
             else:
-                console = terminal_console(width_of(sys.stdout) or PLAIN_WIDTH)
+                console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
                 console.print(dashboard(client.sweep(job), console.width, time.time()))
     except KeyboardInterrupt:
         if not live:
@@ -71,14 +71,10 @@ def follow(
     pause: Callable[[float], None],
     clock: Callable[[], float],
 ) -> None:
-    """Draw every second until the sweep is over; a controller that is away for a while is borne.
-
-    Args:
-        pause: waits so many seconds.
-        clock: seconds since the epoch.
+    """Draw every second until the sweep has ended; an absent controller is tolerated.
 
     Raises:
-        UnreachableError: if the controller does not answer the first time.
+        UnreachableError: if the controller does not reply the first time.
     """
     detail, note = read(), ""
     with Live(console=console, auto_refresh=False) as live:
@@ -88,22 +84,19 @@ def follow(
             live.update(drawn, refresh=True)
             if detail.summary.state in ENDED:
                 return
-            pause(EVERY_S)
+            pause(REFRESH_S)
             try:
                 detail, note = read(), ""
             except (UnreachableError, UnavailableError):
-                note = AWAY
+                note = ABSENT_NOTE
 
 
 def dashboard(
     detail: SweepDetail, width: int, now: float, note: str = "", most: int | None = None
 ) -> Group:
-    """How it stands, a bar of its units, and its trials: those that train first.
+    """Return the state of a sweep, a bar of its units, and `most` trials, training ones first.
 
-    Args:
-        now: seconds since the epoch.
-        note: behind the first line, such as that the controller is away.
-        most: lines of trials; None: all.
+    `note` is appended to the first line.
     """
     first, *others = summary_lines(detail, now)
     head = Text(first, no_wrap=True, overflow="ellipsis")
@@ -119,7 +112,7 @@ def dashboard(
 
 
 def _bar(detail: SweepDetail, width: int) -> Table:
-    """Units done of all that are known, and what hops cost."""
+    """Return a bar of finished units, and the cost of moving states."""
     everything = detail.units_done + detail.units_left
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s
@@ -132,5 +125,5 @@ def _bar(detail: SweepDetail, width: int) -> Table:
 
 
 def in_order(detail: SweepDetail) -> list[TrialInfo]:
-    """Trials, those that train first, each group with the best first."""
+    """Return the trials, training ones first, then by score."""
     return sorted(ranked(detail), key=lambda trial: trial.state != TRAINING)

@@ -1,1 +1,1 @@
-"""Sweeps as their users state, follow and change them."""
+"""Sweeps as users state, follow and change them."""

@@ -1,4 +1,4 @@
-"""Everything that a sweep was: what was asked, the working directory's digest, and its ledger."""
+"""Manifest of a sweep: its spec, the digest of its working directory, and its ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ManifestTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ManifestUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that counts; fields as in `schemas.wire.client.LedgerUnit`."""
+    """Counted unit; fields as in `schemas.wire.client.LedgerUnit`."""
 
     trial: int
     by: int
@@ -44,20 +44,20 @@ class ManifestUnit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep as a document."""
+    """Record of a sweep as a document."""
 
     format: int
     job: str
-    snapshot: str  # sha256 of the working directory's archive
-    spec: JobSpec  # its `workdir` is where it was submitted from
+    snapshot: str  # SHA-256 of the working directory's archive
+    spec: JobSpec  # its `workdir` is the folder on the submitting host
     trials: tuple[ManifestTrial, ...]
     units: tuple[ManifestUnit, ...]  # in the order in which they ended
 
     def visits(self, trial: int) -> list[ManifestUnit]:
-        """The units that led to a trial's state, a parent's first.
+        """Return the units that led to a trial's state, starting with those of its ancestors.
 
         Raises:
-            BadFieldError: if it has none.
+            BadFieldError: if there is no such trial.
         """
         of = {one.number: one for one in self.trials}
         if trial not in of:
@@ -76,11 +76,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
-    """A sweep as a document.
+    """Return the manifest of a sweep.
 
     Args:
-        detail: with all trials.
-        ledger: with all units.
+        detail: includes all trials.
+        ledger: includes all units.
     """
     trials = tuple(
         ManifestTrial(
@@ -105,13 +105,10 @@ def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write it as JSON, whole or not at all.
-
-    Args:
-        path: one that is there is replaced.
+    """Write a manifest as JSON, completely or not at all; an existing file is replaced.
 
     Raises:
-        BadFieldError: if it cannot be written.
+        BadFieldError: if the file cannot be written.
     """
     fresh = path.with_name(f".{path.name}.part")
     try:
@@ -122,21 +119,21 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What `write_manifest` wrote.
+    """Read a file that `write_manifest` wrote.
 
     Raises:
-        SettingsError: if it is none.
+        SettingsError: if the file is not a manifest of this format.
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}", "check the path", "manifest") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        what = f"{path} is no manifest: {error}"
-        raise SettingsError(what, "`ones sweep manifest` writes one", "manifest") from None
+        problem = f"{path} is not a manifest: {error}"
+        raise SettingsError(problem, "`ones sweep manifest` writes one", "manifest") from None
     if found.format != FORMAT or found.spec.stated_sweep is None:
-        what = f"{path} is a manifest of format {found.format}, this is {FORMAT}"
-        raise SettingsError(what, "use the release that wrote it", "manifest")
+        problem = f"{path} is a manifest of format {found.format}, this is {FORMAT}"
+        raise SettingsError(problem, "use the release that wrote it", "manifest")
     return found
 
 

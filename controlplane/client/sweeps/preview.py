@@ -1,4 +1,4 @@
-"""What a sweep would do and take before it starts: its searcher, played with made-up scores."""
+"""Cost estimate of a sweep before it starts: its searcher, simulated with random scores."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from controlplane.sweeps.search import first_trials, next_decisions
 from controlplane.sweeps.trials import Trial, apply, with_score
 from schemas.sweeps import Grid, Hyperband, PopulationBased, RandomSearch, SearchSpec, SweepSpec
 
-PLAYS: Final = 8
-PLAYED_UNITS: Final = 200_000  # of all plays together; larger sweeps are counted by epochs
-ONE_BY_ONE: Final = 300  # configurations; more come to a rung together, in one play
-PLAYED: Final = 1000  # configurations; of more, the result of so many is scaled up
+SIMULATIONS: Final = 8
+MAX_SCHEDULED_UNITS: Final = 200_000  # of one schedule; larger sweeps use a bound from epochs
+MAX_SEQUENTIAL: Final = 300  # configurations; more reach a rung together, in one simulation
+MAX_SIMULATED: Final = 1000  # simulated configurations; the result is scaled up for more
 
 
 class Range(msgspec.Struct, frozen=True):
-    """What several plays gave."""
+    """Results of several simulations."""
 
     least: float
     mean: float
@@ -29,26 +29,26 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class SlotHours(msgspec.Struct, frozen=True):
-    """How long it takes on so many slots."""
+    """Duration on a given number of slots."""
 
     slots: int
     hours: float
-    busy: float  # share of the slots' time that trains, 0 to 1
+    busy: float  # share of slot time spent on training, 0 to 1
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep before it starts. Scores are made up: who is promoted is not known yet."""
+    """Estimate for a sweep before it starts; scores are random, as promotions are unknown."""
 
-    configurations: int  # to begin with
-    trials: Range  # with copies that are made on the way
-    epochs: Range  # of all trials together
+    configurations: int  # at the start
+    trials: Range  # including copies made during the sweep
+    epochs: Range  # sum over all trials
     units: Range
-    units_to_the_end: int  # if every configuration trained to its last epoch
-    unit_s: float | None  # that was assumed or measured
-    slots: tuple[SlotHours, ...]  # for the least, the most, and what lies between
+    units_to_the_end: int  # if every configuration trained to the last epoch
+    unit_s: float | None  # assumed or measured
+    slots: tuple[SlotHours, ...]  # for the minimum, the maximum, and powers of two between
     state_bytes: int | None
-    hop_bytes: float | None  # states that come from another process, at most
-    useful_slots: int  # more would be idle from the first minute on
+    hop_bytes: float | None  # upper bound on states moved between processes
+    useful_slots: int  # more would be idle from the start
 
 
 def preview(
@@ -57,27 +57,27 @@ def preview(
     unit_s: float | None = None,
     state_bytes: int | None = None,
 ) -> Preview:
-    """Play the searcher to its end a few times.
+    """Simulate the searcher to its end a few times.
 
     Args:
         spec: checked.
-        slots: least and most.
-        unit_s: seconds of one unit; None: nothing is said of hours.
-        state_bytes: of one state; None: nothing is said of what hops.
+        slots: minimum and maximum.
+        unit_s: seconds per unit; None: hours are not estimated.
+        state_bytes: size of a state; None: transfers are not estimated.
     """
     search, partitions = spec.search, spec.partitions
     first = len(first_trials(search))
-    counted = _counted(search, first)
+    counted = _simulated_epochs(search, first)
     epochs = [sum(per_trial) for per_trial in counted]
     useful = min(slots[1], first)
-    units = _range([many * partitions for many in epochs])
+    units = _range([count * partitions for count in epochs])
     hours: list[SlotHours] = []
     if unit_s is not None:
-        for many in _between(slots):
-            took = fmean(_makespan(one, partitions, many) for one in counted) * unit_s
+        for count in _between(slots):
+            took = fmean(_makespan(one, partitions, count) for one in counted) * unit_s
             worked = units.mean * unit_s
             hours.append(
-                SlotHours(many, took / 3600, min(1.0, worked / (many * took)) if took else 1.0)
+                SlotHours(count, took / 3600, min(1.0, worked / (count * took)) if took else 1.0)
             )
     return Preview(
         configurations=first,
@@ -93,26 +93,26 @@ def preview(
     )
 
 
-def _counted(search: SearchSpec, first: int) -> list[list[int]]:
-    """Epochs of each trial, in each play."""
+def _simulated_epochs(search: SearchSpec, first: int) -> list[list[int]]:
+    """Return the epochs of each trial, for each simulation."""
     searcher = search.searcher
     if isinstance(searcher, Grid | RandomSearch):
         return [[search.epochs] * first]
     scale = 1
-    if first > PLAYED and not isinstance(searcher, Hyperband):
-        scale = round(first / PLAYED)
+    if first > MAX_SIMULATED and not isinstance(searcher, Hyperband):
+        scale = round(first / MAX_SIMULATED)
         field = "population" if isinstance(searcher, PopulationBased) else "configurations"
-        smaller = msgspec.structs.replace(searcher, **{field: PLAYED})
+        smaller = msgspec.structs.replace(searcher, **{field: MAX_SIMULATED})
         search = msgspec.structs.replace(search, searcher=smaller)
-    plays = PLAYS if first <= ONE_BY_ONE else 1
-    return [_played(search, Random(play)) * scale for play in range(plays)]  # noqa: S311 - no secret
+    plays = SIMULATIONS if first <= MAX_SEQUENTIAL else 1
+    return [_simulate(search, Random(play)) * scale for play in range(plays)]  # noqa: S311 - no secret
 
 
-def _played(spec: SearchSpec, chance: Random) -> list[int]:
-    """Epochs that each trial trained, with a score of its own each that chance decides."""
+def _simulate(spec: SearchSpec, chance: Random) -> list[int]:
+    """Simulate once with a random quality for each trial; return the epochs of each trial."""
     quality: dict[int, float] = {}
     trials: list[Trial] = apply([], first_trials(spec))
-    together = len(trials) > ONE_BY_ONE
+    together = len(trials) > MAX_SEQUENTIAL
     while training := [one for one in trials if not one.ended and not one.waits]:
         turn = training if together else [training[chance.randrange(len(training))]]
         for one in turn:
@@ -125,13 +125,13 @@ def _played(spec: SearchSpec, chance: Random) -> list[int]:
 
 
 def _makespan(epochs: Sequence[int], partitions: int, slots: int) -> float:
-    """Units one after the other on the busiest slot, the longest trials first (Graham's bound)."""
-    if sum(epochs) * partitions > PLAYED_UNITS:
+    """Return the units of the busiest slot, longest trials first (Graham's bound)."""
+    if sum(epochs) * partitions > MAX_SCHEDULED_UNITS:
         return max(sum(epochs) * partitions / slots, max(epochs) * partitions)
-    left = sorted((-many * partitions for many in epochs if many), reverse=False)
+    left = sorted((-count * partitions for count in epochs if count), reverse=False)
     heapq.heapify(left)
     turns = 0
-    while left:  # in each turn every slot takes one of those with the most left
+    while left:  # each turn, every slot runs one of the trials with the most units left
         taken = [heapq.heappop(left) for _ in range(min(slots, len(left)))]
         step = _whole_turns(taken, left)
         turns += step
@@ -142,11 +142,11 @@ def _makespan(epochs: Sequence[int], partitions: int, slots: int) -> float:
 
 
 def _whole_turns(taken: Sequence[int], left: Sequence[int]) -> int:
-    """How many turns the same trials may take one after the other."""
+    """Return the number of turns for which the same trials keep the slots."""
     ends_first = -max(taken)
     if not left:
         return ends_first
-    lead = left[0] - max(taken)  # until somebody else has more left
+    lead = left[0] - max(taken)  # turns until a waiting trial has more units left
     return max(1, min(ends_first, lead))
 
 

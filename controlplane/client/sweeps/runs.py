@@ -1,7 +1,4 @@
-"""A submitted sweep in the hands of its user.
-
-Which of a sweep's files has the state of a trial.
-"""
+"""Handle of a submitted sweep: its trials, stored states and exported models."""
 
 from __future__ import annotations
 
@@ -34,50 +31,52 @@ from schemas.sweeps import Value
 from schemas.wire.client import JobDetail, SweepDetail
 
 if TYPE_CHECKING:
-    from controlplane.client.sweeps.requests import SweepRequests
+    from controlplane.client.client import Client
 
 
-GRADUATED: Final = re.compile(r"goes on as job ([\w-]+)")
-NAME: Final = re.compile(r"states/[^/]+/(\d+)-(\d+)-(\d+)\.state")
+GRADUATED_AS: Final = re.compile(r"goes on as job ([\w-]+)")
+STATE_NAME: Final = re.compile(r"states/[^/]+/(\d+)-(\d+)-(\d+)\.state")
 
 
 class StoredState(NamedTuple):
-    """A state of a trial that some node has."""
+    """Training state of a trial that some node stores."""
 
     file: JobFile
     trial: int
-    version: int  # units that it has been through
+    version: int  # units trained
     attempt: int
 
     def epoch(self, partitions: int) -> float:
-        """Epochs that it has been through."""
+        """Return the number of epochs trained."""
         return self.version / partitions
 
 
 def stored_states(files: Iterable[JobFile]) -> list[StoredState]:
-    """Those of a sweep's files that are states."""
-    named = ((file, NAME.fullmatch(file.name)) for file in files)
+    """Return the states among the files of a sweep."""
+    named = ((file, STATE_NAME.fullmatch(file.name)) for file in files)
     return [StoredState(file, *map(int, name.groups())) for file, name in named if name]
 
 
 def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> StoredState:
-    """The state of a trial after its best epoch, if some node has it, else its newest.
+    """Return a trial's state after its best epoch if a node stores it, else its newest state.
 
     Raises:
         BadFieldError: if there is no such trial, or no state of it.
     """
     if not 0 <= trial < len(detail.trials):
-        what = f"{detail.summary.job} has no trial {trial}"
-        raise BadFieldError(what, f"0 to {len(detail.trials) - 1}: see `ones sweep show`", "trial")
+        problem = f"{detail.summary.job} has no trial {trial}"
+        raise BadFieldError(
+            problem, f"0 to {len(detail.trials) - 1}: see `ones sweep show`", "trial"
+        )
     mine = [state for state in stored_states(files) if state.trial == trial]
-    if (job := GRADUATED.match(detail.trials[trial].why)) is not None and not any(
+    if (job := GRADUATED_AS.match(detail.trials[trial].why)) is not None and not any(
         state.version == _best_version(detail, trial) for state in mine
     ):
-        what = f"trial {trial} {detail.trials[trial].why}"
-        raise BadFieldError(what, f"`ones export {job[1]} FILE` has its model", "trial")
+        problem = f"trial {trial} {detail.trials[trial].why}"
+        raise BadFieldError(problem, f"`ones export {job[1]} FILE` has its model", "trial")
     if not mine:
         over = detail.spec.keep
-        hint = f"a sweep that is over keeps the best {over}; more with `keep`"
+        hint = f"an ended sweep keeps the best {over}; `keep` sets more"
         raise BadFieldError(f"no node has a state of trial {trial}", hint, "trial")
     wanted = _best_version(detail, trial)
     return max(mine, key=lambda one: (one.version == wanted, one.version, one.attempt))
@@ -88,23 +87,23 @@ def _best_version(detail: SweepDetail, trial: int) -> int:
     return -1 if best is None else best.epoch * detail.spec.partitions
 
 
-EXPORT_S: Final = 600.0
-SAMPLE_S: Final = 0.5
-UNDER_WAY: Final = frozenset({"training", "waiting"})
+EXPORT_TIMEOUT_S: Final = 600.0
+SAMPLE_INTERVAL_S: Final = 0.5
+ACTIVE_STATES: Final = frozenset({"training", "waiting"})
 
 
 class NoTorchError(OnesError):
-    """No interpreter here can read a state."""
+    """No interpreter on this host can read a state."""
 
     code = "no_torch"
 
 
 class Exported(NamedTuple):
-    """A model that was written to a file."""
+    """Model that was written to a file."""
 
     path: Path
     trial: int
-    epoch: float  # that its state had been through
+    epoch: float  # epochs that its state has trained
 
 
 class SweepRun:
@@ -114,60 +113,63 @@ class SweepRun:
         client: open.
     """
 
-    def __init__(self, client: SweepRequests, job: JobId) -> None:
+    def __init__(self, client: Client, job: JobId) -> None:
         self._client = client
         self.job = job
 
     async def detail(self) -> SweepDetail:
-        """How it stands, with all its trials."""
+        """Return the state of the sweep, with all its trials."""
         return await self._client.sweep(self.job)
 
     async def table(self) -> list[dict[str, Any]]:
-        """A row for each trial, the best first: `config.NAME`, `state`, `epochs`, `best`, ..."""
+        """Return a row for each trial, best first: `config.NAME`, `state`, `epochs`, `best`, ..."""
         detail = await self.detail()
         return [trial_row(trial) for trial in ranked(detail)]
 
     async def epochs(self, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """A row for each epoch of each trial, with all its metrics.
+        """Return a row for each epoch of each trial, with all its metrics.
 
         Args:
-            trials: only these; none: all.
+            trials: numbers of trials; empty: all.
         """
         return epoch_rows(await self.detail(), trials)
 
     async def best(self) -> Best | None:
-        """The best trial, its score, and the epoch after which it was so; None: no score yet."""
+        """Return the best trial, its best score and that epoch; None if no trial has a score."""
         return best_of(await self.detail())
 
     async def stop(self, trial: int) -> str:
-        """End a trial; what it reached counts. Its new state."""
+        """Stop a trial and return its new state; its results count."""
         return (await self._client.change_sweep(self.job, "stop", trial)).state
 
     async def pause(self, trial: int) -> str:
-        """Let a trial rest after its unit; its state is kept. Its new state."""
+        """Pause a trial after its current unit and return its new state; its training is kept."""
         return (await self._client.change_sweep(self.job, "pause", trial)).state
 
     async def resume(self, trial: int) -> str:
-        """Let a trial that was paused train on. Its new state."""
+        """Resume a paused trial and return its new state."""
         return (await self._client.change_sweep(self.job, "resume", trial)).state
 
     async def delete(self, trial: int) -> str:
-        """End a trial at once and drop its states; it is never the best. Its new state."""
+        """End a trial at once, drop its training states, and return its new state.
+
+        A deleted trial is never the best one.
+        """
         return (await self._client.change_sweep(self.job, "delete", trial)).state
 
     async def add(self, values: Mapping[str, Value]) -> int:
-        """Try one more configuration, from the beginning. Its number.
+        """Add a trial that starts from the beginning, and return its number.
 
         Args:
-            values: all of the space.
+            values: one for each parameter of the space.
         """
         return (await self._client.change_sweep(self.job, "add", values=values)).trial
 
     async def clone(self, trial: int, values: Mapping[str, Value] | None = None) -> int:
-        """A trial that goes on from the present state of another one. Its number.
+        """Add a trial that continues from the state of another trial, and return its number.
 
         Args:
-            values: those that are different.
+            values: those that differ from the other trial's.
         """
         changed = await self._client.change_sweep(self.job, "add", values=values, parent=trial)
         return changed.trial
@@ -179,18 +181,19 @@ class SweepRun:
         parallel: int | None = None,
         on_added: Callable[[int, Mapping[str, Value]], None] | None = None,
     ) -> int:
-        """Add configurations that Optuna suggests from what the sweep has found, as others end.
+        """Add configurations that Optuna suggests from the results so far, as other trials end.
 
-        It has no state of its own: whoever calls it again, on a sweep that is not over, goes on.
+        This call keeps no state: repeating it on a sweep that has not ended continues the sampling.
 
         Args:
-            trials: that the sweep shall have, with those that it began with.
-            sampler: `tpe`, or `gp` (needs torch).
-            parallel: that may train or wait for a slot at once; None: one more than the most slots.
-            on_added: called with the number and the values of each new one.
+            trials: target for the number of trials of the sweep, including the initial ones.
+            sampler: `tpe`, or `gp` (requires torch).
+            parallel: maximum number of trials that train or wait for a slot; None: the sweep's
+                maximum of slots, plus one.
+            on_added: called with the number and the values of each new trial.
 
         Returns:
-            How many trials the sweep has; fewer if it was over before.
+            The number of trials of the sweep; less than `trials` if the sweep ended before.
 
         Raises:
             SettingsError: if Optuna is not installed.
@@ -199,29 +202,29 @@ class SweepRun:
             parallel = (await self._client.job(self.job)).spec.slots[1] + 1
         while True:
             detail = await self.detail()
-            many = len(detail.trials)
-            if many >= trials or detail.summary.state in ENDED:
-                return many
-            if sum(one.state in UNDER_WAY for one in detail.trials) >= parallel:
-                await asyncio.sleep(SAMPLE_S)
+            count = len(detail.trials)
+            if count >= trials or detail.summary.state in ENDED:
+                return count
+            if sum(one.state in ACTIVE_STATES for one in detail.trials) >= parallel:
+                await asyncio.sleep(SAMPLE_INTERVAL_S)
                 continue
             values = await asyncio.to_thread(suggested, detail, sampler)
-            key = f"{sampler}-{many}"  # so that nobody adds it twice
+            key = f"{sampler}-{count}"  # two samplers at once add the trial only once
             added = await self._client.change_sweep(self.job, "add", values=values, key=key)
             if on_added is not None:
                 on_added(added.trial, values)
 
     async def manifest(self) -> Manifest:
-        """What was asked, the working directory's digest, and every unit that counts."""
+        """Return the sweep's spec, the digest of its working directory, and every counted unit."""
         job = await self._client.job(self.job)
         return manifest_of(job.spec, await self.detail(), await self._client.ledger(self.job))
 
     async def preview(self, unit_s: float | None = None, state_bytes: int | None = None) -> Preview:
-        """What it would take if it began anew.
+        """Estimate the cost of the sweep if it were run again.
 
         Args:
-            unit_s: seconds of one unit; None: as measured so far.
-            state_bytes: of one state; None: as measured so far.
+            unit_s: seconds per unit; None: as measured so far.
+            state_bytes: size of a state; None: as measured so far.
         """
         detail, job = await self.detail(), await self._client.job(self.job)
         largest = max((trial.state_bytes for trial in detail.trials), default=0)
@@ -235,23 +238,23 @@ class SweepRun:
     async def export(
         self, path: Path | str, trial: int | None = None, python: str | None = None
     ) -> Exported:
-        """Write a trial's model as a plain `state_dict`: its best epoch's, or the newest there is.
+        """Write a trial's model as a plain `state_dict`: after its best epoch, else the newest.
 
         Args:
-            path: one that is there is replaced.
-            trial: its number; None: the best.
+            path: an existing file is replaced.
+            trial: number; None: the best trial.
             python: interpreter that has torch; None: this one, else the sweep's.
 
         Raises:
             BadFieldError: if there is no such trial, or no state of it.
-            NoTorchError: if no interpreter here has torch.
+            NoTorchError: if no interpreter on this host has torch.
         """
         detail, target = await self.detail(), Path(path)
         if trial is None:
             best = best_of(detail)
             if best is None:
-                what = f"no trial of {self.job} has a score yet"
-                raise BadFieldError(what, "name one, or wait for the first epoch", "trial")
+                problem = f"no trial of {self.job} has a score yet"
+                raise BadFieldError(problem, "name a trial, or wait for the first epoch", "trial")
             trial = best.trial.number
         there = await self._client.files(self.job, "states/*")
         state = chosen_state(detail, there.files, trial)
@@ -268,48 +271,50 @@ class SweepRun:
                 await self._client.fetch_file(self.job, state.file, local)
                 await asyncio.to_thread(convert_state, local, target, pythons)
         except OSError as error:
-            raise BadFieldError(f"{target}: {error.strerror}", "choose another", "file") from None
+            raise BadFieldError(
+                f"{target}: {error.strerror}", "choose another file", "file"
+            ) from None
 
     async def wait(self, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
-        """The sweep's job when it has ended.
+        """Wait until the sweep has ended and return its job.
 
         Args:
-            timeout: seconds; None: for ever.
+            timeout: seconds; None waits without limit.
 
         Raises:
-            TimedOutError: if it has not ended by then.
+            TimedOutError: if the sweep has not ended after `timeout` seconds.
         """
         return await self._client.wait(self.job, timeout)
 
     async def cancel(self) -> JobDetail:
-        """End the sweep; what its trials reached can still be read."""
+        """Cancel the sweep; the results of its trials remain available."""
         return await self._client.cancel(self.job)
 
 
 def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
-    """Let the training library take the model out of a state or checkpoint.
+    """Extract the model from a state or checkpoint, with the training library in another process.
 
     Args:
-        target: one that is there is replaced.
-        pythons: interpreters, the first that has torch is taken.
+        target: an existing file is replaced.
+        pythons: interpreters; the first one that has torch is used.
 
     Raises:
-        BadFieldError: if it cannot be read.
-        NoTorchError: if none has torch.
+        BadFieldError: if the state cannot be read.
+        NoTorchError: if no interpreter has torch.
     """
     for python in pythons:
         command = [python, "-P", "-m", "elastic.export_state", str(source), str(target)]
         try:
             done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
-                command, capture_output=True, text=True, check=False, timeout=EXPORT_S
+                command, capture_output=True, text=True, check=False, timeout=EXPORT_TIMEOUT_S
             )
         except OSError:
             continue
         if done.returncode == 0:
             return
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said = (done.stderr.strip().splitlines() or ["no error output"])[-1]
         if "ModuleNotFoundError" not in said:
             raise BadFieldError(f"the checkpoint cannot be exported: {said}", "", "job")
     names = " or ".join(map(os.fspath, pythons))
-    hint = "name one that has torch and this library with --python"
+    hint = "name an interpreter that has torch and this library with --python"
     raise NoTorchError(f"no torch in {names}", hint, "python")

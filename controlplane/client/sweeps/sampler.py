@@ -1,8 +1,8 @@
-"""What Optuna would try next: a study that is rebuilt from a sweep's trials at each question.
+"""Configurations suggested by Optuna, from a study rebuilt from the sweep's trials at each call.
 
-So there is no state beside the sweep: whoever asks next, after any crash, asks the same study. The
-sampler's seed is of the sweep's seed and the number of the new trial; a study that was rebuilt with
-the same seed would suggest the same values again.
+No state exists beside the sweep, so the sampling can continue after any crash. The sampler's seed
+combines the sweep's seed and the number of the new trial; with one fixed seed, a rebuilt study
+would suggest the same values again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 SamplerName = Literal["tpe", "gp"]
-NEVER: Final = frozenset({"failed", "deleted"})
-TO_THE_END: Final = frozenset({"done", "graduated"})
+FAILED_STATES: Final = frozenset({"failed", "deleted"})
+COMPLETE_STATES: Final = frozenset({"done", "graduated"})
 
 
 def suggested(detail: SweepDetail, sampler: SamplerName = "tpe") -> dict[str, Value]:
-    """Values for the next configuration of a sweep.
+    """Return values for the next configuration of a sweep.
 
     Args:
-        detail: with all trials; those that still train are taken into account as such.
-        sampler: `tpe` (tree-structured Parzen estimator) or `gp` (Gaussian process; needs torch).
+        detail: includes all trials; those still training are counted as running.
+        sampler: `tpe` (tree-structured Parzen estimator) or `gp` (Gaussian process; requires
+            torch).
 
     Raises:
         SettingsError: if Optuna is not installed.
@@ -40,16 +41,16 @@ def suggested(detail: SweepDetail, sampler: SamplerName = "tpe") -> dict[str, Va
     space, search = detail.spec.search.space, detail.spec.search
     direction = "maximize" if search.mode == "max" else "minimize"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of features that Optuna calls experimental
+        warnings.simplefilter("ignore")  # Optuna warns of experimental features
         seed = stream(search.seed, sampler, len(detail.trials)).randrange(2**32)
         study = optuna.create_study(direction=direction, sampler=_sampler(sampler, seed))
-        study.add_trials([_past(space, search.metric, one) for one in detail.trials])
-        return _asked(space, study.ask())
+        study.add_trials([_study_trial(space, search.metric, one) for one in detail.trials])
+        return _suggest_all(space, study.ask())
 
 
 def _optuna() -> Any:
     try:
-        import optuna  # noqa: PLC0415 - slow to import, and not always there
+        import optuna  # noqa: PLC0415 - slow to import, and optional
     except ImportError:
         hint = "in a checkout of ONES: pip install '.[optuna]'"
         raise SettingsError("samplers need Optuna", hint, "sampler") from None
@@ -65,8 +66,8 @@ def _sampler(name: SamplerName, seed: int) -> BaseSampler:
     return samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True, group=True)
 
 
-def _past(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
-    """A trial of the sweep as one of a study; stopped ones are pruned, with what they reached."""
+def _study_trial(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
+    """Convert a trial to one of a study; a stopped trial is pruned, with the scores it reached."""
     from optuna.trial import TrialState, create_trial  # noqa: PLC0415
 
     names = [name for name in space if _fits(space[name], trial.values.get(name))]
@@ -75,9 +76,9 @@ def _past(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
         for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     }
-    if trial.state in NEVER or (trial.state in TO_THE_END and not scores):
+    if trial.state in FAILED_STATES or (trial.state in COMPLETE_STATES and not scores):
         state = TrialState.FAIL
-    elif trial.state in TO_THE_END:
+    elif trial.state in COMPLETE_STATES:
         state = TrialState.COMPLETE
     else:
         state = TrialState.PRUNED if scores else TrialState.RUNNING
@@ -111,8 +112,8 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
     return distributions.FloatDistribution(least, most, log=log)
 
 
-def _asked(space: Space, trial: Trial) -> dict[str, Value]:
-    """Values in the order of the space, without those whose condition does not hold."""
+def _suggest_all(space: Space, trial: Trial) -> dict[str, Value]:
+    """Ask for values in the order of the space, without parameters whose condition is not met."""
     found: dict[str, Value] = {}
     for name in conditions_first(space):
         parameter = space[name]

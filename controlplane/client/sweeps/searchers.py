@@ -1,16 +1,16 @@
-"""What is searched and how, in the words of the field; the same in Python and in TOML."""
+"""Search spaces and searchers in the terms of the literature, alike in Python and TOML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, get_args
 
 import msgspec
 
 from schemas import sweeps as spec
 from schemas.sweeps import MAX_CONFIGURATIONS, Parameter, Value
 
-MOST_BY_DEFAULT: Final = 64  # configurations, where the user gives no number
+MAX_DEFAULT_CONFIGURATIONS: Final = 64  # configurations
 When = Mapping[str, Iterable[Value]] | None
 
 
@@ -18,47 +18,37 @@ When = Mapping[str, Iterable[Value]] | None
 
 
 def Choice(*values: Value, when: When = None) -> Parameter:  # noqa: N802 - reads as a type
-    """One of `values`, each as likely.
+    """One of `values`, with equal probability.
 
     Args:
-        values: texts, numbers or truth values.
-        when: only where these values of the configuration are among those given.
+        values: strings, numbers or booleans.
+        when: allowed values of other parameters; this parameter exists only where they match.
     """
     return Parameter(choice=values, when=_conditions(when))
 
 
 def Uniform(least: float, most: float, when: When = None) -> Parameter:  # noqa: N802
-    """A number between these.
-
-    Args:
-        least: included.
-        most: included.
-    """
+    """Number between `least` and `most`, both included."""
     return Parameter(uniform=(least, most), when=_conditions(when))
 
 
 def LogUniform(least: float, most: float, when: When = None) -> Parameter:  # noqa: N802
-    """A number between these, each order of magnitude as likely.
+    """Number between `least` and `most`, uniform in its logarithm.
 
     Args:
-        least: above 0.
+        least: above 0, included.
         most: included.
     """
     return Parameter(log_uniform=(least, most), when=_conditions(when))
 
 
 def Integer(least: int, most: int, when: When = None) -> Parameter:  # noqa: N802
-    """A whole number.
-
-    Args:
-        least: included.
-        most: included.
-    """
+    """Integer between `least` and `most`, both included."""
     return Parameter(integer=(least, most), when=_conditions(when))
 
 
 def LogInteger(least: int, most: int, when: When = None) -> Parameter:  # noqa: N802
-    """A whole number, small ones as often as large ones.
+    """Integer between `least` and `most`, uniform in its logarithm.
 
     Args:
         least: above 0, included.
@@ -68,7 +58,7 @@ def LogInteger(least: int, most: int, when: When = None) -> Parameter:  # noqa: 
 
 
 def as_parameter(value: Parameter | list[Value] | tuple[Value, ...] | Value) -> Parameter:
-    """A value of the space in its full form: a list is a choice, a single value is fixed."""
+    """Return the full form of a value in a space: a list is a choice, a single value is fixed."""
     if isinstance(value, Parameter):
         return value
     return Parameter(choice=tuple(value) if isinstance(value, list | tuple) else (value,))
@@ -82,112 +72,87 @@ def _conditions(when: When) -> dict[str, tuple[Value, ...]]:
 
 
 class _Searcher(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
-    """What all have."""
+    """Base of the searchers."""
 
-    max_epochs: int  # that a configuration trains at most
+    max_epochs: int  # of each configuration
 
     def spec(self) -> spec.Searcher:
-        """As the controller takes it."""
-        raise NotImplementedError
+        """Return the searcher in the controller's form."""
+        fields = msgspec.structs.asdict(self)
+        most = fields.pop("max_epochs")
+        if "eta" in fields and fields.get("configurations", most) is None:
+            least, eta = fields["min_epochs"], fields["eta"]
+            fields["configurations"] = _default_configurations(least, most, eta)
+        return SPECS[str(self.__struct_config__.tag)](**fields)
 
 
 class Grid(_Searcher, frozen=True, tag="grid"):
-    """Every combination of choices and whole numbers, each to the last epoch."""
-
-    def spec(self) -> spec.Searcher:
-        """As the controller takes it."""
-        return spec.Grid()
+    """Every combination of choices and integers, each trained to the last epoch."""
 
 
 class RandomSearch(_Searcher, frozen=True, tag="random"):
-    """Configurations drawn by chance, each to the last epoch."""
+    """Randomly drawn configurations, each trained to the last epoch."""
 
     configurations: int
-
-    def spec(self) -> spec.Searcher:
-        """As the controller takes it."""
-        return spec.RandomSearch(self.configurations)
 
 
 class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
-    """Rungs that wait for all (Jamieson and Talwalkar, AISTATS '16): the best 1 / eta go on."""
+    """Synchronous rungs (Jamieson and Talwalkar, AISTATS '16): the best 1 / eta continue."""
 
     configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
     min_epochs: int = 1
     eta: int = 3
-
-    def spec(self) -> spec.Searcher:
-        """As the controller takes it."""
-        many = _enough(self.configurations, self.min_epochs, self.max_epochs, self.eta)
-        return spec.SuccessiveHalving(many, self.min_epochs, self.eta)
 
 
 class Hyperband(_Searcher, frozen=True, tag="hyperband"):
-    """Brackets of successive halving from many short to few long (Li et al., JMLR '18)."""
+    """Brackets of successive halving, from many short to few long (Li et al., JMLR '18)."""
 
     eta: int = 3
 
-    def spec(self) -> spec.Searcher:
-        """As the controller takes it."""
-        return spec.Hyperband(self.eta)
-
 
 class ASHA(_Searcher, frozen=True, tag="asha"):
-    """Rungs that do not wait for all (Li et al., MLSys '20): promoted once among the best."""
+    """Asynchronous rungs (Li et al., MLSys '20): a trial is promoted once it is among the best."""
 
     configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
     min_epochs: int = 1
     eta: int = 3
-    promotes: spec.Promotes = "in_order"  # the same winner on any slots; or `on_arrival`, as there
-
-    def spec(self) -> spec.Searcher:
-        """As the controller takes it."""
-        many = _enough(self.configurations, self.min_epochs, self.max_epochs, self.eta)
-        return spec.Asha(many, self.min_epochs, self.eta, self.promotes)
+    promotes: spec.Promotes = "in_order"  # same winner on any slots; `on_arrival`: as in the paper
 
 
 class MedianStopping(_Searcher, frozen=True, tag="median"):
-    """Who is worse than the median of the others stops (Golovin et al., KDD '17)."""
+    """Stops trials worse than the median of the others (Golovin et al., KDD '17)."""
 
     configurations: int
     grace_epochs: int = 1
-    min_others: int = 3  # that have come as far
-
-    def spec(self) -> spec.Searcher:
-        """As the controller takes it."""
-        return spec.MedianStopping(self.configurations, self.grace_epochs, self.min_others)
+    min_others: int = 3  # trials that have trained as many epochs
 
 
 class PBT(_Searcher, frozen=True, tag="pbt"):
-    """The worst quarter goes on as changed copies of the best (Jaderberg et al., 2017)."""
+    """Replaces the worst quarter by perturbed copies of the best (Jaderberg et al., 2017)."""
 
     population: int
     interval_epochs: int = 1
-    resample: float = 0.25  # how often a value is drawn anew instead of perturbed
-
-    def spec(self) -> spec.Searcher:
-        """As the controller takes it."""
-        return spec.PopulationBased(self.population, self.interval_epochs, self.resample)
+    resample: float = 0.25  # probability of drawing a new value instead of perturbing it
 
 
 Searcher = Grid | RandomSearch | SuccessiveHalving | Hyperband | ASHA | MedianStopping | PBT
+SPECS: Final[dict[str, Callable[..., spec.Searcher]]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(spec.Searcher)
+}
 BY_TYPE: Final[dict[str, type[_Searcher]]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (Grid, RandomSearch, SuccessiveHalving, Hyperband, ASHA, MedianStopping, PBT)
+    str(kind.__struct_config__.tag): kind for kind in get_args(Searcher)
 }
 
 
-def as_stated(search: spec.SearchSpec) -> Searcher:
-    """The searcher as its user stated it."""
+def stated_searcher(search: spec.SearchSpec) -> Searcher:
+    """Return the searcher in the form in which a user states it."""
     fields = msgspec.to_builtins(search.searcher)
     fields["max_epochs"] = search.epochs
     return msgspec.convert(fields, Searcher)  # type: ignore[no-any-return]
 
 
-def _enough(stated: int | None, least: int, most: int, eta: int) -> int:
-    if stated is not None:
-        return stated
-    many, at = eta, least
-    while 1 <= at < most and eta > 1 and many < MAX_CONFIGURATIONS:
-        at, many = at * eta, many * eta
-    return max(1, min(many, MOST_BY_DEFAULT))
+def _default_configurations(least: int, most: int, eta: int) -> int:
+    count, at = eta, least
+    while 1 <= at < most and eta > 1 and count < MAX_CONFIGURATIONS:
+        at, count = at * eta, count * eta
+    return max(1, min(count, MAX_DEFAULT_CONFIGURATIONS))

@@ -1,7 +1,4 @@
-"""A sweep's TOML file to the job that it is.
-
-Whether a sweep's functions are where it says, as far as reading without running can tell.
-"""
+"""TOML files of sweeps, converted to job specs, and a static check of the named functions."""
 
 from __future__ import annotations
 
@@ -16,43 +13,40 @@ import msgspec
 
 from controlplane.client.spec_overrides import nearest, toml_value
 from controlplane.client.sweeps.searchers import BY_TYPE
-from controlplane.client.sweeps.sweep import Sweep
+from controlplane.client.sweeps.sweep import JOB_FIELDS, Sweep
 from schemas.errors import BadFieldError, SettingsError
 from schemas.host.settings import convert, written, wrong_value
 from schemas.jobs import JobSpec
 from schemas.sweeps import FORMS, Parameter, SweepSpec
 
-JOB_FIELDS: Final = (
-    "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env"
-)  # fmt: skip
 FIELDS: Final = tuple(
     field.name for field in msgspec.structs.fields(Sweep) if field.name not in JOB_FIELDS
 )
 REQUIRED: Final = tuple(field.name for field in msgspec.structs.fields(Sweep) if field.required)
-TEXTS: Final = frozenset({"name", "workdir", "python", "family"})
+STRING_FIELDS: Final = frozenset({"name", "workdir", "python", "family"})
 FORM: Final = "write KEY=VALUE: epochs of searcher.max_epochs=9, space.lr=[0.1, 0.2], slots=[1, 4]"
 
 
 def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
-    """The job that a sweep's file describes; not yet held against its working directory.
+    """Return the job of a sweep's file; its working directory is not checked yet.
 
     Args:
-        table: of the file, with its `sweep`.
+        table: content of the file, with the key `sweep`.
         path: of the file, for error messages.
 
     Raises:
-        SettingsError: if a key is unknown, missing or of the wrong type.
-        BadFieldError: if a value cannot be accepted.
+        SettingsError: if a key is unknown, missing or of a wrong type.
+        BadFieldError: if a value is invalid.
     """
     inner = table["sweep"]
     if not isinstance(inner, Mapping):
-        raise SettingsError(f"{path}: sweep is no table", "write [sweep]", "sweep")
+        raise SettingsError(f"{path}: sweep is not a table", "write [sweep]", "sweep")
     _refuse_unknown(path, "", table, (*JOB_FIELDS, "sweep"), FIELDS)
     _refuse_unknown(path, "sweep.", inner, FIELDS, JOB_FIELDS)
     for name in REQUIRED:
         if name not in inner:
-            what, remedy = f"{path}: sweep.{name}: is missing", f"write {written(Sweep, name)}"
-            raise SettingsError(what, remedy, f"sweep.{name}")
+            problem, remedy = f"{path}: sweep.{name}: is missing", f"write {written(Sweep, name)}"
+            raise SettingsError(problem, remedy, f"sweep.{name}")
     found = {key: value for key, value in table.items() if key != "sweep"} | dict(inner)
     found["space"] = _space(found["space"], path)
     found["searcher"] = _searcher(found["searcher"], path)
@@ -66,32 +60,32 @@ def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
 
 
 def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """The table of a sweep's file with some of its values replaced.
+    """Return the table of a sweep's file with some values replaced.
 
     `space.lr=0.1` fixes a value, `space.lr=[0.1, 0.2]` makes it a choice,
-    `space.lr.log_uniform=[1e-4, 1e-1]` gives another range; `searcher.eta=4`, `partitions=8`,
-    `slots=[1, 4]` and `env.NAME=TEXT` set one entry. `sweep.` before a key may be left out.
+    `space.lr.log_uniform=[1e-4, 1e-1]` sets another range; `searcher.eta=4`, `partitions=8`,
+    `slots=[1, 4]` and `env.NAME=TEXT` set one entry. The prefix `sweep.` of a key is optional.
 
     Args:
-        table: of the file; it is left as it is.
-        assignments: KEY=VALUE, each; a later one wins.
+        table: not modified.
+        assignments: KEY=VALUE; the last one of a key wins.
 
     Raises:
-        BadFieldError: if an assignment has no such form or names no field of a sweep.
+        BadFieldError: if an assignment is malformed or names no field of a sweep.
     """
     changed: dict[str, Any] = _copied(table)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise BadFieldError(f"--set {assignment!r} is no assignment", FORM, "set")
+            raise BadFieldError(f"--set {assignment!r} is not an assignment", FORM, "set")
         first, *rest = key.strip().removeprefix("sweep.").split(".")
         if first not in (*JOB_FIELDS, *FIELDS):
-            what = f"--set {key}: a sweep has no such field"
-            raise BadFieldError(what, nearest(first, (*JOB_FIELDS, *FIELDS)), key)
+            problem = f"--set {key}: a sweep has no such field"
+            raise BadFieldError(problem, nearest(first, (*JOB_FIELDS, *FIELDS)), key)
         inner = changed if first in JOB_FIELDS else changed.setdefault("sweep", {})
         if not isinstance(inner, dict):
-            raise BadFieldError("sweep is no table in the file", "correct it there", "sweep")
-        plain = first in TEXTS or first == "env"
+            raise BadFieldError("sweep is not a table in the file", "correct it there", "sweep")
+        plain = first in STRING_FIELDS or first == "env"
         _set(inner, key, [first, *rest], text if plain else toml_value(text))
     return changed
 
@@ -114,7 +108,7 @@ def _set(table: dict[str, Any], key: str, path: Sequence[str], value: Any) -> No
 def _space(space: Any, path: Path) -> dict[str, Parameter]:
     if not isinstance(space, Mapping):
         raise SettingsError(
-            f"{path}: sweep.space is no table", "write [sweep.space]", "sweep.space"
+            f"{path}: sweep.space is not a table", "write [sweep.space]", "sweep.space"
         )
     found = {}
     for name, value in space.items():
@@ -126,8 +120,8 @@ def _space(space: Any, path: Path) -> dict[str, Parameter]:
         elif isinstance(value, str | int | float | bool):
             table = {"choice": [value]}
         else:
-            what = f"{path}: {field}: {value!r} is no value of a configuration"
-            raise SettingsError(what, "give texts, numbers or truth values", field)
+            problem = f"{path}: {field}: {value!r} is not a value of a configuration"
+            raise SettingsError(problem, "give strings, numbers or booleans", field)
         found[name] = convert(Parameter, table, path, f"{field}.")
     return found
 
@@ -135,15 +129,17 @@ def _space(space: Any, path: Path) -> dict[str, Parameter]:
 def _searcher(table: Any, path: Path) -> Any:
     field = "sweep.searcher"
     if not isinstance(table, Mapping):
-        what = f"{path}: {field} is no table"
-        raise SettingsError(what, "write [sweep.searcher] and below it type = 'asha'", field)
+        problem = f"{path}: {field} is not a table"
+        raise SettingsError(problem, "write [sweep.searcher] and below it type = 'asha'", field)
     kinds = ", ".join(BY_TYPE)
     kind = table.get("type")
     if kind is None:
         raise SettingsError(f"{path}: {field}.type: is missing", f"one of {kinds}", f"{field}.type")
     if kind not in BY_TYPE:
         near = nearest(str(kind), BY_TYPE)
-        raise SettingsError(f"{path}: {field}.type: no searcher {kind!r}", near, f"{field}.type")
+        raise SettingsError(
+            f"{path}: {field}.type: unknown searcher {kind!r}", near, f"{field}.type"
+        )
     rest = {key: value for key, value in table.items() if key != "type"}
     return {"type": kind, **msgspec.structs.asdict(convert(BY_TYPE[kind], rest, path, f"{field}."))}
 
@@ -161,14 +157,14 @@ def _refuse_unknown(
         field = f"{prefix}{key}"
         if key in elsewhere:
             hint = f"move it {'above [sweep]' if prefix else 'into [sweep]'}"
-        elif key in NOT_OF_SWEEPS:
-            hint = f"leave it out: {NOT_OF_SWEEPS[key]}"
+        elif key in FORBIDDEN_FIELDS:
+            hint = f"leave it out: {FORBIDDEN_FIELDS[key]}"
         else:
             hint = nearest(key, known)
         raise SettingsError(f"{path}: unknown key {field}", hint, field)
 
 
-NOT_OF_SWEEPS: Final = {
+FORBIDDEN_FIELDS: Final = {
     "script": "a sweep names functions, input_fn, model_fn and train_fn",
     "args": "what varies is in [sweep.space], the rest in [env]",
     "batch_size": "each configuration has its own; train_fn knows it",
@@ -191,14 +187,14 @@ FUNCTION_FIELDS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
 
 
 def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None:
-    """Refuse names that lead nowhere, before anything travels.
+    """Check that the named functions exist, before anything is uploaded.
 
     Args:
-        workdir: where its modules lie.
-        own_python: whether the sweep runs in an interpreter whose packages cannot be seen here.
+        workdir: folder of the modules.
+        own_python: True if the sweep runs in an interpreter whose packages are unknown here.
 
     Raises:
-        BadFieldError: naming the field and the remedy.
+        BadFieldError: if a function does not exist; names the field and the remedy.
     """
     for field in FUNCTION_FIELDS:
         path = getattr(spec, field)
@@ -209,14 +205,14 @@ def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None
         if file is None:
             if own_python or _is_installed(module):
                 continue
-            what = f"sweep.{field}: there is no module {module} in {workdir}"
+            problem = f"sweep.{field}: there is no module {module} in {workdir}"
             hint = f"correct {path!r} or workdir{_near(module, _modules_in(workdir))}"
-            raise BadFieldError(what, hint, f"sweep.{field}")
+            raise BadFieldError(problem, hint, f"sweep.{field}")
         names = _names_in(file, field)
         if name not in names and "*" not in names:
-            what = f"sweep.{field}: {file.relative_to(workdir)} has no {name}"
+            problem = f"sweep.{field}: {file.relative_to(workdir)} has no {name}"
             hint = f"name a function at its top level{_near(name, names)}"
-            raise BadFieldError(what, hint, f"sweep.{field}")
+            raise BadFieldError(problem, hint, f"sweep.{field}")
 
 
 def _file_of(workdir: Path, module: str) -> Path | None:
@@ -239,14 +235,14 @@ def _modules_in(workdir: Path) -> set[str]:
 
 
 def _names_in(file: Path, field: str) -> set[str]:
-    """What a module binds at its top level; `*`: something that cannot be known."""
+    """Return the names that a module binds at its top level, with `*` if some cannot be known."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         text = error.msg if isinstance(error, SyntaxError) else str(error)
-        what = f"sweep.{field}: {file.name}{line}: {text}"
-        raise BadFieldError(what, "correct the module", f"sweep.{field}") from None
+        problem = f"sweep.{field}: {file.name}{line}: {text}"
+        raise BadFieldError(problem, "correct the module", f"sweep.{field}") from None
     found: set[str] = set()
     for node in tree.body:
         match node:

@@ -1,4 +1,4 @@
-"""A sweep as rows: its trials, and every epoch of them."""
+"""Rows for the trials of a sweep and for their epochs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ DELETED: Final = "deleted"
 
 
 class Best(NamedTuple):
-    """The best epoch of the best trial."""
+    """Best epoch of the best trial."""
 
     trial: TrialInfo
-    score: float  # as it was reported
-    epoch: int  # after which it was so; a parent's epochs count
+    score: float  # as reported
+    epoch: int  # of the score; includes a parent's epochs
 
 
 def best_of(detail: SweepDetail) -> Best | None:
-    """The best trial of a sweep, as the controller says; None: nobody has a score.
+    """Return the trial that the controller ranks best, or None if no trial has a score.
 
     Args:
-        detail: with all trials.
+        detail: includes all trials.
     """
     if detail.best is None or detail.best >= len(detail.trials):
         return None
@@ -31,17 +31,17 @@ def best_of(detail: SweepDetail) -> Best | None:
 
 
 def best_epoch(trial: TrialInfo) -> Best | None:
-    """The best epoch of one trial; None: it has no score."""
+    """Return the best epoch of a trial, or None if it has no score."""
     if trial.best_score is None:
         return None
     return Best(trial, trial.best_score, trial.best_epoch)
 
 
 def ranked(detail: SweepDetail) -> list[TrialInfo]:
-    """Trials, the best first; those without a score after them, then deleted ones.
+    """Return the trials, best first, then those without a score, then deleted ones.
 
     Args:
-        detail: with all trials.
+        detail: includes all trials.
     """
     sign = 1.0 if detail.spec.search.mode == "max" else -1.0
 
@@ -54,7 +54,7 @@ def ranked(detail: SweepDetail) -> list[TrialInfo]:
 
 
 def trial_row(trial: TrialInfo) -> dict[str, Any]:
-    """A trial, flat: its values as `config.NAME`, its best score, and where it is."""
+    """Return a trial as a flat row: values as `config.NAME`, best score, state and place."""
     found = best_epoch(trial)
     last = trial.metrics[-1] if trial.metrics else {}
     return {
@@ -74,11 +74,11 @@ def trial_row(trial: TrialInfo) -> dict[str, Any]:
 
 
 def epoch_rows(detail: SweepDetail, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Every epoch of every trial, flat; a copy's begin where its parent was left.
+    """Return a row for every epoch of every trial; a copy's start where it left its parent.
 
     Args:
-        detail: with all trials.
-        trials: only these; none: all.
+        detail: includes all trials.
+        trials: numbers of trials; empty: all.
     """
     return [
         {

@@ -6,14 +6,14 @@ import pytest
 from cyclopts import CycloptsError
 
 from controlplane.cli import jobs
-from controlplane.cli.main import build, in_our_words
+from controlplane.cli.main import build, usage_error
 from schemas.errors import BadFieldError
 
 
 def said(*words: str) -> str:
     with pytest.raises(CycloptsError) as error:
         build()(words, exit_on_error=False, print_error=False, result_action="return_value")
-    return str(in_our_words(error.value))
+    return str(usage_error(error.value))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_word_of_another_tool_is_answered_with_the_command_that_does_it(
 
 
 def test_a_size_beside_auto_is_refused_and_not_dropped() -> None:
-    with pytest.raises(BadFieldError, match="leave out --slots, --batch and --on, or --auto"):
+    with pytest.raises(BadFieldError, match="omit --slots, --batch and --on, or omit --auto"):
         jobs.resize("a-1", slots=2, auto=True)
 
 

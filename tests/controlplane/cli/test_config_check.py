@@ -64,8 +64,8 @@ def checked(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[s
 
 
 def test_files_of_which_nothing_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert checked(controller(home), capsys) == (0, ["a controller can start with it"])
-    assert checked(agent(home), capsys) == (0, ["an agent can start with it"])
+    assert checked(controller(home), capsys) == (0, ["valid settings of a controller"])
+    assert checked(agent(home), capsys) == (0, ["valid settings of an agent"])
     assert sorted(path.name for path in home.iterdir()) == ["agent.toml", "controller.toml", "keys"]
 
 

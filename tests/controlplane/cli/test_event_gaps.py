@@ -1,10 +1,10 @@
-"""Who asks for events that are not kept any more is told so, once, and gets the others."""
+"""Who asks for events that are no longer kept is told so, once, and gets the others."""
 
 from __future__ import annotations
 
 import pytest
 
-from controlplane.cli.jobs import told_of_gaps
+from controlplane.cli.jobs import report_gaps
 from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
@@ -19,9 +19,9 @@ def events(*numbers: int) -> list[FeedEvent]:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (1, "ones: events 1 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
-        (0, "ones: events 1 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
-        (7, "ones: events 7 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
+        (1, "ones: events 1 to 7 are no longer kept (keep_events_s, keep_bytes)\n"),
+        (0, "ones: events 1 to 7 are no longer kept (keep_events_s, keep_bytes)\n"),
+        (7, "ones: events 7 to 7 are no longer kept (keep_events_s, keep_bytes)\n"),
         (8, ""),
     ],
 )
@@ -30,5 +30,5 @@ def test_the_gap_before_the_first_event_is_told_of(
 ) -> None:
     kept = events(8, 9, 10)
 
-    assert list(told_of_gaps(kept, asked)) == kept
+    assert list(report_gaps(kept, asked)) == kept
     assert capsys.readouterr().err == said

@@ -84,7 +84,7 @@ def test_what_came_and_what_did_not_are_said_apart(
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("*", "ones: j-1 made no file that is not in its snapshot, and has no checkpoint\n"),
+        ("*", "ones: j-1 created or changed no file, and has no checkpoint\n"),
         ("*.png", "ones: no file of j-1 matches '*.png'; `ones fetch j-1 --list` names them\n"),
     ],
 )

@@ -452,9 +452,9 @@ def test_what_the_adapter_of_accelerate_refuses_is_named() -> None:
         (
             "plain",
             "LBFGS(",
-            "first change what is named above, then: ones submit {folder}/job.toml",
+            "first make the changes above, then: ones submit {folder}/job.toml",
         ),
-        ("gan", "", "first change what is named above, then: ones submit {folder}/job.toml"),
+        ("gan", "", "first make the changes above, then: ones submit {folder}/job.toml"),
     ],
 )
 def test_a_job_that_would_fail_is_not_said_to_be_ready(
@@ -592,7 +592,7 @@ def test_the_job_file_of_a_ported_script_is_not_replaced(
 
     assert (said.code, said.out) == (2, "")
     assert said.err == (
-        f"ones: {script} uses the library already, so its numbers cannot be read from it; "
+        f"ones: {script} already uses the library, so its numbers cannot be read; "
         f"edit {tmp_path}/job.toml, or write another with --to FILE\n"
     )
     assert (tmp_path / "job.toml").read_text() == before

@@ -103,9 +103,9 @@ def test_without_jobs_there_is_no_table_but_a_remark() -> None:
         none_found(Choice(*asked)) for asked in ((), (True,), (False, "", "ann"), (True, "", "a"))
     ]
     assert said == [
-        "no job waits or runs; -a lists ended ones",
+        "no job waits or runs; -a includes ended jobs",
         "no job yet",
-        "no such job; -a looks at ended ones",
+        "no such job; -a includes ended jobs",
         "no such job",
     ]
 
@@ -132,7 +132,7 @@ def test_a_watched_list_bears_a_controller_that_is_away_for_a_while() -> None:
     tops = [frame.split("\x1b[K")[0] for frame in terminal.getvalue().split("\x1b[H")[1:]]
     assert tops == [
         "0 on slots, 1 queued",
-        "0 on slots, 1 queued - no controller answers, trying again",
+        "0 on slots, 1 queued - the controller does not reply, retrying",
         "1 on slots, 0 queued",
     ]
 
@@ -149,9 +149,9 @@ def test_a_watched_list_needs_a_controller_to_begin_with() -> None:
 def test_a_watched_list_fits_the_screen_and_says_what_does_not(height: int, rows: int) -> None:
     found = Jobs(jobs=(*(summary(B) for _ in range(11)), RUNNING))
 
-    shown = screen(found, 80, height, "no controller answers, trying again")
+    shown = screen(found, 80, height, "the controller does not reply, retrying")
 
-    assert shown[0] == "1 on slots, 11 queued - no controller answers, trying again"
+    assert shown[0] == "1 on slots, 11 queued - the controller does not reply, retrying"
     assert sum("ann" in line for line in shown) == rows
     assert len(shown) <= height - 1
     if rows < len(found.jobs):

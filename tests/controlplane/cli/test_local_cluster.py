@@ -37,8 +37,8 @@ def test_a_disk_without_room_is_refused_before_anything_lies_on_it(
     home = tmp_path / "a" / "cluster"
 
     assert refused(home) == (
-        f"{home}: 17 MiB are free on its disk, a cluster needs 128 MiB to begin; "
-        "free space there, or choose another --dir"
+        f"{home}: only 17 MiB free on its disk; a cluster needs 128 MiB; "
+        "free disk space, or choose another --dir"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -46,7 +46,7 @@ def test_a_disk_without_room_is_refused_before_anything_lies_on_it(
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (28, "No space left on device; free space there, or choose another --dir"),
+        (28, "No space left on device; free disk space, or choose another --dir"),
         (13, "Permission denied; choose another --dir, or give {home} to ann"),
     ],
 )
@@ -79,8 +79,8 @@ def test_a_disk_that_is_really_full_is_named(full_disk: Path) -> None:
 
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        f"ones: {full_disk}/cluster: 0 MiB are free on its disk, a cluster needs 128 MiB to "
-        "begin; free space there, or choose another --dir\n"
+        f"ones: {full_disk}/cluster: only 0 MiB free on its disk; a cluster needs "
+        "128 MiB; free disk space, or choose another --dir\n"
     )
 
 
@@ -122,7 +122,7 @@ def test_an_agents_file_that_is_a_copy_of_anothers_is_refused(home: Path) -> Non
     (home / "agent-2.toml").write_text('node = "node-2"\npid_file = "run/agent-1.pid"\n')
 
     assert refused(home) == (
-        f"{home}/agent-2.toml: pid_file: {home}/run/agent-1.pid is that of agent-1, too; "
+        f"{home}/agent-2.toml: pid_file: {home}/run/agent-1.pid is also that of agent-1; "
         "give each its own; `ones node template NAME` prints settings of a new node"
     )
 
@@ -144,7 +144,7 @@ def test_all_parts_are_stopped_and_what_may_be_left_is_named(
     assert stopped == ["controller", "agent-1", "agent-2"]
     assert str(error.value) == (
         f"cluster in {home} is not down: workers of agent-1 may be left (why); "
-        "correct that, and run `ones local down` again"
+        "resolve this, then run `ones local down` again"
     )
 
 
@@ -171,7 +171,7 @@ def test_a_part_of_another_user_is_named(home: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(local, "_command", lambda _: b"")
     monkeypatch.setattr(os, "kill", kill)
 
-    assert local._stop(local._parts(home)[1]) == ("agent-1, process 7, is another user's")
+    assert local._stop(local._parts(home)[1]) == ("agent-1, process 7, belongs to another user")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from controlplane.cli import losses as loss_drawing
 from controlplane.cli.losses import (
     LossCurve,
     LossPoint,
-    in_words,
+    describe_curve,
     loss_curve,
     loss_png,
     loss_terminal,
@@ -93,35 +93,38 @@ def test_as_many_epochs_are_foretold_as_were_seen_and_none_that_will_not_be(
 @pytest.mark.parametrize(
     ("losses", "lines"),
     [
-        ({}, ["  curve      none: a curve needs 3 losses, it has reported none"]),
-        ({1: None, 2: None}, ["  curve      none: a curve needs 3 losses, it has reported none"]),
+        ({}, ["  curve      none: a curve needs 3 losses, the job has reported none"]),
+        (
+            {1: None, 2: None},
+            ["  curve      none: a curve needs 3 losses, the job has reported none"],
+        ),
         (
             {1: 0.75},
             [
                 "  loss       0.75 after epoch 1, lowest 0.75",
-                "  curve      none: a curve needs 3 losses, it has reported 1",
+                "  curve      none: a curve needs 3 losses, the job has reported 1",
             ],
         ),
         (
             {1: 0.75, 2: math.nan, 3: 0.5, 4: math.inf},
             [
                 "  loss       0.5 after epoch 3, lowest 0.5",
-                "  left out   2 losses that are no numbers",
-                "  curve      none: a curve needs 3 losses, it has reported 2",
+                "  left out   2 losses that are not finite",
+                "  curve      none: a curve needs 3 losses, the job has reported 2",
             ],
         ),
         (
             {1: math.nan},
             [
-                "  left out   1 loss that is no number",
-                "  curve      none: a curve needs 3 losses, it has reported none",
+                "  left out   1 loss that is not finite",
+                "  curve      none: a curve needs 3 losses, the job has reported none",
             ],
         ),
         (
             dict.fromkeys(range(1, 9), 0.25),
             [
                 "  loss       0.25 after epoch 8, lowest 0.25",
-                "  curve      none: its losses do not fall",
+                "  curve      none: the losses do not fall",
             ],
         ),
     ],
@@ -131,12 +134,12 @@ def test_losses_without_a_curve_say_why_there_is_none(
 ) -> None:
     curve = loss_curve(job(losses))
 
-    assert in_words(curve) == ["digits-7  running", *lines]
+    assert describe_curve(curve) == ["digits-7  running", *lines]
     assert (curve.fitted, curve.predicted, curve.limit) == ((), (), None)
 
 
 def test_a_curve_in_words_has_the_fit_and_where_it_goes() -> None:
-    name, loss, fit, predicted = in_words(converging(12, stop=StopRule(epochs=22)))
+    name, loss, fit, predicted = describe_curve(converging(12, stop=StopRule(epochs=22)))
 
     assert name == "digits-7  running"
     assert loss == "  loss       0.6538 after epoch 12, lowest 0.6538"
@@ -153,7 +156,7 @@ def test_the_epoch_that_runs_is_in_the_middle_of_what_is_done_of_it() -> None:
     not_begun = loss_curve(msgspec.structs.replace(detail, samples_done=200))
 
     assert under_way.running == LossPoint(2.25, 0.875)
-    assert in_words(under_way)[2] == "  now        0.875, mean of epoch 3 so far"
+    assert describe_curve(under_way)[2] == "  now        0.875, mean of epoch 3 so far"
     assert not_begun.running is None
 
 
@@ -177,7 +180,7 @@ def test_a_picture_begins_at_the_top_left_and_ends_with_what_is_foretold() -> No
     assert bottom.endswith("○")
     assert axis == "       └" + "─" * 51
     assert epochs.split() == ["1", "epochs", "22"]
-    assert legend == "● loss of each epoch   · curve through them   ○ where the curve goes"
+    assert legend == "● loss of each epoch   · fitted curve   ○ predicted by the curve"
 
 
 def test_the_epoch_that_runs_is_in_the_picture() -> None:
@@ -186,14 +189,14 @@ def test_the_epoch_that_runs_is_in_the_picture() -> None:
 
     *_, legend = loss_terminal(curve, 60).plain.splitlines()
 
-    assert legend == "● loss of each epoch   ◇ the epoch that runs, so far"
+    assert legend == "● loss of each epoch   ◇ running epoch so far"
 
 
 def test_a_job_without_losses_has_words_and_no_picture(tmp_path: Path) -> None:
     curve = loss_curve(job({}))
 
-    assert loss_terminal(curve, 80).plain.splitlines() == in_words(curve)
-    with pytest.raises(BadFieldError, match="digits-7 has reported no loss that could be drawn"):
+    assert loss_terminal(curve, 80).plain.splitlines() == describe_curve(curve)
+    with pytest.raises(BadFieldError, match="digits-7 has reported no finite loss"):
         loss_png(curve, tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
 
@@ -234,9 +237,9 @@ def test_a_drawn_loss_has_whole_epochs_batch_sizes_and_plain_words(
     assert [*batch.get_yticks()] == sorted({size for _, size in curve.batches})
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {
         "loss of each epoch",
-        "curve through them",
-        "where the curve goes",
-        "the curve falls no lower",
+        "fitted curve",
+        "predicted by the curve",
+        "lower bound of the curve",
         "batch size",
     }
 
@@ -245,6 +248,4 @@ def test_what_belongs_to_slots_over_time_is_refused_beside_a_loss() -> None:
     said = ones("timeline", "--loss", "digits-1", "--last", "10m")
 
     assert (said.code, said.out) == (2, "")
-    assert said.err == (
-        "ones: --from and --last are of slots over time; leave them out beside --loss\n"
-    )
+    assert said.err == ("ones: --from and --last do not apply to --loss; omit them\n")

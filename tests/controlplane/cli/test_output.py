@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 from controlplane.cli import jobs, main, output
-from controlplane.cli.output import Common, even, print_data, print_json, print_table, second
+from controlplane.cli.output import (
+    Common,
+    print_data,
+    print_json,
+    print_table,
+    second,
+    with_all_keys,
+)
 from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
@@ -135,12 +142,12 @@ def test_a_line_is_printed_as_soon_as_its_item_is_there(capsys: pytest.CaptureFi
 
 
 def test_rows_of_one_table_have_the_same_keys() -> None:
-    assert even([{"a": 1}, {"b": 2}]) == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+    assert with_all_keys([{"a": 1}, {"b": 2}]) == [{"a": 1, "b": None}, {"a": None, "b": 2}]
 
 
 @pytest.mark.parametrize(
     ("state", "said"),
-    [("queued", "ones: J is queued and waits: no slot is free\n"), ("running", "")],
+    [("queued", "ones: J is queued: no slot is free\n"), ("running", "")],
 )
 def test_output_of_a_job_that_waits_begins_with_the_reason(
     state: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -158,10 +165,10 @@ def test_output_of_a_job_that_waits_begins_with_the_reason(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("logs J", "ones: J has printed nothing; `ones show J` says how it stands\n"),
+        ("logs J", "ones: J has no output; `ones show J` prints its state\n"),
         (
             "logs J --rank 7",
-            "ones: rank 7 of J has printed nothing; `ones show J` says how it stands\n",
+            "ones: rank 7 of J has no output; `ones show J` prints its state\n",
         ),
         ("logs J --grep x", ""),
     ],
@@ -218,5 +225,5 @@ def test_an_order_behind_a_change_under_way_is_said_to_wait_for_it(
 
     job = pausing.job
     assert said == (
-        f"{job} rescaling: paused by ann\n{job}: ann ended the pause; it begins when that is done\n"
+        f"{job} rescaling: paused by ann\n{job}: ann ended the pause; starts after the current change\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controlplane.cli.job_list import promise_in_words
+from controlplane.cli.job_list import describe_promise
 from controlplane.cli.jobs import history_lines, print_decisions, print_job
 from schemas.ids import JobId
 from schemas.wire.client import Explanation, JobDetail, SearchInfo
@@ -35,8 +35,7 @@ def test_a_last_epoch_without_a_finite_loss_is_named(capsys: pytest.CaptureFixtu
 
     job = detail.summary.job
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "epoch 4: no loss that is a finite number: nan, or no backward() was seen; "
-        f"`ones logs {job}` says which"
+        f"epoch 4: no finite loss: nan, or backward() was not called; see `ones logs {job}`"
     )
 
 
@@ -113,8 +112,8 @@ def test_a_promised_end_is_held_against_what_came(
         expected_end=MORNING + expected,
     )
 
-    assert promise_in_words(job) == said
-    assert promise_in_words(summary(JobId("a-1"), state=state)) == ""
+    assert describe_promise(job) == said
+    assert describe_promise(summary(JobId("a-1"), state=state)) == ""
 
 
 def test_a_promise_is_shown_and_so_is_what_was_said_of_it_later(

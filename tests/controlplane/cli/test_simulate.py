@@ -128,7 +128,7 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (("--policy", "nobody"), "unknown policy 'nobody'"),
-        (("--gpus", "6"), "6 GPUs cannot be dealt out to nodes of 4"),
+        (("--gpus", "6"), "6 GPUs cannot be divided among nodes of 4"),
         (("--nodes", "2xquantum"), "GPU type 'quantum' is unknown"),
         (("--jobs", "0"), "jobs: 0 is not a number from 1 on"),
         (("--interval", "nan"), "interval_s: nan is not a number"),
@@ -144,7 +144,7 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
         (("--prepare", "-1"), "prepare_s: -1.0 is not a number from 0 on"),
         (("--physics", "profiles"), "give --profiles DIR"),
         (("--seed", "-1"), "seed -1 is negative"),
-        (("--gpus", "8", "--nodes", "2xv100"), "say both"),
+        (("--gpus", "8", "--nodes", "2xv100"), "conflict"),
         (("--nodes", "99999999999"), "with at most 1000000 GPUs"),
         (("--plots", "/dev/null/x"), "give a folder"),
         (("--physics", "recorded"), "give --workload FILE"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli.output import byte_count
-from controlplane.cli.submission import Submission, library_note, prepared, snapshot_line
+from controlplane.cli.submission import Submission, library_note, prepare, snapshot_line
 from controlplane.cli.submit import failing_rank
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.job_file import load_job
@@ -50,8 +50,8 @@ def test_a_snapshot_is_told_by_size_number_and_its_largest_files(tmp_path: Path)
         (
             {"train.py": "import lib", "lib.py": "x = 1", "other.py": "import elastic"},
             (
-                "train.py does not use elastic.ScalingAgent: on one slot it runs once, as it is, on "
-                "several it fails; `ones init train.py` says what to change"
+                "train.py does not use elastic.ScalingAgent: it runs unchanged on one slot, and "
+                "fails on several; `ones init train.py` shows what to change"
             ),
         ),
         ({"train.py": "from elastic import ScalingAgent"}, ""),
@@ -66,7 +66,7 @@ def test_a_script_that_does_not_use_the_library_is_named(
 ) -> None:
     folder = tree(tmp_path, {"job.toml": JOB, **files})
 
-    assert library_note(prepared(folder / "job.toml", ())) == said
+    assert library_note(prepare(folder / "job.toml", ())) == said
 
 
 def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path
 def test_a_dangling_link_is_named_before_anything_travels(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
 
-    with pytest.raises(BadFieldError, match=r"link: No such file .*name it in .onesignore"):
+    with pytest.raises(BadFieldError, match=r"link: No such file .*list it in .onesignore"):
         survey(tmp_path)
-    with pytest.raises(BadFieldError, match="is no folder"):
+    with pytest.raises(BadFieldError, match="is not a folder"):
         survey(tmp_path / "none")
 
 

@@ -16,7 +16,7 @@ from controlplane.cli.sweep.export import write_csv, write_scalars
 from controlplane.cli.sweep.plot import draw
 from controlplane.cli.sweep.preview import replay_task
 from controlplane.cli.sweep.tables import _show_trial, _sweeps, summary_lines, time_left
-from controlplane.cli.sweep.top import AWAY, dashboard, follow
+from controlplane.cli.sweep.top import ABSENT_NOTE, dashboard, follow
 from controlplane.client import Choice, Integer, LogUniform
 from controlplane.client.archive import digest_of, pack
 from controlplane.client.sweeps.manifest import manifest_of, write_manifest
@@ -55,7 +55,7 @@ def test_the_dashboard_has_the_best_the_units_and_those_that_train_first() -> No
         "a-1  running  asha, 3 trials (1 stopped, 1 training, 1 done), 4 partitions, 2 slots",
         "trains on 2 slots",
         "best: trial 2, accuracy 0.9 after 3 epochs (lr 0.03, width 16)",
-        "units: 18 done, 6 left, 1 done again, 2 s each, about 6.0s left",
+        "units: 18 done, 6 left, 1 repeated, 2 s each, about 6.0s left",
         "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸              75%  12 MB hopped, 1.0% of the time",
         " trial    lr  width  state        epoch  partition  slot  accuracy  best    curve  why",
         "─" * 122,
@@ -115,7 +115,7 @@ def test_a_sweep_that_cannot_be_read_is_named_and_the_others_are_listed(
 ) -> None:
     assert list(_sweeps(cast("Any", DamagedClient()), ended=True)) == [WHOLE]
     assert capsys.readouterr().err == (
-        "ones: a-1 is left out: the journal's ended job a-1: its checksum is another one\n"
+        "ones: omitting a-1: the journal's ended job a-1: its checksum is another one\n"
     )
 
 
@@ -142,7 +142,7 @@ def test_top_bears_a_controller_that_is_away_and_ends_with_the_sweep() -> None:
     follow(read, console, pauses.append, lambda: 0.0)
 
     assert pauses == [1.0, 1.0]
-    assert AWAY in out.getvalue()
+    assert ABSENT_NOTE in out.getvalue()
     assert "succeeded" in out.getvalue()
 
 
@@ -200,7 +200,7 @@ def test_one_trial_is_shown_with_all_its_epochs(capsys: pytest.CaptureFixture[st
 
     out = capsys.readouterr().out
     assert out.startswith(
-        "trial 2 of a-1: done\n  lr 0.03, width 16\n  goes on from trial 1 after 2"
+        "trial 2 of a-1: done\n  lr 0.03, width 16\n  continues from trial 1 after 2"
     )
     assert out.splitlines()[-1].split() == ["3", "0.1", "0.9"]
     with pytest.raises(BadFieldError, match="a-1 has no trial 3; 0 to 2"):
@@ -229,9 +229,9 @@ def test_values_that_are_typed_have_the_type_of_their_space(assignment: str, val
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("lr", "--set 'lr' is no assignment; write NAME=VALUE"),
+        ("lr", "--set 'lr' is not an assignment; write NAME=VALUE"),
         ("withd=1", "--set withd: the space has no such value; did you mean width?"),
-        ("lr=[1]", "--set lr: '\\[1\\]' is no value of a configuration"),
+        ("lr=[1]", "--set lr: '\\[1\\]' is not a value of a configuration"),
     ],
 )
 def test_values_that_cannot_be_are_refused(assignment: str, said: str) -> None:
@@ -299,16 +299,16 @@ def test_a_sweep_is_submitted_by_either_command(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("submit", "give FILE or --manifest, one of both"),
-        ("submit sweep.toml --manifest m.json", "give FILE or --manifest, one of both"),
-        ("submit sweep.toml --changed", "--workdir and --changed go with --manifest"),
-        ("submit --manifest m.json --changed", "--changed goes with --workdir"),
-        ("submit --manifest m.json --set a=1", "--set goes with FILE"),
+        ("submit", "give either FILE or --manifest"),
+        ("submit sweep.toml --manifest m.json", "give either FILE or --manifest"),
+        ("submit sweep.toml --changed", "--workdir and --changed require --manifest"),
+        ("submit --manifest m.json --changed", "--changed requires --workdir"),
+        ("submit --manifest m.json --set a=1", "--set requires FILE"),
         ("submit --manifest none.json", "none.json: No such file"),
-        ("submit job.toml", "j is no sweep; give it a table [sweep]"),
+        ("submit job.toml", "j is not a sweep; give it a table [sweep]"),
         ("preview sweep.toml --unit-s 0", "--unit-s 0 is out of range"),
         ("export s-1", "nothing to export; give --csv FILE, --model FILE or --tensorboard DIR"),
-        ("export s-1 --csv x --trial 3", "--trial goes with --model"),
+        ("export s-1 --csv x --trial 3", "--trial requires --model"),
         ("replay m.json --trial 9", "no trial 9; 0 to 0"),
     ],
 )
@@ -345,10 +345,8 @@ def test_a_manifest_is_submitted_again_only_with_the_files_that_it_was_run_with(
     other, accepted = ones(*again, *there), ones(*again, *there, "--changed")
 
     assert (stored.code, same.code, other.code, accepted.code) == (0, 0, 2, 0)
-    assert (
-        f"  snapshot        {digest[:12]}, which the cluster has from an earlier job" in stored.out
-    )
-    assert "is not what a-1 was run with: " in other.err
+    assert f"  snapshot        {digest[:12]}, stored in the cluster by an earlier job" in stored.out
+    assert "differs from the snapshot of a-1: " in other.err
     assert replay_task(found, 0)["visits"] == [
         {"config": "0", "values": {"lr": 0.01, "width": 16}, "epoch": 1, "partition": 0,
          "version": 1, "digest": "0-1"}

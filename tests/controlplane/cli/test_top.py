@@ -11,18 +11,18 @@ import pytest
 from rich.console import Console, RenderableType
 
 from controlplane.cli.top import (
-    AWAY,
+    ABSENT_NOTE,
     COLUMNS,
     ClusterStatus,
     StatusReader,
-    chosen,
+    assign_colours,
     dashboard,
     fitted,
+    fitting_jobs,
     follow,
     header,
     job_table,
     owners_of,
-    recoloured,
     slot_strip,
 )
 from schemas.errors import UnknownJobError, UnreachableError
@@ -69,7 +69,7 @@ RUNNING = summary(
     rescales=2,
     batch_changes=1,
 )
-LEGEND = "██ a job's, in the colour of its name   ▒▒ taken   ░░ free"
+LEGEND = "██ used, in the colour of the job   ▒▒ taken   ░░ free"
 QUIET = SearchInfo(policy="ones", running=True)
 STATUS = ClusterStatus(
     CLUSTER,
@@ -102,7 +102,7 @@ class Controller:
     def cluster(self) -> Cluster:
         self.looks += 1
         if 1 < self.looks <= 1 + self.away:
-            raise UnreachableError("no controller answers", "is the cluster up?")
+            raise UnreachableError("the controller does not reply", "check it")
         return msgspec.structs.replace(CLUSTER, last_seq=10 + len(self.feed))
 
     def jobs(self, *, ended: bool) -> tuple[JobSummary, ...]:
@@ -222,8 +222,8 @@ def test_the_header_counts_slots_jobs_and_users_and_says_what_is_wrong() -> None
         "jobs 2 running, 2 waiting",
         "users 4",
         "policy fifo",
-        "nothing is accepted: the disk is full",
-        "search away, free slots are filled greedily",
+        "submissions are refused: the disk is full",
+        "search unavailable, free slots are filled greedily",
     ]
 
 
@@ -234,17 +234,17 @@ def test_the_header_fits_into_80_columns() -> None:
 
 
 def test_the_header_says_when_the_controller_is_away() -> None:
-    told = shown(dashboard(STATUS, 130, AWAY))[0]
+    told = shown(dashboard(STATUS, 130, ABSENT_NOTE))[0]
 
-    assert told == f"{header(STATUS).plain}   {AWAY}"
+    assert told == f"{header(STATUS).plain}   {ABSENT_NOTE}"
 
 
 def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
     jobs = [summary(JobId(f"j-{n}"), slots=int(n == 8)) for n in range(1, 9)]
     status = STATUS._replace(jobs=tuple(jobs), colours={job.job: 0 for job in (RUNNING, *jobs)})
 
-    assert [job.job for job in chosen(jobs, 3)] == ["j-1", "j-8"]
-    assert chosen(jobs, 8) == jobs
+    assert [job.job for job in fitting_jobs(jobs, 3)] == ["j-1", "j-8"]
+    assert fitting_jobs(jobs, 8) == jobs
     lines = shown(fitted(status, Console(width=130, height=9, color_system=None)))
     assert len(lines) <= 9
     assert lines[-3:] == ["and 7 more", "n1 ██ ██   n2 lost ▒▒ ░░", LEGEND]
@@ -267,9 +267,9 @@ def test_a_job_that_owns_nothing_on_a_node_is_not_drawn_there() -> None:
 
 
 def test_a_job_keeps_its_colour_and_a_new_one_takes_the_first_that_is_free() -> None:
-    assert recoloured({}, [A, B]) == {A: 0, B: 1}
-    assert recoloured({A: 0, B: 1}, [B, C]) == {B: 1, C: 0}
-    assert recoloured({C: 7}, [C, A, C]) == {C: 7, A: 0}
+    assert assign_colours({}, [A, B]) == {A: 0, B: 1}
+    assert assign_colours({A: 0, B: 1}, [B, C]) == {B: 1, C: 0}
+    assert assign_colours({C: 7}, [C, A, C]) == {C: 7, A: 0}
 
 
 # --- again and again
@@ -313,7 +313,11 @@ def test_a_controller_that_is_away_for_a_moment_is_borne() -> None:
         follow(watched(client), console, pause)
 
     first, second, third = output.getvalue().split("policy fifo")[1:4]
-    assert (AWAY in first, AWAY in second, AWAY in third) == (False, True, False)
+    assert (ABSENT_NOTE in first, ABSENT_NOTE in second, ABSENT_NOTE in third) == (
+        False,
+        True,
+        False,
+    )
 
 
 def test_a_controller_that_never_answered_is_an_error() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.cli.submit import said_to_go_on
+from controlplane.cli.submit import jobs_continue_notice
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from controlplane.cli.submit import said_to_go_on
 def test_an_interrupted_wait_says_that_its_jobs_go_on(
     jobs: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), said_to_go_on(jobs):
+    with pytest.raises(KeyboardInterrupt), jobs_continue_notice(jobs):
         raise KeyboardInterrupt
 
     assert capsys.readouterr().err == said

@@ -47,8 +47,8 @@ async def test_where_nobody_listens_the_answer_comes_long_before_the_time_limit(
         said = await refusal(home)
 
     assert said == (
-        f"no controller answers at tcp://127.0.0.1:{port.getsockname()[1]}; "
-        "is the controller up, and its port open from here?"
+        f"no controller replies at tcp://127.0.0.1:{port.getsockname()[1]}; "
+        "check that the controller runs and that its port is reachable from this host"
     )
 
 
@@ -62,23 +62,26 @@ async def test_one_that_listens_and_is_slow_has_its_whole_time(
     home: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "TIMEOUT_S", 0.6)
-    monkeypatch.setattr(connection, "ANSWER_S", 0.6)
+    monkeypatch.setattr(connection, "REPLY_TIMEOUT_S", 0.6)
     port.listen()
     loop = asyncio.get_running_loop()
 
     began = loop.time()
 
-    assert await refusal(home) == "no controller answers; is the cluster up?"
+    assert await refusal(home) == "the controller does not reply; check that the cluster is running"
     assert loop.time() - began >= 0.6
 
 
 async def test_whoever_names_a_time_limit_waits_so_long_for_one_that_is_away(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "ANSWER_S", 0.6)
+    monkeypatch.setattr(connection, "REPLY_TIMEOUT_S", 0.6)
     loop = asyncio.get_running_loop()
 
     began = loop.time()
 
-    assert await refusal(home, 0.6) == "no controller answers; is the cluster up?"
+    assert (
+        await refusal(home, 0.6)
+        == "the controller does not reply; check that the cluster is running"
+    )
     assert loop.time() - began >= 0.6

@@ -16,7 +16,7 @@ from controlplane.client.files import (
     JobFile,
     JobFiles,
     matches,
-    newest,
+    newest_checkpoint,
     nodes_of,
 )
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
@@ -125,7 +125,7 @@ async def test_a_node_that_is_away_costs_only_its_own_files(tmp_path: Path) -> N
 
     assert [file.path for file in done.files] == [tmp_path / "work/n2/a"]
     assert done.refused == ("n2: link: leads out",)
-    assert done.missing == ("node n1 is away", "n2: 3 more files than a list has room for")
+    assert done.missing == ("node n1 is away", "n2: 3 files beyond the limit of a list")
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a\0b", ""])
@@ -154,14 +154,14 @@ async def test_a_file_that_keeps_changing_is_named_and_nothing_of_it_stays(tmp_p
 
     done = await nodes.fetch("j-1", tmp_path)
 
-    assert done.missing == ("work/n1/a: work/n1/a changed on its way",)
+    assert done.missing == ("work/n1/a: work/n1/a changed during the transfer",)
     assert files_in(tmp_path) == {"work/n1/b": b"1"}
 
 
 async def test_more_than_the_bound_is_refused_before_anything_travels(tmp_path: Path) -> None:
     nodes = Nodes({"n1": {("work", "a"): b"123456"}})
 
-    with pytest.raises(TooLargeError, match="1 files of 6 bytes, the bound is 5"):
+    with pytest.raises(TooLargeError, match="1 files of 6 bytes exceed the limit of 5"):
         await nodes.fetch("j-1", tmp_path / "to", most_bytes=5)
     assert (nodes.reads, (tmp_path / "to").exists()) == (0, False)
 
@@ -215,8 +215,8 @@ async def test_the_last_checkpoint_is_that_of_the_jobs_last_group_up_to_its_last
 def test_of_epochs_that_were_done_again_the_newer_group_counts() -> None:
     names = ["checkpoints/epoch-000005.v1.pt", "checkpoints/epoch-000004.v3.pt", "checkpoints/x.pt"]
 
-    assert newest(names, 5) == "checkpoints/epoch-000004.v3.pt"
-    assert newest(names, 3) == ""
+    assert newest_checkpoint(names, 5) == "checkpoints/epoch-000004.v3.pt"
+    assert newest_checkpoint(names, 3) == ""
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_path_that_no_disk_can_hold_is_refused_by_name(file: Path, field: str)
 def test_a_workdir_whose_links_lead_in_a_circle_is_refused(file: Path, tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to(tmp_path / "round")
 
-    with pytest.raises(BadFieldError, match="workdir: round cannot be looked at"):
+    with pytest.raises(BadFieldError, match="workdir: round cannot be opened"):
         load_job(file, ["workdir=round"])
 
 
@@ -160,7 +160,9 @@ def test_a_workdir_whose_links_lead_in_a_circle_is_refused(file: Path, tmp_path:
 def test_an_option_is_not_set_among_what_is_no_list_of_texts(file: Path, args: str) -> None:
     file.write_text(f"args = {args}\n{JOB}")
 
-    with pytest.raises(BadFieldError, match="args is no list of texts in the job file") as refused:
+    with pytest.raises(
+        BadFieldError, match="args is not a list of strings in the job file"
+    ) as refused:
         load_job(file, ["args.width=64"])
 
     assert refused.value.field == "args"
@@ -172,8 +174,8 @@ def test_an_option_is_not_set_among_what_is_no_list_of_texts(file: Path, args: s
 @pytest.mark.parametrize(
     ("name", "text", "what", "remedy"),
     [
-        ("train.py", "import torch", "a script", "write its job file with `ones init FILE`, then submit that"),
-        ("train", "#!/usr/bin/env python3\n", "a script", "write its job file with `ones init FILE`, then submit that"),
+        ("train.py", "import torch", "a script", "write a job file with `ones init FILE`, then submit the job file"),
+        ("train", "#!/usr/bin/env python3\n", "a script", "write a job file with `ones init FILE`, then submit the job file"),
         ("train.ipynb", '{"cells": []}', "a notebook", "run `jupyter nbconvert --to script FILE`, then `ones init` on the script"),
         ("run.sh", "#!/bin/sh\npython train.py\n", "a shell script", SHELL_REMEDY),
         ("run.job", "#!/bin/bash\n#SBATCH --ntasks=4\n", "a batch script of Slurm", SHELL_REMEDY),

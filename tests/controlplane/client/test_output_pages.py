@@ -7,8 +7,8 @@ from io import StringIO
 
 import pytest
 
-from controlplane.cli.job_output import CLEAR, draw_lines, prefixed, timed, write_lines
-from controlplane.client.streams import NOBODY, OutputLine, StreamPages
+from controlplane.cli.job_output import CLEAR, draw_lines, with_ranks, with_times, write_lines
+from controlplane.client.streams import NO_WORKER, OutputLine, StreamPages
 from schemas.errors import BadFieldError
 from schemas.ids import Rank, Version
 from schemas.wire.feed import LogPiece
@@ -55,12 +55,12 @@ async def test_the_last_lines_are_counted_among_those_that_match() -> None:
 
 
 async def test_a_pattern_that_is_none_says_where() -> None:
-    with pytest.raises(BadFieldError, match=r"'\(' is no regular expression: missing \)"):
+    with pytest.raises(BadFieldError, match=r"'\(' is not a regular expression: missing \)"):
         await followed(JOB, None, "(")
 
 
 async def test_a_remark_of_the_client_is_of_no_rank() -> None:
-    job = Job([(NOBODY, "[ones] ends early\n"), (R1, "x\n")])
+    job = Job([(NO_WORKER, "[ones] ends early\n"), (R1, "x\n")])
 
     pages = job.output_pages("a-1", follow=True)
 
@@ -86,7 +86,7 @@ def test_ranks_are_named_from_the_page_on_in_which_a_second_one_speaks(
         [OutputLine(0, "d")],
     ]
 
-    named = prefixed(pages, prefix=prefix)
+    named = with_ranks(pages, prefix=prefix)
 
     assert [line.text for page in named for line in page] == lines
 
@@ -94,7 +94,7 @@ def test_ranks_are_named_from_the_page_on_in_which_a_second_one_speaks(
 def test_a_time_is_before_each_line_that_has_one() -> None:
     page = [OutputLine(0, "a", 0.25, "n1"), OutputLine(None, "note")]
 
-    assert [line.text for line in timed(page)] == ["1970-01-01T00:00:00.250+00:00 a", "note"]
+    assert [line.text for line in with_times(page)] == ["1970-01-01T00:00:00.250+00:00 a", "note"]
 
 
 # --- progress bars: a line that "\r" begins anew

@@ -160,7 +160,7 @@ def test_values_are_drawn_from_forms_and_may_depend_on_others() -> None:
         ("max_epochs = 9", "max_epochs = 0",
          "searcher.max_epochs: max_epochs = 0 is outside 1 to 1000000; choose a value in this range"),
         ("max_epochs = 9", "max_epochs = 9\neta = 1", "searcher.eta = 1 is outside 2 to 100"),
-        ('"asha"', '"asah"', "sweep.searcher.type: no searcher 'asah'; did you mean asha?"),
+        ('"asha"', '"asah"', "sweep.searcher.type: unknown searcher 'asah'; did you mean asha?"),
         ('type = "asha"', "", "sweep.searcher.type: is missing; one of grid, random,"),
         ("log_uniform = [1e-4, 1e-1]", "log_unifrm = [1, 2]",
          "unknown key sweep.space.lr.log_unifrm; did you mean log_uniform?"),
@@ -170,7 +170,7 @@ def test_values_are_drawn_from_forms_and_may_depend_on_others() -> None:
          "sweep.space.lr.log_uniform[1]: Expected `float`, got `str`; write log_uniform = [0.5, 0.5]"),
         ("[16, 64]", "[16, 16]", "space.width.choice repeats a value; give each value once"),
         ("momentum = 0.9", "momentum = 1979-05-27",
-         "sweep.space.momentum: datetime.date(1979, 5, 27) is no value of a configuration"),
+         "sweep.space.momentum: datetime.date(1979, 5, 27) is not a value of a configuration"),
         ("partitions = 8", "partitons = 8",
          "unknown key sweep.partitons; did you mean partitions?"),
         ("partitions = 8", "", "sweep.partitions: is missing; write partitions = 8: in how many parts"),
@@ -188,7 +188,7 @@ def test_values_are_drawn_from_forms_and_may_depend_on_others() -> None:
         ('"models:build"', '"models"',
          "model_fn = 'models' is not module:function; such as 'data:load'"),
         ("seed = 7", 'mode = "maximum"', "sweep.mode: Invalid enum value 'maximum'"),
-        ('name = "digits"', 'name = "digits"\nworkdir = "none"', "none is no folder"),
+        ('name = "digits"', 'name = "digits"\nworkdir = "none"', "none is not a folder"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line_that_names_the_field(
@@ -251,10 +251,10 @@ def test_what_is_set_on_the_command_line_goes_before_the_file(
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("partitions", "'partitions' is no assignment"),
+        ("partitions", "'partitions' is not an assignment"),
         ("partiton=3", "a sweep has no such field; did you mean partitions?"),
         ("metric.x=3", "metric has no entries"),
-        ("searcher.type=gird", "no searcher 'gird'; did you mean grid?"),
+        ("searcher.type=gird", "unknown searcher 'gird'; did you mean grid?"),
     ],
 )
 def test_what_cannot_be_set_is_named(file: Path, assignment: str, said: str) -> None:
@@ -265,7 +265,7 @@ def test_what_cannot_be_set_is_named(file: Path, assignment: str, said: str) -> 
 def test_what_cannot_be_set_in_a_file_without_a_table_is_named(file: Path) -> None:
     file.write_text("sweep = 3")
 
-    with pytest.raises(OnesError, match="sweep is no table in the file"):
+    with pytest.raises(OnesError, match="sweep is not a table in the file"):
         load_job(file, ["space.lr=0.1"])
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from controlplane.client.client import Client
 from controlplane.client.files import JobFile
 from controlplane.client.sweeps.manifest import Manifest, manifest_of, read_manifest, write_manifest
-from controlplane.client.sweeps.requests import SweepRequests
 from controlplane.client.sweeps.runs import chosen_state
 from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, SettingsError
@@ -22,7 +22,7 @@ from tests.support.sweep_details import PARTITIONS, detail, ledger, sweep, trial
 PAGE = 2
 
 
-class Controller(SweepRequests):
+class Controller(Client):
     """A client whose controller has one sweep, and pages of two."""
 
     def __init__(self, whole: SweepDetail, units: Ledger) -> None:
@@ -134,7 +134,7 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
         BadFieldError, match=r"trial 0 goes on as job a-t0-5.*; `ones export a-t0-5"
     ):
         chosen_state(graduated, stored("states/n1/0-4-1.state"), 0)
-    with pytest.raises(BadFieldError, match="no node has a state of trial 0; a sweep that is over"):
+    with pytest.raises(BadFieldError, match="no node has a state of trial 0; an ended sweep"):
         chosen_state(whole, stored("states/n1/1-8-9.state"), 0)
     with pytest.raises(BadFieldError, match="a-1 has no trial 3; 0 to 0: see"):
         chosen_state(whole, [], 3)
@@ -168,8 +168,8 @@ def test_the_visits_of_a_copy_begin_with_its_parents() -> None:
     ("text", "said"),
     [
         (None, "No such file"),
-        ("{", "is no manifest: Input data was truncated"),
-        ("{}", "is no manifest: Object missing required field `format`"),
+        ("{", "is not a manifest: Input data was truncated"),
+        ("{}", "is not a manifest: Object missing required field `format`"),
     ],
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str | None, said: str) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
 from controlplane.client import Choice, Client, Integer, LogInteger, LogUniform
 from controlplane.client.sweeps import runs
-from controlplane.client.sweeps.requests import SweepRequests
 from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sampler import SamplerName, suggested
 from controlplane.sweeps.configurations import drawn
@@ -94,7 +93,7 @@ def test_without_optuna_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         suggested(tried(2))
 
 
-class Training(SweepRequests):
+class Training(Client):
     """A client whose sweep ends a trial at each second look, the oldest one first."""
 
     def __init__(self, whole: SweepDetail) -> None:
@@ -132,14 +131,12 @@ class Training(SweepRequests):
 async def test_configurations_are_added_as_others_end_each_under_a_key_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runs, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(runs, "SAMPLE_INTERVAL_S", 0.0)
     begun = trial(0, values=drawn(SPACE, 5, 0), state="training")
     client = Training(detail(begun, spec=SPEC))
     added: list[int] = []
 
-    many = await SweepRun(cast("Client", client), A).sample(
-        6, on_added=lambda number, _: added.append(number)
-    )
+    many = await SweepRun(client, A).sample(6, on_added=lambda number, _: added.append(number))
 
     assert (many, added) == (6, [1, 2, 3, 4, 5])
     assert client.keys == ["tpe-1", "tpe-2", "tpe-3", "tpe-4", "tpe-5"]
@@ -150,5 +147,5 @@ async def test_a_sweep_that_is_over_gets_no_more() -> None:
     over = detail(trial(0, 0.5, state="done"), summary=summary(A, state="succeeded"), spec=SPEC)
     client = Training(over)
 
-    assert await SweepRun(cast("Client", client), A).sample(6) == 1
+    assert await SweepRun(client, A).sample(6) == 1
     assert client.keys == []

@@ -142,7 +142,7 @@ def test_a_link_to_what_is_outside_is_refused_and_named(tmp_path: Path, through:
             look(folder)
         assert (refused.value.message, refused.value.hint) == (
             f"workdir: {folder / 'data'} is a link to {secret}, outside of it",
-            "copy it, or name it in .onesignore",
+            "copy it, or list it in .onesignore",
         )
 
     (folder / ".onesignore").write_text("data\ninner")
@@ -159,7 +159,7 @@ def test_a_link_to_what_is_outside_is_refused_and_named(tmp_path: Path, through:
 def test_too_many_files_and_folders_too_deep_are_refused(
     bounds: ArchiveBounds, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workdir_archive, "BOUNDS", bounds)
+    monkeypatch.setattr(workdir_archive, "LIMITS", bounds)
     folder = tree(tmp_path, {"train.py": "", "a/b/c.py": "", "d.py": ""})
 
     for look in (pack, survey):
@@ -172,12 +172,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = tree(tmp_path, {"train.py": ""})
     (folder / "dangling").symlink_to("nowhere")
 
-    with pytest.raises(BadFieldError, match=r"dangling: No such file .*name it in .onesignore"):
+    with pytest.raises(BadFieldError, match=r"dangling: No such file .*list it in .onesignore"):
         pack(folder)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFieldError, match="is no folder; correct the path"):
+    with pytest.raises(BadFieldError, match="is not a folder; correct the path"):
         pack(tmp_path / "nowhere")
 
 
@@ -193,7 +193,7 @@ def test_a_folder_that_is_too_large_is_refused_with_the_limit_and_a_remedy(
     content: bytes, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workdir_archive, "MAX_BYTES", 2 << 20)
-    monkeypatch.setattr(workdir_archive, "BOUNDS", ArchiveBounds(size=8 << 20))
+    monkeypatch.setattr(workdir_archive, "LIMITS", ArchiveBounds(size=8 << 20))
     files = {"train.py": "", "data/a": content, "data/b": bytes(1 << 20), "model.pt": b"0"}
     folder = tree(tmp_path, files)
 
@@ -203,14 +203,14 @@ def test_a_folder_that_is_too_large_is_refused_with_the_limit_and_a_remedy(
     largest = f"data/ {(len(content) >> 20) + 1} MiB, model.pt 0 MiB, train.py 0 MiB"
     assert refused.value.message == f"{what.format(folder=folder)} (largest: {largest})"
     assert refused.value.hint == (
-        f"name large data in {folder}/.onesignore and read it from its own place"
+        f"list large data in {folder}/.onesignore and read it from its original place"
     )
 
 
 def test_a_folder_that_is_too_large_is_refused_before_a_file_of_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workdir_archive, "BOUNDS", ArchiveBounds(size=8))
+    monkeypatch.setattr(workdir_archive, "LIMITS", ArchiveBounds(size=8))
     monkeypatch.setattr(workdir_archive, "_add", None)
     folder = tree(tmp_path, {"train.py": "", "data.bin": "123456789"})
 
@@ -232,6 +232,6 @@ def test_a_file_that_shrinks_while_it_is_packed_is_named_with_the_reason(
     monkeypatch.setattr(tarfile.TarFile, "addfile", shortened)
 
     with pytest.raises(
-        BadFieldError, match=r"train.log: unexpected end of data; correct it or name it in"
+        BadFieldError, match=r"train.log: unexpected end of data; correct it, or list it in"
     ):
         pack(folder)
