@@ -1,4 +1,4 @@
-"""Lines of a table file as checked values; every complaint names file, line and column."""
+"""Checked values from lines of a table file; errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Final
 from controlplane.sim.cluster import TraceError
 
 MOST_JOBS: Final = 1_000_000
-MOST_LINES: Final = 2 * MOST_JOBS  # empty ones too
+MOST_LINES: Final = 2 * MOST_JOBS  # including empty ones
 MOST_LINE_BYTES: Final = 16_384
 MOST_TEXT: Final = 200  # characters of a name
-MOST: Final = 1e12  # of any number: 30,000 years in seconds
+MOST: Final = 1e12  # largest number: 30,000 years in seconds
 NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """One line of a table.
+    """Line of a table.
 
-    Every reader raises `TraceError` if the column holds something else than it asks for.
+    Every accessor raises `TraceError` if the column does not hold such a value.
     """
 
     file: str
     line: int  # 1-based
-    values: Mapping[str, str]  # column -> what is there, without blanks around it
+    values: Mapping[str, str]  # column -> text, stripped
 
     def text(self, column: str) -> str:
-        """A name: not empty, printable, at most `MOST_TEXT` characters.
+        """Return a non-empty, printable text of at most `MOST_TEXT` characters.
 
         Raises:
-            TraceError: if it is empty, too long or cannot be printed.
+            TraceError: if the value is empty, too long or not printable.
         """
         value = self.values[column]
         if not value:
@@ -46,14 +46,10 @@ class CsvRow:
         return value
 
     def number(self, column: str, least: float = 0.0, most: float = MOST) -> float:
-        """A number.
-
-        Args:
-            least: it may be.
-            most: it may be.
+        """Return a number between `least` and `most`.
 
         Raises:
-            TraceError: if it is empty, no number or out of range.
+            TraceError: if the value is empty, not a number or out of range.
         """
         value = self.values[column]
         if not value:
@@ -67,14 +63,10 @@ class CsvRow:
         return number + 0.0  # no minus zero
 
     def whole(self, column: str, least: int = 0, most: int = int(MOST)) -> int:
-        """A whole number; 4.0 counts as one.
-
-        Args:
-            least: it may be.
-            most: it may be.
+        """Return an integer between `least` and `most`; 4.0 counts as one.
 
         Raises:
-            TraceError: if it is empty, no whole number or out of range.
+            TraceError: if the value is empty, not an integer or out of range.
         """
         number = self.number(column, least, most)
         if not number.is_integer():
@@ -83,29 +75,22 @@ class CsvRow:
         return int(number)
 
     def given(self, column: str) -> bool:
-        """Whether the column is there and not empty.
-
-        Args:
-            column: that the file may not have.
-        """
+        """Return whether an optional column exists and is not empty."""
         return bool(self.values.get(column))
 
     def error(self, column: str, what: str, hint: str) -> TraceError:
-        """What is wrong with one value, to be raised."""
+        """Return the error of one value, to be raised."""
         return TraceError(f"{self.file}:{self.line}: column {column}: {what}", hint, column)
 
 
 def with_header(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[CsvRow]:
-    """The rows of a CSV file whose first line names its columns, in any order.
-
-    Args:
-        required: columns that must be there.
-        optional: columns that may be there.
+    """Read the rows of a CSV file with a header line that names its columns, in any order.
 
     Raises:
-        TraceError: if it cannot be read, is too large, is no text, or lacks a required column.
+        TraceError: if the file cannot be read, is too large, is not text, or lacks a required
+            column.
     """
     lines = _split(path, ",")
     line, names = next(lines, (1, []))
@@ -126,23 +111,22 @@ def with_header(
 def without_header(
     path: Path, delimiter: str, layouts: Mapping[int, Sequence[str]]
 ) -> Iterator[CsvRow]:
-    """The rows of a file without a header; the number of columns says what they mean.
+    """Read the rows of a file without a header.
 
-    Args:
-        delimiter: between cells; after tabs nothing is quoted.
-        layouts: names of the columns, by their number.
+    `layouts` maps the number of columns to their names. With tabs as delimiter, quotes have no
+    meaning.
 
     Raises:
-        TraceError: if it cannot be read, is too large, is no text, or has other columns.
+        TraceError: if the file cannot be read, is too large, is not text, or has other columns.
     """
     yield from _rows(path, _split(path, delimiter), layouts)
 
 
 def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> CsvRow:
-    """One line of a CSV file as a row.
+    """Parse one line of a CSV file as a row.
 
     Raises:
-        TraceError: if it is no such line.
+        TraceError: if the line does not have these columns.
     """
     return _row(file, line, _cells(file, line, text, ","), {len(names): names})
 
@@ -168,7 +152,7 @@ def _row(file: str, line: int, cells: list[str], layouts: Mapping[int, Sequence[
 
 
 def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and cells of the lines that are not empty; never much of the file at once."""
+    """Yield line numbers and cells of non-empty lines, without loading the file as a whole."""
     try:
         with path.open("rb") as file:
             for line in range(1, MOST_LINES + 1):
@@ -200,7 +184,7 @@ def _decoded(file: str, line: int, raw: bytes) -> str:
 
 
 def _cells(file: str, line: int, text: str, delimiter: str) -> list[str]:
-    if delimiter == "\t":  # nothing is quoted there: commands have quotes of their own
+    if delimiter == "\t":  # no quoting: commands contain quotes of their own
         return [cell.strip() for cell in text.split("\t")]
     try:
         (cells,) = csv.reader([text], delimiter=delimiter, strict=True)

@@ -1,9 +1,8 @@
-"""A sweep that runs: reports in, orders out.
+"""Sweep as a state machine: reports in, orders out.
 
-The only way to change a sweep. The same reports in the same order lead to the same orders: what was
-written down of them is the ledger, and to read it again is recovery.
-
-Which units begin now, where.
+`Sweep` is the only way to change a sweep. Equal reports in equal order lead to equal orders: the
+journalled reports are the ledger, and recovery reads them again. `begin_units` decides which units
+begin where.
 """
 
 from __future__ import annotations
@@ -44,19 +43,17 @@ from controlplane.sweeps.visit_order import visit_order
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import SearchSpec, Values, VisitOrder
 
-PATIENCE: Final = 5.0  # times the expected seconds of a unit
+PATIENCE: Final = 5.0  # factor of the expected seconds of a unit
 LEAST_PATIENCE_S: Final = 60.0
-FIRST_PATIENCE: Final = 20.0  # of a trial of which no unit was measured: others may be cheaper
-FIRST_PATIENCE_S: Final = 3600.0  # at least, then
-STAGING_PATIENCE_S: Final = 3600.0  # for state and data to be there
+FIRST_PATIENCE: Final = 20.0  # the same for a trial without a measured unit: others may be cheaper
+FIRST_PATIENCE_S: Final = 3600.0  # lower limit in that case
+STAGING_PATIENCE_S: Final = 3600.0  # until state and data are there
 
 
 def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
-    """Lease what can begin.
+    """Lease the units that can begin.
 
-    Args:
-        state: of the sweep; the leases are added.
-        now: seconds on the controller's clock.
+    `now` is in seconds on the controller's clock, as everywhere in this module.
     """
     workers = [name for name, place in state.workers.items() if _takes_units(state, place)]
     if not any(state.workers[name].attempt is None for name in workers):
@@ -75,14 +72,13 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
 
 
 def _takes_units(state: SweepState, place: Place) -> bool:
-    """Whether its worker has a unit that counts, or may take one."""
     if place.revoked:
         return False
     return place.attempt is None or not state.leases[place.attempt].void
 
 
 def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
-    """How long a unit may take once state and data are there, seconds."""
+    """Return the time limit of a unit in seconds, once state and data are there."""
     expected = state.times.expected(trial, worker)
     if state.times.knows(trial):
         return max(LEAST_PATIENCE_S, PATIENCE * expected)
@@ -90,11 +86,7 @@ def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
 
 
 def waits_for_unit(state: SweepState, place: Place, now: Seconds) -> bool:
-    """Whether a worker that is revoked may end its unit first.
-
-    Args:
-        now: seconds on the controller's clock.
-    """
+    """True if a revoked worker may finish its unit first."""
     lease = state.leases[place.attempt] if place.attempt is not None else None
     if lease is None or lease.void or place.within_s <= 0.0:
         return False
@@ -105,7 +97,7 @@ def waits_for_unit(state: SweepState, place: Place, now: Seconds) -> bool:
 
 
 def training_trials(state: SweepState) -> list[int]:
-    """Trials that have a unit under way, or could have one now."""
+    """Return the trials that have a running unit, or could have one now."""
     leased = {lease.trial for lease in state.leases.values()}
     return [
         trial.number
@@ -115,7 +107,6 @@ def training_trials(state: SweepState) -> list[int]:
 
 
 def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
-    """Whether a trial that has not ended has a unit under way, or could have one now."""
     if not state.models[number].todo(state.trials[number].granted):
         return False
     if number in state.graduating and at_the_end_of_an_epoch(state, number):
@@ -126,12 +117,9 @@ def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
 def hop_problem(
     state: SweepState, workers: list[WorkerId], numbers: list[int], now: Seconds
 ) -> HopProblem:
-    """The sweep as the hopper sees it.
+    """Express the sweep as a hopping problem.
 
-    Args:
-        workers: that may take units, in the order of the problem's slots.
-        numbers: of the trials that train, in the order of the problem's models.
-        now: seconds on the controller's clock.
+    `workers` and `numbers` (of trials) are in the order of the problem's slots and models.
     """
     slot_of = {worker: at for at, worker in enumerate(workers)}
     model_of = {number: at for at, number in enumerate(numbers)}
@@ -161,20 +149,20 @@ def hop_problem(
 
 
 def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
-    """Whether the hopper has to know of it: it has work left, or is at it."""
+    """True if the trial belongs to the problem: it has work left, or a running unit."""
     if not _has_work(state, number, leased=lease is not None):
         return False
     if lease is not None:
-        return not state.workers[lease.order.worker].revoked  # else it is nowhere in the problem
+        return not state.workers[lease.order.worker].revoked  # not part of the problem
     return True
 
 
 def _models(
     state: SweepState, numbers: list[int], first_worker: Mapping[NodeId, int]
 ) -> list[Model]:
-    """Trials as the hopper sees them; those of which nothing was trained are alike."""
+    """Express trials as models of the problem; untrained trials share one model."""
     usual_s, everything = state.times.usual, (1 << state.partitions) - 1
-    fresh: dict[int, Model] = {}  # by granted epochs
+    fresh: dict[int, Model] = {}  # granted epochs -> model
     found: list[Model] = []
     for number in numbers:
         granted = state.trials[number].granted
@@ -199,7 +187,7 @@ def _model(
 
 
 def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:
-    """The slot that each partition is primary at: of those that have it the one with fewest."""
+    """Return the primary slot of each partition: of its holders, the one with the fewest."""
     many = [0] * len(workers)
     homes: list[int | None] = []
     held = [state.staged.get(state.workers[worker].node, set()) for worker in workers]
@@ -220,7 +208,7 @@ def _lease(
     attempt = Attempt(state.attempts)
     by = model.visits[model.at].trial if model.again else number
     having = state.stored.nodes(model.names(model.at))
-    having.sort(key=lambda one: one[0] != place.node)  # its own first
+    having.sort(key=lambda one: one[0] != place.node)  # its own node first
     name = having[0][1] if having else None
     sources: tuple[NodeId, ...] = tuple(node for node, one in having if one == name)
     order = RunUnit(
@@ -242,7 +230,7 @@ def _lease(
 
 @dataclass(slots=True, init=False)
 class Sweep:
-    """One sweep; its workers and nodes come, go and are lost while it runs."""
+    """Sweep; its workers and nodes come, go and are lost while it runs."""
 
     state: SweepState
 
@@ -254,29 +242,29 @@ class Sweep:
         order: VisitOrder = "greedy",
         graduate_slots: int = 0,
     ) -> None:
-        """Nothing has begun.
+        """Create a sweep that has not started.
 
         Args:
-            keep: best trials whose states are kept.
-            order: who visits which partition next.
-            graduate_slots: trials that are fewer than half of these go on as elastic jobs; 0: they
-                stay.
+            keep: number of best trials whose states are kept.
+            order: order of visits.
+            graduate_slots: when fewer trials than half of these remain, they continue as
+                elastic jobs; 0: never.
         """
         self.state = SweepState(spec, partitions, keep, order, graduate_slots=graduate_slots)
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do."""
+        """True if no work is left."""
         return bool(self.state.trials) and all(trial.ended for trial in self.state.trials)
 
     @property
     def can_train(self) -> int:
-        """Trials that have a unit under way, or could have one now."""
+        """Number of trials that have a running unit, or could have one now."""
         return len(training_trials(self.state))
 
     @property
     def deadline(self) -> Seconds | None:
-        """When `deadline_passed` has to be called."""
+        """Time at which `deadline_passed` has to be called."""
         leases = [lease.deadline for lease in self.state.leases.values()]
         places = [place.leaves_by for place in self.state.workers.values()]
         return min([*leases, *(by for by in places if by is not None)], default=None)
@@ -284,23 +272,21 @@ class Sweep:
     # --- workers and nodes
 
     def begin(self, now: Seconds) -> list[Order]:
-        """The search makes its first trials."""
+        """Create the first trials of the search."""
         return self._go_on(now)
 
     def worker_came(self, worker: WorkerId, node: NodeId, now: Seconds) -> list[Order]:
-        """A worker is ready to take units."""
+        """Add a worker that is ready to take units."""
         self.state.workers[worker] = Place(node)
         return self._go_on(now)
 
     def worker_gone(
         self, worker: WorkerId, now: Seconds, why: str = "", *, fault: bool = False
     ) -> list[Order]:
-        """Its process is no more; what its node has stays.
+        """Remove a worker whose process has exited; what its node has stays.
 
-        Args:
-            now: seconds on the controller's clock.
-            why: how it ended; empty: nobody is to blame.
-            fault: by itself; else it was killed.
+        `why` is the reason of the exit, empty if it counts against no trial. `fault` is True for an
+        exit by itself, False if the process was killed.
         """
         lease, found = self._lose(worker), list[Order]()
         if lease is not None and why:
@@ -308,12 +294,10 @@ class Sweep:
         return [*found, *self._go_on(now)]
 
     def worker_revoked(self, worker: WorkerId, now: Seconds, within_s: float) -> list[Order]:
-        """Its slot is wanted: it ends its unit first, if that is over in time.
+        """Revoke a worker; it finishes its unit first, if that ends in time.
 
-        Args:
-            now: seconds on the controller's clock.
-            within_s: it has to be gone; 0: at once. A unit that is expected to take longer is
-                given up now, and one that does take longer is given up then.
+        The worker has to be gone within `within_s` seconds; 0: at once. A unit that is expected to
+        take longer is given up now, one that does take longer is given up then.
         """
         place = self.state.workers.get(worker)
         if place is None:
@@ -324,7 +308,7 @@ class Sweep:
         return [*self.state.release(worker), *self._go_on(now)]
 
     def worker_kept(self, worker: WorkerId, now: Seconds) -> list[Order]:
-        """A worker that was revoked stays after all."""
+        """Undo the revocation of a worker."""
         place = self.state.workers.get(worker)
         if place is None or not place.revoked:
             return []
@@ -334,17 +318,11 @@ class Sweep:
     def share_partitions(
         self, workers: Mapping[NodeId, int], replicas: int, now: Seconds
     ) -> list[Order]:
-        """Nodes with workers share the partitions.
-
-        Args:
-            workers: of each node, those that take units.
-            replicas: nodes that hold each partition.
-            now: seconds on the controller's clock.
-        """
+        """Distribute the partitions over nodes with workers, each to `replicas` nodes."""
         state = self.state
         for partition in range(state.partitions):
             if not any(can_hold(state, node, partition) for node in workers):
-                for node in workers:  # nobody is left: they try again, and fail if it is no better
+                for node in workers:  # no holder is left: all retry, a failure is final
                     state.data.failed.pop((node, partition), None)
         held = partition_holders(
             workers, state.partitions, replicas, state.staged, partial(can_hold, state)
@@ -352,12 +330,12 @@ class Sweep:
         return self.nodes_hold(held, now)
 
     def nodes_hold(self, held: Mapping[NodeId, Collection[int]], now: Seconds) -> list[Order]:
-        """Which partitions each node has; one that is not named has none."""
+        """Set the partitions of each node; a node that is not named has none."""
         self.state.staged = {node: set(some) for node, some in held.items()}
         return self._go_on(now)
 
     def node_lost(self, node: NodeId, now: Seconds) -> list[Order]:
-        """It is gone with its workers and partitions; whether its states are, will be seen."""
+        """Remove a node with its workers and partitions; its states may return with it."""
         state = self.state
         state.staged.pop(node, None)
         names = state.stored.on(node)
@@ -371,7 +349,7 @@ class Sweep:
         return self._go_on(now)
 
     def node_back(self, node: NodeId, now: Seconds) -> list[Order]:
-        """It speaks again: states that it had count, if they are those that there are now."""
+        """Restore the states of a returned node that equal the current ones."""
         state = self.state
         for name, digest in state.away.pop(node, {}).items():
             if state.models[name.trial].digest(name.version) == digest:
@@ -381,12 +359,10 @@ class Sweep:
     # --- units and states
 
     def unit_begun(self, attempt: Attempt, samples: int, now: Seconds) -> list[Order]:
-        """State and data are there: its time counts from now on.
+        """Start the time of a unit whose state and data are there; older attempts are ignored.
 
-        Args:
-            attempt: of an older one nothing is heard.
-            samples: of the partition; another number than elsewhere ends the unit.
-            now: seconds on the controller's clock.
+        `samples` is the size of the partition; a number that differs from another node's ends the
+        unit.
         """
         state = self.state
         lease = state.leases.get(attempt)
@@ -404,7 +380,7 @@ class Sweep:
         return []
 
     def unit_done(self, attempt: Attempt, report: UnitReport, now: Seconds) -> list[Order]:
-        """A unit is through and its state is on the worker's node; of an older attempt: nothing."""
+        """Record a finished unit; older attempts are ignored. Its worker's node has the state."""
         state = self.state
         ended = state.end_lease(attempt)
         if ended is None:
@@ -432,7 +408,7 @@ class Sweep:
         return [*found, *self._go_on(now)]
 
     def unit_failed(self, attempt: Attempt, why: str, fault: Fault, now: Seconds) -> list[Order]:
-        """A unit came to nothing: whose fault that is decides what follows."""
+        """Record a failed unit; `fault` decides what follows."""
         ended = self.state.end_lease(attempt)
         if ended is None:
             return []
@@ -441,7 +417,7 @@ class Sweep:
         return [*released, *found, *self._go_on(now)]
 
     def state_stored(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
-        """A copy is complete; one that nobody ordered any more is dropped again."""
+        """Record a complete copy; one that is no longer ordered is dropped again."""
         if (name, node) not in self.state.copying:
             return []
         self.state.copying.discard((name, node))
@@ -449,7 +425,7 @@ class Sweep:
         return self._go_on(now)
 
     def state_missing(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
-        """A node has not what it was thought to have, or a copy that was ordered failed."""
+        """Record that a node lacks a state it was recorded to have, or that a copy failed."""
         state = self.state
         if (name, node) in state.copying:
             state.copying.discard((name, node))
@@ -459,21 +435,21 @@ class Sweep:
         return self._go_on(now)
 
     def deadline_passed(self, now: Seconds) -> list[Order]:
-        """Give up units that take far too long, and those of workers that had to leave by now."""
+        """Give up units that take far too long, and units of workers that had to leave by now."""
         found = [*release_late_leavers(self.state, now), *give_up_late_units(self.state, now)]
         return [*found, *self._go_on(now)] if found else []
 
     def begin_anew(self, now: Seconds) -> None:
-        """Nothing could be heard while no controller was there: every unit's time begins again."""
+        """Restart the time of every unit; no report could arrive while the controller was down."""
         for lease in self.state.leases.values():
             lease.began = now
         for place in self.state.workers.values():
             place.revoked_at = now
 
-    # --- what users ask
+    # --- requests of users
 
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
-        """A configuration joins; with a parent it goes on from the parent's state."""
+        """Add a configuration; with a parent it continues from the parent's state."""
         state = self.state
         begun = 0 if parent is None else state.models[parent].whole_epochs
         granted = epochs_of_new(state.spec, begun)
@@ -484,37 +460,35 @@ class Sweep:
         return [*decide(state, said), *self._go_on(now)]
 
     def stop(self, trial: int, why: str, now: Seconds) -> list[Order]:
-        """A user ends a trial; its unit runs to its end, and counts for nothing."""
+        """End a trial for its user; its running unit finishes, and does not count."""
         if self.state.trials[trial].ended:
             return []
         return [*decide(self.state, [Stop(trial, why)]), *self._go_on(now)]
 
     def delete(self, trial: int, why: str, now: Seconds) -> list[Order]:
-        """A user ends a trial and has its states dropped."""
+        """End a trial for its user, and drop its states."""
         self.state.deleted.add(trial)
         return [*self.stop(trial, why, now), *self._go_on(now)]
 
     def pause(self, trial: int) -> list[Order]:
-        """It takes no further unit; the one that runs ends."""
+        """Give the trial no further unit; a running unit finishes."""
         self.state.paused.add(trial)
         return []
 
     def resume(self, trial: int, now: Seconds) -> list[Order]:
-        """It goes on."""
+        """Give the trial units again."""
         self.state.paused.discard(trial)
         return self._go_on(now)
 
     def graduate_ended_epoch(self, trial: int, metrics: Mapping[str, float]) -> None:
-        """A trial that graduated trained an epoch in its job.
+        """Record an epoch that a graduated trial trained in its job.
 
-        Args:
-            metrics: of the epoch; without the one that counts, or one that is not finite, its score
-                stays what it was.
+        Without a finite value of the metric that counts, the trial's score stays.
         """
         score_graduate(self.state, trial, score(self.state.spec, metrics)[0])
 
     def close(self, why: str) -> list[Order]:
-        """All ends here: trials that have not ended are stopped, the best states stay."""
+        """Stop all trials that have not ended; the best states stay."""
         state = self.state
         left = [Stop(trial.number, why) for trial in state.trials if not trial.ended]
         found = decide(state, left)
@@ -523,12 +497,12 @@ class Sweep:
         state.staged.clear()
         return [*found, *keep_states(state)]
 
-    # --- what follows
+    # --- consequences
 
     def _go_on(self, now: Seconds) -> list[Order]:
-        """Ask the searcher until it has no more to say, then order what can be ordered."""
+        """Apply the searcher's decisions until there are none, then order units and copies."""
         found = [*self._ask_searcher(), *keep_states(self.state)]
-        if left := graduate_last_trials(self.state):  # of states that are there now
+        if left := graduate_last_trials(self.state):  # needs the states to be stored
             found += [*left, *self._ask_searcher(), *keep_states(self.state)]
         return [*found, *begin_units(self.state, now)]
 

@@ -1,10 +1,7 @@
-"""Who visits what next: greedy, the same with weights that plays chose, known before, or chance.
+"""Orders of visits: greedy, greedy with weights chosen by rollouts, fixed, random.
 
-Visits in an order that is known beforehand, so that a sweep can be repeated to the last bit.
-
-The paper's order: chance (Cerebro, Algorithm 1).
-
-The greedy order played to its end, and the best of several such plays.
+A fixed order is known beforehand, so that a sweep can be repeated to the last bit. The random order
+is the paper's (Cerebro, Algorithm 1). A rollout plays the greedy order to its end.
 """
 
 from __future__ import annotations
@@ -31,29 +28,25 @@ if TYPE_CHECKING:
 
 
 class FixedOrder(Progress):
-    """A model visits partitions round and round; each begins elsewhere, so that few meet.
+    """Order in which each model visits partitions round and round from a start of its own.
 
-    Who is idle decides when a unit begins, and not which. Epoch e of model i begins with partition
-    (i + e) modulo the number of partitions.
+    Idle slots and models decide when a unit begins, not which. Epoch e of model i begins with
+    partition (i + e) modulo the number of partitions.
     """
 
     def __init__(self, problem: HopProblem, turns: Sequence[int]) -> None:
-        """As the problem is now.
-
-        Args:
-            turns: i + e of each model's present epoch, shape (models,).
-        """
+        """Start from the problem's state; `turns` is i + e of each model's current epoch."""
         self._turns = list(turns)
         super().__init__(problem)
 
     def end(self, visit: Visit) -> None:
-        """The unit has ended; its model goes on with its next epoch if it has one."""
+        """End a unit; its model continues with its next epoch if it has one."""
         before = self._epochs_left[visit.model]
         super().end(visit)
         self._turns[visit.model] += before - self._epochs_left[visit.model]
 
     def _open(self, model: int) -> Partitions:
-        """The first one of its round that it has not visited."""
+        """Return the first partition of the model's round that it has not visited."""
         todo, many = self._todo[model], len(self.problem.sizes)
         turn = self._turns[model] % many
         later = todo >> turn
@@ -61,15 +54,14 @@ class FixedOrder(Progress):
 
 
 class RandomOrder(Progress):
-    """Each idle slot in turn takes any unit, by chance, whose model is idle (section 5.4)."""
+    """Order in which each idle slot takes a random unit of an idle model (section 5.4)."""
 
     def __init__(self, problem: HopProblem, rng: Random) -> None:
-        """As the problem is now."""
         super().__init__(problem)
         self._rng = rng
 
     def begin_units(self) -> list[Visit]:
-        """Begin what can begin."""
+        """Begin random units."""
         begun: list[Visit] = []
         for slot in sorted(self.idle_slots):
             place = self.problem.slots[slot]
@@ -86,8 +78,8 @@ class RandomOrder(Progress):
 
 
 SPREAD: Final = 0.3  # of the logarithms of weights
-MAX_ROLLOUT_VISITS: Final = 2.0  # power; 0: work alone, which is best where slots differ
-CLOSE: Final = 1.0005  # to the bound: nothing is left to be found
+MAX_ROLLOUT_VISITS: Final = 2.0  # exponent; 0: work alone, which is best where slots differ
+CLOSE: Final = 1.0005  # factor of the bound at which the search stops
 
 
 def makespan(
@@ -95,12 +87,9 @@ def makespan(
     weights: Weights | None = None,
     seconds: Callable[[Visit], float] | None = None,
 ) -> float:
-    """Seconds until all is done in the greedy order.
+    """Return the seconds until all work is done in the greedy order.
 
-    Args:
-        problem: what is left; what runs is waited for.
-        weights: on the work that is left; None: all alike.
-        seconds: what units really take; None: what is expected.
+    `seconds` gives the real duration of units; None: the expected one.
     """
     progress = Progress(problem, weights)
     takes = seconds or problem.seconds
@@ -120,12 +109,9 @@ def makespan(
 
 
 def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | None:
-    """The weights whose play ends first; the plain order (None) is among them.
+    """Return the weights with the shortest of several rollouts; None if the plain order is as good.
 
-    A play that is as good as the bound ends the search, so most problems cost one play.
-
-    Args:
-        rollouts: plays beside the plain order.
+    A rollout that reaches the bound ends the search, so that most problems cost one rollout.
     """
     found: Weights | None = None
     bound = makespan_bound(problem) * CLOSE
@@ -145,20 +131,16 @@ def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | N
 
 
 ROLLOUTS: Final = 20
-PLANNED_UNITS: Final = 16  # that begin before weights are chosen anew
-MOST_VISITS: Final = 2000  # that are left, for weights to be chosen: the plays hold up the sweep
+PLANNED_UNITS: Final = 16  # units that begin before weights are chosen again
+MOST_VISITS: Final = 2000  # above this, no weights are chosen: rollouts would block the sweep
 
 
 def visit_order(
     state: SweepState, problem: HopProblem, numbers: list[int], workers: list[WorkerId]
 ) -> Progress | RandomOrder:
-    """What says which units begin now.
+    """Return the order that decides which units begin now; chosen weights are kept in `state`.
 
-    Args:
-        state: of the sweep; chosen weights are kept there.
-        problem: the sweep as the hopper sees it.
-        numbers: trials, in the order of the problem's models.
-        workers: in the order of the problem's slots.
+    `numbers` (of trials) and `workers` are in the order of the problem's models and slots.
     """
     if state.order == "random":
         return RandomOrder(problem, stream("visits", state.spec.seed, state.attempts))

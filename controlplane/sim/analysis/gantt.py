@@ -1,4 +1,4 @@
-"""Figures of slots over time: who had which, and how many were busy."""
+"""Figures of slots over time: which job held which slot, and how many slots were busy."""
 
 from __future__ import annotations
 
@@ -43,16 +43,15 @@ SHADES: Final = (
     "#994455",
 )
 IDLE: Final = "#f3f3f3"
-NAMED_ROWS: Final = 48  # that can each have a label
-LETTER: Final = 0.0075  # the width of one in a bar, as a share of the axis
-DARK: Final = 140.0  # luma below which white is easier to read
+NAMED_ROWS: Final = 48  # up to this many rows get labels
+LETTER: Final = 0.0075  # width of a letter in a bar, as a share of the axis
+DARK: Final = 140.0  # luma below which white text is easier to read
 
 
 def gantt(result: SimulationResult, path: Path) -> None:
-    """Draw who had which slot when, a row for each slot, a colour for each job.
+    """Draw which job held which slot when: a row per slot, a colour per job.
 
-    Args:
-        path: of the figure; its suffix says the format.
+    `path` ends with a suffix that names the format.
 
     Raises:
         ResultsError: if the allocations were not recorded, or the file cannot be written.
@@ -77,7 +76,7 @@ def gantt(result: SimulationResult, path: Path) -> None:
     for row in _first_rows(list(rows))[1:]:
         axes.axhline(row - 0.5, color="#808080", linewidth=0.6)
     axes.set_xlabel(name)
-    what = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: nobody"
+    what = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: free"
     axes.set_title(f"{result.policy}: {what}", loc="left", fontsize="medium")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
@@ -85,13 +84,9 @@ def gantt(result: SimulationResult, path: Path) -> None:
 
 
 def utilisation(results: Sequence[SimulationResult], path: Path) -> None:
-    """Share of slots that jobs held over time, one curve for each policy.
+    """Draw the share of slots that jobs held over time, one curve for each policy.
 
-    Averaged over short intervals, and over the simulations of a policy.
-
-    Args:
-        results: with allocations; of any policies.
-        path: of the figure; its suffix says the format.
+    The share is averaged over short intervals and over the simulations of a policy.
 
     Raises:
         ResultsError: if the allocations were not recorded, or the file cannot be written.
@@ -126,10 +121,10 @@ def utilisation(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Share of the cluster's slot seconds that jobs held in each interval.
+    """Return the share of the cluster's slot seconds that jobs held in each interval.
 
     Args:
-        edges: of the intervals, shape (N + 1,), seconds, growing.
+        edges: of the intervals, shape (N + 1,), seconds, increasing.
 
     Returns:
         Shape (N,), in [0, 1].
@@ -147,18 +142,17 @@ def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[
 
 def _need(recorded: object) -> None:
     if not recorded:
-        what = "the result does not say who had which slot"
-        raise ResultsError(what, "simulate it again and record allocations")
+        what = "the result has no allocations of slots"
+        raise ResultsError(what, "repeat the simulation and record allocations")
 
 
 def _slots(jobs: Sequence[JobResult]) -> list[str]:
-    """In order of node and index, numbers in names counting as numbers."""
+    """Sort slots by node and index; numbers in names compare as numbers."""
     found = {allocation.slot for job in jobs for allocation in job.allocations}
     return sorted(found, key=lambda slot: [(len(p), p) for p in re.findall(r"\d+|\D+", slot)])
 
 
 def _first_rows(slots: Sequence[str]) -> list[int]:
-    """The row where each node begins."""
     nodes = [slot.rpartition("/")[0] for slot in slots]
     return [row for row, node in enumerate(nodes) if row == 0 or nodes[row - 1] != node]
 
@@ -186,7 +180,7 @@ def _bars(
 def _names(
     axes: Axes, jobs: Sequence[JobResult], rows: dict[str, int], unit: float, end: float
 ) -> None:
-    """A job's name in its bars that are wide enough, once where they are below each other."""
+    """Write a job's name into its bars that are wide enough, once per vertical run of bars."""
     for index, job in enumerate(jobs):
         ink = "white" if _luma(_shade(index)) < DARK else "black"
         wide = [

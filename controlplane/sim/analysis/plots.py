@@ -1,6 +1,6 @@
-"""Figures of many results: distributions, averages, and how they change with the cluster.
+"""Figures of many results: distributions, averages, scaling with the size of the cluster.
 
-All figures that some results can fill, into a folder.
+`draw` draws every figure that the results can fill into a folder.
 """
 
 from __future__ import annotations
@@ -44,20 +44,14 @@ BOXES: Final = (
     "box: the middle half of the jobs, line: median, diamond: mean, whiskers: 5% to 95%; "
     "lower is better"
 )
-LEAST_S: Final = 1.0  # times below it are drawn as it on a logarithmic axis
+LEAST_S: Final = 1.0  # lower limit of times on a logarithmic axis
 OURS: Final = "ones"
-LETTERS: Final = 28  # of labels that fit side by side below a panel
-DODGE: Final = 0.03  # between the curves of two policies, in factors of two
+LETTERS: Final = 28  # total length of labels that fit side by side below a panel
+DODGE: Final = 0.03  # distance of the curves of two policies, in factors of two
 
 
 def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
-    """Completion, execution and queueing times of all finished jobs by policy (ONES fig. 15a-c).
-
-    A box holds the middle half of the jobs, its line the median, its whiskers 5% to 95%, the
-    diamond is the mean.
-
-    Args:
-        path: of the figure; its suffix says the format.
+    """Draw completion, execution and queueing times of finished jobs by policy (ONES fig. 15a-c).
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -99,12 +93,9 @@ def _draw_box(axes: Axes, place: int, values: np.ndarray, look: Style) -> None:
 
 
 def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
-    """Share of jobs with at most a completion, execution, queueing time (ONES fig. 15d-i).
+    """Draw the distribution of completion, execution and queueing times (ONES fig. 15d-i).
 
-    The share is of all counted jobs: a curve whose jobs did not all finish ends below 1.
-
-    Args:
-        path: of the figure; its suffix says the format.
+    Shares are of all counted jobs: a curve ends below 1 if some jobs did not finish.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -138,10 +129,9 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def averages(results: Sequence[SimulationResult], path: Path) -> None:
-    """Average completion, execution and queueing time by policy, 95% intervals over simulations.
+    """Draw average times by policy, with 95% intervals over simulations.
 
-    Args:
-        path: of the figure; its suffix says the format.
+    The panels show completion, execution and queueing time.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -173,13 +163,11 @@ def averages(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -> None:
-    """Average completion time by size of the cluster (ONES fig. 17), and what `ours` gains on it.
+    """Draw average completion time by size of the cluster (ONES fig. 17), and the gain of `ours`.
 
-    The gain over another policy is one minus the ratio of the averages (fig. 18), of simulations
-    of the same seed on a cluster of the same size; bars are 95% intervals over simulations.
-
-    Args:
-        ours: label of the policy in the right panel; without it there is only the left one.
+    The gain over another policy is one minus the ratio of the averages (fig. 18), over simulations
+    of equal seed and cluster size; bars are 95% intervals over simulations. Without the label
+    `ours` among the results there is only the left panel.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -210,7 +198,7 @@ def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -
     save(figure, path)
 
 
-Point = tuple[int, float, float, float]  # place, value, error below and above
+Point = tuple[int, float, float, float]  # position, value, error below and above
 
 
 def _at_sizes(results: Sequence[SimulationResult], sizes: Sequence[int]) -> list[Point]:
@@ -236,7 +224,6 @@ def _gains(
 
 
 def _averages_at(results: Sequence[SimulationResult], size: int) -> dict[int, float]:
-    """Average completion time by seed; of several settings, their mean."""
     found: dict[int, list[float]] = {}
     for result in results:
         values = _values([result], PANELS[0][1])
@@ -246,7 +233,7 @@ def _averages_at(results: Sequence[SimulationResult], size: int) -> dict[int, fl
 
 
 def _curve(axes: Axes, points: Sequence[Point], aside: float, label: str, style: Style) -> None:
-    """Points with error bars, a little aside so that those of several policies can be told."""
+    """Draw points with error bars, shifted slightly so that policies do not overlap."""
     if not points:
         return
     places, means, below, above = zip(*points, strict=True)
@@ -270,7 +257,6 @@ def _three_panels(width: float, height: float) -> tuple[Figure, Sequence[Axes]]:
 
 
 def _panel_width(labels: Sequence[str]) -> float:
-    """Inches."""
     return max(3.2, 0.42 * len(labels) + 0.6)
 
 
@@ -289,11 +275,11 @@ def _values(results: Sequence[SimulationResult], measure: Measure) -> np.ndarray
 def _mean_and_error(
     results: Sequence[SimulationResult], measure: Measure
 ) -> tuple[float, float, float]:
-    """The mean of the results' averages, and how far its interval goes below and above."""
+    """Return the mean of the results' averages and the interval's reach below and above."""
     means = [float(v.mean()) for o in results if len(v := _values([o], measure))]
     if not means:
         what = f"no job of {results[0].policy} finished"
-        raise ResultsError(what, "let the simulation go on for longer")
+        raise ResultsError(what, "simulate for longer")
     return _with_error(means)
 
 
@@ -303,18 +289,12 @@ def _with_error(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def draw(results: Sequence[SimulationResult], folder: Path, ours: str = "ones") -> list[Path]:
-    """Draw all figures that these results can fill.
+    """Draw all figures that these results can fill, and return the files.
 
-    Args:
-        results: of any policies, seeds and settings.
-        folder: to draw into; made if it is not there.
-        ours: label of the policy whose gains are drawn.
-
-    Returns:
-        The files.
+    The folder is created if it is missing. `ours` is the label whose gains are drawn.
 
     Raises:
-        ResultsError: if matplotlib is missing, or the disk does not take a file.
+        ResultsError: if matplotlib is missing, or a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []

@@ -1,6 +1,7 @@
-"""Tables of results, for people.
+"""Tables of results for the terminal and as JSON.
 
-Results by size of the cluster and policy: means over seeds, and ours against each other one.
+Results are grouped by size of the cluster and policy: means over seeds, and one policy compared
+with each other one.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ MEANS = (
 
 
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
-    """Results by size of the cluster, smallest first, and by policy.
+    """Group results by size of the cluster, smallest first, then by policy.
 
-    Returns:
-        Slots of the cluster -> policy -> its results, in their order; the options do not count.
+    Return slots -> policy -> results in their order; options are ignored.
     """
     found: dict[int, dict[str, list[SimulationResult]]] = {}
     for size in sorted({result.slots for result in results}):
@@ -45,13 +45,9 @@ def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[Sim
 
 
 def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
-    """Figures of one policy, means over seeds; None where a seed has none.
+    """Return the figures `MEANS` and `LOSS_FIGURES` of one policy as means over seeds.
 
-    Args:
-        results: at least one.
-
-    Returns:
-        The figures `MEANS` of `summary`, in its units, and those of `LOSS_FIGURES` that it has.
+    Units are those of `summary`. A figure is None if a seed lacks it.
     """
     sums = [summary(result) for result in results]
     found: dict[str, float | None] = {}
@@ -62,13 +58,10 @@ def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
 
 
 def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, list[Comparison]]:
-    """Our policy against each other one, for each size of the cluster.
-
-    Args:
-        ours: name of one of their policies; where it is missing there is no comparison.
+    """Compare policy `ours` with each other one, for each size of the cluster that has `ours`.
 
     Raises:
-        ResultsError: if two have nothing in common that could be compared.
+        ResultsError: if two policies have nothing in common to compare.
     """
     return {
         size: [compare(here[ours], here[name]) for name in here if name != ours]
@@ -78,11 +71,7 @@ def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, li
 
 
 def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str, Any]:
-    """Means, comparisons and the figures of every simulation, as JSON can hold them.
-
-    Args:
-        ours: name of the policy that the others are compared with.
-    """
+    """Return means, comparisons with `ours` and figures of every simulation as JSON values."""
     return {
         "sizes": {
             str(size): {name: means(many) for name, many in here.items()}
@@ -96,7 +85,7 @@ def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str,
     }
 
 
-COLUMNS: Final[Mapping[str, str]] = {  # of a comparison: heading and figure
+COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, of a comparison
     "avg JCT s": "avg_jct_s",
     "geo": "geo_jct_s",
     "p50": "p50_jct_s",
@@ -113,7 +102,7 @@ COLUMNS: Final[Mapping[str, str]] = {  # of a comparison: heading and figure
     "ms/decision": "decision_ms_mean",
     "extrapolated": "extrapolated_share",
 }
-OF_LOSSES: Final[Mapping[str, str]] = {  # where jobs have losses
+OF_LOSSES: Final[Mapping[str, str]] = {  # heading -> figure, where jobs have losses
     "t90 s": "t90_s",
     "t95 s": "t95_s",
     "mean loss": "mean_loss",
@@ -125,18 +114,18 @@ OF_LOSSES: Final[Mapping[str, str]] = {  # where jobs have losses
     "p99": "p99_jct_s",
     "makespan": "makespan_s",
 }
-ENDS: Final = (  # where jobs state utilities
+ENDS: Final = (  # figures where jobs state utilities
     "utility", "utility_share", "rejected", "promised", "promises_kept", "promises_broken",
     "lateness_s",
 )  # fmt: skip
 EXTRAPOLATED: Final = (
-    "{share} of the training time went by in groups like which none was ever measured:\n"
-    "their speeds are extrapolated, see docs/simulator.md."
+    "{share} of the training time was spent in groups of a kind that was never measured:\n"
+    "their speeds are extrapolated (docs/simulator.md)."
 )
 
 
 def print_result(result: SimulationResult) -> None:
-    """One simulation, for people."""
+    """Print the table of one simulation."""
     console, figures = _console(), summary(result)
     table = _table(f"{result.policy} on {result.slots} slots, seed {result.seed}")
     table.add_column("measure")
@@ -156,11 +145,7 @@ def print_result(result: SimulationResult) -> None:
 
 
 def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
-    """Several policies side by side, and `ours` against each other one.
-
-    Args:
-        ours: name of one of their policies.
-    """
+    """Print several policies side by side, and `ours` compared with each other one."""
     console = _console()
     for size, here in by_size(results).items():
         seeds = len(next(iter(here.values())))

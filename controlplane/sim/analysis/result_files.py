@@ -1,7 +1,4 @@
-"""Results in a file with one JSON document on each line, from which long experiments go on.
-
-Results as a flat table with one row for each job, also as a Parquet file.
-"""
+"""Result files: JSON lines that long experiments resume from, and tables of jobs as Parquet."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """The fields of a result that say which simulation it is of; the others are skipped."""
+    """Fields of a result that identify its simulation; the others are skipped."""
 
     policy: str
     options: dict[str, Any]
@@ -30,26 +27,19 @@ class _Key(msgspec.Struct, frozen=True):
 
 
 def key(result: SimulationResult | _Key) -> str:
-    """What two results of the same simulation have in common: policy, options, setting, seed.
+    """Return the identity of a result's simulation: policy, options, setting and seed.
 
-    Args:
-        result: only those four fields of it count.
-
-    Returns:
-        JSON text, the same in whichever order options were given.
+    The JSON text does not depend on the order of options.
     """
     parts = (result.policy, result.options, result.setting, result.seed)
     return msgspec.json.encode(parts, order="deterministic").decode()
 
 
 def create(path: Path) -> None:
-    """Make an empty file if there is none, to know in advance that results can be kept.
-
-    Args:
-        path: of the file; what it holds is left as it is.
+    """Create an empty file if it is missing, to check early that results can be written.
 
     Raises:
-        ResultsError: if it cannot be written.
+        ResultsError: if the file cannot be written.
     """
     try:
         with path.open("ab"):
@@ -59,22 +49,16 @@ def create(path: Path) -> None:
 
 
 def append(path: Path, result: SimulationResult) -> bool:
-    """Put a result at the end of a file, on the disk when this returns.
+    """Append a result durably; return False if the file already has one of the same simulation.
 
-    A line that a crash tore is cut off first. Several processes may append at the same time.
-
-    Args:
-        path: of the file; made if there is none.
-
-    Returns:
-        Whether it was written; False if the file has a result of the same simulation.
+    A line torn by a crash is cut off first. Several processes may append concurrently.
 
     Raises:
         ResultsError: if the file cannot be written, or holds something else.
     """
     try:
         with path.open("ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             file.seek(0)
             mine, size = key(result), 0
             for number, line in _whole_lines(file):
@@ -91,12 +75,12 @@ def append(path: Path, result: SimulationResult) -> bool:
 
 
 def load(path: Path) -> list[SimulationResult]:
-    """The results in a file, each simulation once; none if there is no file.
+    """Return the results in a file, each simulation once; empty if the file is missing.
 
-    A last line without an end was torn by a crash and does not count.
+    An unterminated last line was torn by a crash and is ignored.
 
     Raises:
-        ResultsError: if it cannot be read, or a line is no result.
+        ResultsError: if the file cannot be read, or a line is not a result.
     """
     found: dict[str, SimulationResult] = {}
     try:
@@ -125,7 +109,7 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
         raise ResultsError(what, "delete the line to simulate it again") from None
 
 
-EXTRA: Final = "parquet"  # of this project: what Parquet files need
+EXTRA: Final = "parquet"  # extra of this package
 COLUMNS: Final = (
     "job",
     "application",
@@ -146,13 +130,9 @@ COLUMNS: Final = (
 
 
 def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
-    """A flat table: one row for each job of each result, `COLUMNS` and which simulation it was.
+    """Return a flat table: one row per job and result, with `COLUMNS` and its simulation.
 
-    Args:
-        results: of any policies, sizes and seeds.
-
-    Returns:
-        Times in seconds; options and setting as JSON text.
+    Times are in seconds; options and setting are JSON text.
     """
     return [
         {
@@ -169,7 +149,7 @@ def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
 
 
 def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
-    """Put the table of `job_rows` into a Parquet file.
+    """Write the table of `job_rows` into a Parquet file.
 
     Raises:
         ResultsError: if pyarrow is not installed, or the file cannot be written.
@@ -182,7 +162,7 @@ def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """The rows that `write_parquet` wrote.
+    """Read the rows that `write_parquet` wrote.
 
     Raises:
         ResultsError: if pyarrow is not installed, or the file cannot be read.
@@ -200,7 +180,7 @@ def _text(value: dict[str, object]) -> str:
 
 
 def _pyarrow(part: str = "") -> Any:
-    """Imported when it is needed: it is large, and seldom there."""
+    """Import pyarrow on demand: it is large and optional."""
     try:
         return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
     except ImportError:

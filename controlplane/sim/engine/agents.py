@@ -1,4 +1,4 @@
-"""Plays every node's agent: deltas in, what its workers do and report out."""
+"""Simulated node agents: apply deltas, and report what the workers do."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ SIGTERM: Final = 15
 
 
 class NodeAgents:
-    """All nodes' agents at once.
+    """Agents of all nodes.
 
     With `instant_changes`, slots change hands in no time and every change is followed by a stall,
-    as in the published simulators; else newcomers start beside a group that trains on.
+    as in the published simulators. Otherwise newcomers start beside a group that continues to
+    train.
     """
 
     def __init__(
@@ -47,13 +48,6 @@ class NodeAgents:
         *,
         instant_changes: bool,
     ) -> None:
-        """Begin with all nodes up.
-
-        Args:
-            send: takes what a node's agent reports.
-            jobs: that have processes or may get some.
-            instant_changes: whether slots change hands in no time.
-        """
         self._kernel = kernel
         self._send = send
         self._jobs = jobs
@@ -65,11 +59,7 @@ class NodeAgents:
     # --- orders
 
     def apply(self, node: NodeId, delta: GroupDelta) -> None:
-        """Do what an agent would; that of a node which is down does nothing.
-
-        Args:
-            delta: what it should have of one job.
-        """
+        """Apply a delta as an agent would; a node that is down ignores it."""
         if node in self._down:
             return
         if delta.group is None:
@@ -99,7 +89,10 @@ class NodeAgents:
                 self._call_soon(self._terminate, job, name)
 
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
-        """Say so when nothing older than `delta` is left: orders may have been lost on the way."""
+        """Report the job as cleared once no worker older than `delta` is left.
+
+        Orders may have been lost on the way.
+        """
         job = self._jobs.get(delta.job)
         here = job.workers.values() if job is not None else ()
         if not any(node_of(w.slot) == node and w.version < delta.version for w in here):
@@ -112,7 +105,7 @@ class NodeAgents:
         self._processes.exit(job, name, signal=SIGTERM)
 
     def _call_soon(self, what: Callable[..., None], *arguments: object) -> None:
-        """At this time, behind what is under way."""
+        """Call later at the current time, after the events that are already scheduled."""
         now, priority = self._kernel.now, self._kernel.priority
         self._kernel.call_at(now, what, *arguments, priority=priority)
 
@@ -143,7 +136,7 @@ class NodeAgents:
     def _quiesce(
         self, job: JobProcesses, delta: GroupDelta, wanted: Mapping[WorkerId, Member]
     ) -> None:
-        """A member was lost: the others stop and say which step they are at."""
+        """Stop the survivors of a group that lost a member, and report their step."""
         self._training.stop(job)
         training = job.training
         for name in wanted:
@@ -173,9 +166,9 @@ class NodeAgents:
     def _form(self, job: JobProcesses, delta: GroupDelta) -> None:
         group = delta.group
         if group is None or any(member.worker not in job.workers for member in group.members):
-            return  # somebody died meanwhile
+            return  # a member exited meanwhile
         if job.seen > (delta.version, SWITCH):
-            return  # it was called off, or something newer came
+            return  # the switch was cancelled, or a newer delta came
         stall_s = 0.0
         if self._instant_changes and not _only_batch_changes(job, group):
             stall_s = _stall_s(job, delta.kind)
@@ -193,7 +186,6 @@ class NodeAgents:
             self._call_soon(self._leave, job, member.worker)
 
     def _restore(self, job: JobProcesses, group: Group) -> None:
-        """What was not saved is lost."""
         training = job.training
         training.advance(self._kernel.now)
         training.roll_back(training.saved if group.resume else 0.0)
@@ -218,24 +210,17 @@ class NodeAgents:
         )
         self._processes.report(job, group.members[0].worker, suspended)
         job.group = None
-        for name in leaving:  # the next ones may have been ordered by now
+        for name in leaving:  # successors may have been ordered by now
             self._processes.exit(job, name, code=0)
 
     # --- nodes
 
     def is_down(self, node: NodeId) -> bool:
-        """Whether a node is lost, and has not come back yet."""
+        """Return whether a node is lost and has not returned."""
         return node in self._down
 
     def lose_node(self, node: NodeId) -> list[JobProcesses]:
-        """Take a node away with all processes on it.
-
-        Args:
-            node: of the cluster. Its processes end without a word.
-
-        Returns:
-            The jobs whose groups had workers there.
-        """
+        """Remove a node and its processes without reports; return the jobs of broken groups."""
         self._down.add(node)
         hit = []
         for job in list(self._jobs.values()):
@@ -250,23 +235,18 @@ class NodeAgents:
         return hit
 
     def return_node(self, node: NodeId) -> None:
-        """Let a node come back empty; it obeys again.
-
-        Args:
-            node: nothing happens if it is not lost.
-        """
+        """Bring a lost node back, empty."""
         self._down.discard(node)
 
 
 def _stall_s(job: JobProcesses, kind: str) -> float:
-    """Seconds that nobody trains in a change of this kind."""
     if kind != START:
         return job.costs.switch_s
     return job.costs.restart_s if job.started else job.costs.start_s
 
 
 def _only_batch_changes(job: JobProcesses, group: Group | None) -> bool:
-    """Whether the members stay: then the batch changes between two steps."""
+    """Return whether the members stay; the batch then changes between two steps."""
     before = job.group
     if before is None or group is None:
         return False
@@ -274,6 +254,5 @@ def _only_batch_changes(job: JobProcesses, group: Group | None) -> bool:
 
 
 def _wanted(delta: GroupDelta, node: NodeId) -> dict[WorkerId, Member]:
-    """The workers that may be on `node`."""
     members = (*(delta.group.members if delta.group else ()), *delta.former)
     return {member.worker: member for member in members if node_of(member.slot) == node}

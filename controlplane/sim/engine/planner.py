@@ -1,4 +1,4 @@
-"""Asks the policy as a controller does: when the core wants a plan, in rounds or at once."""
+"""Simulated planner: requests plans from the policy as a controller does, in rounds or at once."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from controlplane.policy.api import (
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
-MAX_AGAIN: Final = 100  # questions at one time: a policy that never comes to rest
-RETRY_S: Final = 1.0  # until such a policy is asked again
-ROUNDING: Final = 1e-9  # of a round: a time so little behind its beginning is at its beginning
+MAX_AGAIN: Final = 100  # requests at one time; more: the policy does not converge
+RETRY_S: Final = 1.0  # delay of the next request to such a policy
+ROUNDING: Final = 1e-9  # of a round; a time this little after its start counts as the start
 
 
 class SimulatedPlanner:
-    """Takes the place of the service's: same view, same difference, same events."""
+    """Replacement of the service's planner, with the same view, difference and events."""
 
     def __init__(
         self,
@@ -44,32 +44,23 @@ class SimulatedPlanner:
         *,
         hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None,
     ) -> None:
-        """Begin with no question asked.
-
-        Args:
-            options: when it is asked, and how much it may think.
-            hear: takes what plans expect of the starts of waiting jobs; None: nobody does.
-        """
-        self.decisions_ms: list[float] = []  # real time that each answer took
+        """Start without a request; `hear` receives the forecasts of starts that plans contain."""
+        self.decisions_ms: list[float] = []  # real time of each plan
         self._kernel = kernel
         self._reactor = reactor
         self._policy = policy
         self._handle = handle
         self._options = options
         self._hear = hear
-        self._asked_at = -math.inf  # the last question
-        self._asked_then = 0  # questions at that time
-        self._next_at = math.inf  # the next question
-        self._answer_due = False  # an answer is on its way
-        self._ask_after_it = False  # and another question follows
-        self._batches_due = False  # a job told something new at this moment
+        self._asked_at = -math.inf  # last request
+        self._asked_then = 0  # requests at that time
+        self._next_at = math.inf  # next request
+        self._answer_due = False  # a plan is pending
+        self._ask_after_it = False  # request again after the pending plan
+        self._batches_due = False  # a request for batches is scheduled
 
     def observe(self, event: PolicyEvent) -> None:
-        """Let the policy take in what happened.
-
-        Args:
-            event: of the present moment of virtual time.
-        """
+        """Pass an event of the current moment to the policy."""
         self._policy.observe(event, self._kernel.now)
         news = isinstance(event, EpochSeen | StepsSeen)
         if news and self._options.rebatches and not self._batches_due:
@@ -77,14 +68,11 @@ class SimulatedPlanner:
             self._kernel.call_at(self._kernel.now, self._ask_for_batches, priority=AFTER)
 
     def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:
-        """A plan is wanted.
+        """Request a plan at virtual second `at`, or now.
 
-        In a cluster a search hears of every epoch, and thinks all the time; here each question
-        costs real time, and most epochs change little. Some policies do not look at epochs at all.
-
-        Args:
-            at: when, virtual seconds; None: now.
-            can_wait: an epoch ended: the question waits for others to join it.
+        In a cluster a search receives every epoch and searches all the time. Here each request
+        costs real time, and most epochs change little; with `can_wait` (an epoch ended) requests
+        are therefore combined. Some policies do not look at epochs at all.
         """
         options, now = self._options, self._kernel.now
         if can_wait and not options.asks_after_epochs:
@@ -101,9 +89,9 @@ class SimulatedPlanner:
             self._kernel.call_at(when, self._question, when, priority=LAST)
 
     def _ask_for_batches(self) -> None:
-        """Let jobs go on with other batches on the slots that they have; that stalls nobody.
+        """Request new batches for jobs on their current slots, which stalls no job.
 
-        A whole plan that is on its way, or was made just now, has batches of its own.
+        A complete plan that is pending, or was made at this time, contains batches of its own.
         """
         self._batches_due = False
         now = self._kernel.now
@@ -116,7 +104,7 @@ class SimulatedPlanner:
 
     def _question(self, when: float) -> None:
         if when != self._next_at:
-            return  # an earlier one took its place
+            return  # replaced by an earlier request
         self._next_at = math.inf
         if self._answer_due:
             self._ask_after_it = True
@@ -135,7 +123,6 @@ class SimulatedPlanner:
         self._propose(difference(plan, self._reactor.state, now))
 
     def _decide(self, view: ClusterView) -> Plan:
-        """Let the policy think and answer, and measure how long that takes."""
         now, options = self._kernel.now, self._options
         began = time.perf_counter()
         if options.generations:
@@ -146,7 +133,6 @@ class SimulatedPlanner:
         return plan
 
     def _propose(self, changes: Plan) -> None:
-        """Take what changes to the core, when the answer would be there."""
         if changes.empty:
             return
         stats = self._policy.stats() if self._options.generations else None

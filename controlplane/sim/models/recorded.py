@@ -1,10 +1,9 @@
-"""A model from what a live cluster measured: its own jobs, once more, under another policy.
+"""Jobs recorded in a live cluster, trained again under another policy.
 
-Speeds are those of whole epochs on one group, per family: as measured, straight between
-measurements, and by the simple rules of `step_times` beyond them, which the results say. What a
-sample is worth at a batch comes from the noise scale that the workers reported.
-
-What a recorded job reported of itself, over its progress.
+Speeds are those of whole epochs on one group, per family: as measured, interpolated linearly
+between measurements, and extrapolated by the rules of `recording.StepTimes` beyond them, which the
+results state. The value of a sample at a batch comes from the noise scale that the workers
+reported.
 """
 
 from __future__ import annotations
@@ -29,17 +28,13 @@ from schemas.jobs import JobSpec, StopRule
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Straight between its points, level beyond them; None everywhere if it has none."""
+    """Piecewise linear curve, constant beyond its ends; None everywhere without points."""
 
-    shares: Sequence[float] = ()  # of the job's progress, growing
+    shares: Sequence[float] = ()  # of the job's progress, increasing
     values: Sequence[float] = ()
 
     def at(self, share: float) -> float | None:
-        """The value there.
-
-        Args:
-            share: of the job's progress, in [0, 1].
-        """
+        """Return the value at a share of the job's progress, in [0, 1]."""
         if not self.shares:
             return None
         place = bisect_left(self.shares, share)
@@ -51,13 +46,13 @@ class Curve:
 
 
 class ReportedCurves:
-    """What a job reported, over its progress; a job without a noise scale has its family's mean.
+    """Reports of a job over its progress; a job without a noise scale has its family's mean.
 
-    Where nobody in the family ever reported one, every sample is worth the same at every batch.
+    If no job of the family ever reported one, every sample has the same value at every batch.
     """
 
     def __init__(self, job: Submission, usual: float | None) -> None:
-        """Place the job's epochs on its progress.
+        """Map the job's epochs to its progress.
 
         Args:
             usual: mean logarithm of the family's noise scales; None if there are none.
@@ -89,7 +84,7 @@ class ReportedCurves:
 
 
 def efficiency(batch: int, first: int, phi: float) -> float:
-    """Progress per sample, relative to the first batch.
+    """Return the progress per sample, relative to the first batch.
 
     Args:
         batch: global, samples.
@@ -103,7 +98,7 @@ TINY: Final = 1e-6  # of an epoch
 
 
 class RecordedModel:
-    """The jobs of a recording."""
+    """Model of the jobs of a recording."""
 
     def __init__(
         self,
@@ -113,16 +108,16 @@ class RecordedModel:
         stated: bool = False,
         same_quality: bool = True,
     ) -> None:
-        """Choose what the recording does not say.
+        """Set what the recording does not state.
 
         Args:
-            costs: of changes that the recording has no measurement of.
-            stated: users state how much work their jobs are, where they did or their scripts did;
-                else nobody knows.
-            same_quality: a job is over when it has learnt as much as it had, however many samples
-                that takes at other batches. False: a job that stated epochs or samples is over
-                after as many samples at any batch, as a live cluster does it; those with a metric
-                still have to learn as much.
+            costs: of changes without a measurement in the recording.
+            stated: users state the work of jobs for which they, or their scripts, did;
+                otherwise it is unknown.
+            same_quality: a job ends when it has learnt as much as in the recording, however
+                many samples that takes at other batches. False: a job that stated epochs or
+                samples ends after as many samples at any batch, as in a live cluster; those
+                with a metric still have to learn as much.
         """
         self._jobs = {job.name: job for job in recording.jobs}
         self._families = {family.name: family for family in recording.families}
@@ -142,16 +137,16 @@ class RecordedModel:
 
     @property
     def whole_seconds(self) -> bool:
-        """Epochs last as long as they last."""
+        """False: epochs end at any time."""
         return False
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> RecordedJob:
-        """The truth about `job`; the same for every seed, and whether its batch is fixed or not.
+        """Return the model of a job, which depends neither on the seed nor on the kind of batch.
 
         Raises:
-            TraceError: if it is not in the recording, or nobody knows how fast it trains.
+            TraceError: if the job is not in the recording, or its speed is unknown.
         """
         found = self._jobs.get(job.workload)
         if found is None:
@@ -177,7 +172,7 @@ class RecordedModel:
 
 
 class RecordedJob:
-    """One job; see `JobModel`."""
+    """Recorded job; implements `JobModel`."""
 
     def __init__(
         self,
@@ -190,16 +185,16 @@ class RecordedJob:
         costs: ChangeCosts,
         stated: bool,
     ) -> None:
-        """Count its work in samples at its first batch.
+        """Compute the job's work in samples at its first batch.
 
         Args:
-            curves: what it reported, over its progress.
-            samples: that it would have processed at the batches that it had.
-            learns: whether a sample is worth less at larger batches; else each counts the same.
+            curves: reports of the job over its progress.
+            samples: processed at the recorded batches until the end of the job.
+            learns: True if a sample is worth less at larger batches; False: all count the same.
             stated: whether policies know its length.
 
         Raises:
-            TraceError: if it has more epochs than a simulation can count.
+            TraceError: if the job has more epochs than a simulation can count.
         """
         self._step_times = step_times
         self._slowdown = step_times.slowdown(job)
@@ -223,7 +218,7 @@ class RecordedJob:
 
     @property
     def application(self) -> str:
-        """Its family."""
+        """Family of the job."""
         return self._application
 
     @property
@@ -233,16 +228,19 @@ class RecordedJob:
 
     @property
     def costs(self) -> ChangeCosts:
-        """Of this job's changes."""
+        """Costs of the job's changes."""
         return self._costs
 
     @property
     def epochs(self) -> int:
-        """Its work in passes at the first batch; the last one may be shorter."""
+        """Work in passes at the first batch; the last one may be shorter."""
         return self._epochs
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """As it was measured, interpolated or extrapolated; one noise scale an epoch."""
+        """Return the measured, interpolated or extrapolated throughput.
+
+        An epoch has one noise scale.
+        """
         key = (placement, batch, epoch)
         known = self._throughputs.get(key)
         if known is None:
@@ -263,17 +261,17 @@ class RecordedJob:
         )
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """After so many passes at the first batch; the last one ends with the work."""
+        """Return the progress after `epoch` + 1 passes at the first batch, up to the total work."""
         if epoch >= self._epochs - 1:
             return self._total
         return float((epoch + 1) * self._epoch_samples)
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """None was recorded."""
+        """Return 0: no losses were recorded."""
         return 0.0
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """At the middle of an epoch; the same at any batch."""
+        """Return the noise scale in the middle of an epoch; it does not depend on the batch."""
         if epoch not in self._phi:
             share = min(1.0, (epoch + 0.5) * self._epoch_samples / self._total)
             level = self._curves.noise.at(share)
@@ -281,7 +279,7 @@ class RecordedJob:
         return self._phi[epoch]
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """The loss and the noise scale that it reported at the same progress; no other metrics."""
+        """Return the loss and noise scale reported at the same progress; no other metrics."""
         share = min(1.0, self.epoch_ends_at(max(0, epoch - 1)) / self._total)
         return EpochMetrics(
             train_loss=self._curves.loss.at(share),
@@ -290,19 +288,19 @@ class RecordedJob:
         )
 
     def loss_left(self, epoch: int) -> float | None:
-        """Nobody knows: the loss of a longer life was not recorded."""
+        """Return None: the loss of a longer training was not recorded."""
         return None
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Steps that are left at the submitted batch."""
+        """Return the remaining steps at the submitted batch."""
         return max(0.0, self._total - progress) / self.spec.batch_size
 
 
 def _training_share(job: Submission) -> float:
-    """The share of an epoch's time that its samples and its speed account for.
+    """Return the share of an epoch's time that its samples and its speed account for.
 
-    The rest goes to what scripts do between epochs, such as evaluating. In a simulated cluster an
-    epoch is what a pass is worth at the first batch, so its journals show such a share as well.
+    The rest is what scripts do between epochs, such as evaluation. In a simulated cluster an epoch
+    is the value of a pass at the first batch, so that its journals show such a share as well.
     """
     known = [(e.speed, e.lasted_s) for e in job.epochs if e.speed is not None and e.lasted_s]
     lasted_s = math.fsum(seconds for _, seconds in known)
@@ -311,11 +309,11 @@ def _training_share(job: Submission) -> float:
 
 
 def _samples(job: Submission, family: Family) -> float:
-    """What a job would have processed had it not been cancelled, and not outlived the recording.
+    """Return the samples a job would have processed, had it not been cancelled or cut off.
 
-    Where that was not stated, it is what a live cluster would have believed: as much as its
-    relatives, else twice what it had done. A cancelled job ends before that, unless the other
-    policy is faster.
+    If its work was not stated, the estimate is that of a live cluster: as much as its relatives,
+    otherwise twice what it had done. A cancelled job ends earlier, unless the other policy is
+    faster.
     """
     if job.ended in {"succeeded", "failed"}:
         return float(job.samples)
@@ -325,7 +323,7 @@ def _samples(job: Submission, family: Family) -> float:
 
 
 def _stop(job: Submission, epochs: int) -> StopRule | None:
-    """What was stated, in epochs as they are counted here; a metric as it was."""
+    """Return the stated stop rule, in epochs as counted here; a metric stays as it was."""
     stop = job.spec.stop
     if stop is not None and stop.metric is not None:
         return stop
@@ -333,11 +331,11 @@ def _stop(job: Submission, epochs: int) -> StopRule | None:
 
 
 def _costs(own: ChangeTimes, everybody: ChangeTimes, given: ChangeCosts) -> ChangeCosts:
-    """Of the family, else of the cluster, else as they were given.
+    """Return the costs of the family, otherwise of the cluster, otherwise the given ones.
 
-    A change without newcomers took as long as its members needed to come to an agreed step and to
-    change. The second part alone is what nobody trains in, so it bounds what was given from above.
-    So does a change with newcomers, of which the last part is such a change.
+    A change without newcomers took as long as its members needed to agree on a step and to change.
+    Training pauses only in the second part, so the measurement is an upper limit of the given
+    value. The same holds for a change with newcomers, whose last part is such a change.
     """
     alone_s = _first(own.switch_s, everybody.switch_s, math.inf)
     join_s = _first(own.join_s, everybody.join_s, math.inf)

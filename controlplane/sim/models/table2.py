@@ -1,7 +1,4 @@
-"""The truth about a job of Table 2.
-
-The 50 workloads by name, and how long they take a user who keeps to a tuned batch.
-"""
+"""Model of the jobs in the paper's Table 2: 50 workloads by name, and how they train."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ from schemas.jobs import JobSpec, StopRule
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model on a data set of one size."""
+    """Model on a data set of one size."""
 
     name: str
     application: str  # key of `ROWS`
@@ -74,13 +71,10 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 
 
 def workload_of(name: str) -> Workload:
-    """The workload of that name.
-
-    Args:
-        name: the application, a dash, its samples in thousands, and k.
+    """Return the workload of a name: application, dash, samples in thousands, and k.
 
     Raises:
-        TraceError: if there is none.
+        TraceError: if there is no such workload.
     """
     if name in WORKLOADS:
         return WORKLOADS[name]
@@ -91,12 +85,9 @@ def workload_of(name: str) -> Workload:
 
 @cache
 def duration_s(name: str, slots: int) -> float:
-    """Seconds that a workload trains on so many packed slots, with the batch tuned for them.
+    """Return the training seconds of a workload on packed slots with the batch tuned for them.
 
-    Without its start, and without the differences between jobs.
-
-    Args:
-        slots: on as few nodes as possible.
+    Starts and the differences between jobs are not included.
 
     Raises:
         TraceError: if there is no such workload.
@@ -113,27 +104,22 @@ def duration_s(name: str, slots: int) -> float:
 
 
 def closest(gpu_seconds: float, slots: int) -> str:
-    """The workload with the closest GPU time (ONES, appendix).
-
-    Args:
-        gpu_seconds: slots times seconds.
-        slots: that it trains on.
-    """
+    """Return the workload with the closest GPU time on these slots (ONES, appendix)."""
     return min(WORKLOADS, key=lambda name: abs(slots * duration_s(name, slots) - gpu_seconds))
 
 
-GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is any with so many GPU seconds
+GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its GPU seconds
 Steps = dict[tuple[Placement, int], StepParts]  # by placement and global batch
 
 
 class Table2Model:
-    """Jobs of the paper's Table 2."""
+    """Model of the jobs of the paper's Table 2."""
 
     def __init__(self, *, stated: bool = False, erratic: bool = False) -> None:
-        """Choose what its users and its curves are like.
+        """Choose the users' statements and the kind of curves.
 
         Args:
-            stated: users state the epochs that their jobs take; else a target accuracy.
+            stated: users state the epochs of their jobs; otherwise a target accuracy.
             erratic: losses have plateaus, spikes and more noise.
         """
         self._stated = stated
@@ -142,13 +128,13 @@ class Table2Model:
 
     @property
     def whole_seconds(self) -> bool:
-        """Epochs last as long as they last."""
+        """False: epochs end at any time."""
         return False
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> Table2Job:
-        """The truth about `job`; the same length whichever the batch."""
+        """Return the model of a job, which has the same length for either kind of batch."""
         return Table2Job(
             job,
             self._workload(job),
@@ -176,7 +162,7 @@ class Table2Model:
 
 
 class Table2Job:
-    """One job; see `JobModel`."""
+    """Job of Table 2; implements `JobModel`."""
 
     def __init__(
         self,
@@ -189,22 +175,20 @@ class Table2Job:
         stated: bool,
         erratic: bool,
     ) -> None:
-        """Draw what differs from job to job: its length and its noise, from `seed` and its name.
+        """Draw the job's length and noise from `seed` and its name.
 
         Args:
-            job: of a trace; one that was recorded says how many samples it took.
-            workload: that it trains.
-            steps: application -> (placement, global batch) -> its parts; filled as they are needed,
-                and shared by all jobs.
-            batch: "fixed" or "elastic", as for `TrainingModel.job_model`.
-            seed: of what differs from job to job.
-            stated: whether its user states the epochs; else a target accuracy.
-            erratic: whether its losses have plateaus, spikes and more noise.
+            job: of a trace; a recorded job states its number of samples.
+            steps: application -> (placement, global batch) -> parts of a step; a cache that all
+                jobs share.
+            batch: "fixed" or "elastic", as in `TrainingModel.job_model`.
+            stated: True if the user states the epochs; otherwise a target accuracy.
+            erratic: True if losses have plateaus, spikes and more noise.
         """
         row = workload.row
         rng = default_rng((seed, crc32(job.name.encode())))
         usual = row.epochs * math.exp(EPOCHS_SPREAD * rng.standard_normal())
-        if job.samples is not None:  # recorded: at least as long as the target can be checked
+        if job.samples is not None:  # recorded: the target must still be checkable
             usual = job.samples / workload.samples - ABOVE_TARGET
         self._to_target = max(1, round(usual))
         self._workload = workload
@@ -215,19 +199,19 @@ class Table2Job:
         self._steps = steps[workload.application]
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
         stop = _stop(row, self._epochs, stated=stated)
-        if stated and job.utility is not None:  # whoever asks for an end by then knows its length
+        if stated and job.utility is not None:  # a stated deadline implies a known length
             stop = StopRule(samples=self._epochs * workload.samples)
         self._spec = _spec(job, workload, stop, batch)
         self._costs = costs_of(row)
 
     @property
     def application(self) -> str:
-        """The model and its data set, whatever the size."""
+        """Model and data set, whatever the size."""
         return self._workload.application
 
     @property
     def spec(self) -> JobSpec:
-        """What its user submits."""
+        """Submitted specification."""
         return self._spec
 
     @property
@@ -237,16 +221,16 @@ class Table2Job:
 
     @property
     def costs(self) -> ChangeCosts:
-        """Of this job's changes."""
+        """Costs of the job's changes."""
         return self._costs
 
     @property
     def epochs(self) -> int:
-        """Until its accuracy was above the target ten times in a row."""
+        """Number of epochs until the accuracy was above the target ten times in a row."""
         return self._epochs
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """How fast a group trains; an epoch has one noise scale."""
+        """Return the throughput of a group; an epoch has one noise scale."""
         key = (placement, batch, epoch)
         known = self._throughputs.get(key)
         if known is not None:
@@ -259,37 +243,37 @@ class Table2Job:
         return throughput
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """Progress at the end of an epoch: as much as a pass at the first batch is worth.
+        """Return the progress at the end of an epoch: the value of a pass at the first batch.
 
-        Paper: an epoch is a pass over the data. Here: it is what such a pass is worth at the first
+        Paper: an epoch is a pass over the data. Here: it is the value of such a pass at the first
         batch, so that a batch that learns less from a sample takes longer, not more epochs.
         """
         return float((epoch + 1) * self._workload.samples)
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Progress that is lost when the global batch jumps; may be more than there was."""
+        """Return the progress lost when the global batch jumps; may exceed the job's progress."""
         return lost_epochs(before, batch) * self._workload.samples
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """As it is measured while the epoch runs, with the error that its report will have.
+        """Return the noise scale measured in the running epoch, with the error of its report.
 
-        The same at any batch. The throughput comes from the true one.
+        It does not depend on the batch. The throughput uses the true one.
         """
         return self.epoch_metrics(epoch + 1, batch).noise_scale
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """What a worker says after so many epochs; the same however often it is asked.
+        """Return the report after `epoch` epochs; repeated calls return the same report.
 
-        Its noise scale is that of the epoch that is over, measured with an error.
+        Its noise scale is that of the finished epoch, with an error of measurement.
         """
         return self._reports[min(epoch, self._epochs)]
 
     def loss_left(self, epoch: int) -> float | None:
-        """Its loss is made up."""
+        """Return None: the loss is made up."""
         return None
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Steps that are left at the submitted batch and the present noise scale."""
+        """Return the remaining steps at the submitted batch and the current noise scale."""
         batch = self._spec.batch_size
         useful = efficiency(self._row, batch, self._true_scale(epoch))
         left = self._epochs * self._workload.samples - progress
@@ -306,11 +290,7 @@ class Table2Job:
 
 
 def costs_of(row: Row) -> ChangeCosts:
-    """Starting from a checkpoint takes longer the larger the model is.
-
-    Args:
-        row: of Table 2.
-    """
+    """Return costs of changes; starting from a checkpoint takes longer for larger models."""
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
     quick, slow = RESTART_S
@@ -350,7 +330,7 @@ def _spec(
         family=workload.name,
         batch_size=first,
         max_batch_size=most,
-        max_local_batch=max(first, row.memory),  # beyond memory: in several passes
+        max_local_batch=max(first, row.memory),  # above memory: in several passes
         slots=(1, max(MOST_SLOTS, job.slots)),
         slots_wanted=job.slots,
         stop=stop,
@@ -359,5 +339,4 @@ def _spec(
 
 
 def _job_name(name: str) -> str:
-    """`name`, made of what a job's name may have."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:48] or "job"

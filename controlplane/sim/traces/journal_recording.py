@@ -1,7 +1,4 @@
-"""A journal as a recording.
-
-A controller's journal, read without a trace of it; also while the controller runs.
-"""
+"""Recording of a controller's journal, which is read without a trace of it, also while in use."""
 
 from __future__ import annotations
 
@@ -42,27 +39,26 @@ from schemas.jobs import JobSpec
 from schemas.wire.client import EpochInfo, VersionInfo
 
 NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
-Slots = dict[NodeId, int]  # of each node that is there
+Slots = dict[NodeId, int]  # of each present node
 
 
 def replay_journal(
     path: Path, since: float, until: float
 ) -> tuple[list[Job], JobHistories, Slots, int]:
-    """The jobs of a journal, their past, and the cluster as it was largest in a window.
+    """Return the jobs of a journal, their history, and the cluster at its largest in a window.
 
-    Where its oldest inputs are not kept any more, it begins with the oldest state that is.
-
-    The file is opened read-only. A transaction that was torn was never reported as durable and
-    is not there.
+    If the oldest inputs are not kept, the replay starts from the oldest kept state. The file is
+    opened read-only. A transaction torn by a crash was never reported as durable and is ignored.
 
     Args:
-        since: beginning of the window, seconds since the epoch.
+        since: start of the window, seconds since the epoch.
 
     Returns:
-        Jobs, their past, slots, and how many jobs that left are not among them, as damaged.
+        Jobs, their histories, slots by node, and the number of past jobs whose rows are
+        damaged.
 
     Raises:
-        TraceError: if it is no journal, is damaged, or another release wrote it.
+        TraceError: if the file is not a journal, is damaged, or was written by another release.
     """
     jobs: list[Job] = []
     histories = JobHistories()
@@ -71,7 +67,7 @@ def replay_journal(
     damaged = 0
 
     def watched(inputs: Iterator[tuple[Seconds, Input]]) -> Iterator[tuple[Seconds, Input]]:
-        """The inputs as they are; notes on the way which nodes were there in the window."""
+        """Yield the inputs unchanged, and track the nodes present in the window."""
         entered = False
         for at, event in inputs:
             if not entered and at >= since:
@@ -99,7 +95,7 @@ def replay_journal(
                 core.handle(event, at)
                 histories.add(core.records)
                 jobs += [record.last for record in core.records if isinstance(record, JobLeft)]
-            if reader.records.complete:  # of inputs that are not kept, too
+            if reader.records.complete:  # includes inputs that are not kept
                 jobs, damaged = _left(reader)
             jobs += core.state.jobs.values()
             if (kept := reader.records).complete:
@@ -114,7 +110,6 @@ def replay_journal(
 
 
 def _left(reader: Reader) -> tuple[list[Job], int]:
-    """The jobs that left, and how many of them cannot be read."""
     found, damaged = [], 0
     for row in reader.ended.behind(0):
         try:
@@ -125,10 +120,10 @@ def _left(reader: Reader) -> tuple[list[Job], int]:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """The database, read-only; one that nobody has open is not even locked.
+    """Open the database read-only; a database that is not in use is not even locked.
 
-    Without a write-ahead log beside it the file is all there is; SQLite would make the log's files
-    to read it, unless it is told that nothing changes.
+    Without a write-ahead log beside it the file is complete; SQLite would create the log's files to
+    read it, unless the file is declared immutable.
     """
     if not path.is_file():
         raise TraceError(f"{path}: there is no such file", NO_JOURNAL)
@@ -173,21 +168,21 @@ def recording_from_journal(
     *,
     users: bool = False,
 ) -> Recording:
-    """The jobs that were submitted in a window, and all that the journal knows of their nature.
+    """Return the jobs submitted in a window, and all that the journal has about their behaviour.
 
-    What happened to them later counts too, and so do the measurements of all other jobs. Not in a
-    recording: environments, arguments, paths, scripts; what operators resized and paused; scripts
-    that failed and succeeded when they were tried again; which model of GPU a node had, because no
-    measurement says on which it was taken.
+    Events after the window count too, and so do the measurements of all other jobs. A recording
+    does not contain environments, arguments, paths and scripts; resizes and pauses by operators;
+    scripts that failed and succeeded when retried; the GPU models of nodes, because no measurement
+    states its GPU.
 
     Args:
-        journal: file of a controller, which may run; only read.
-        since: submissions before are left out; seconds since the epoch. None: from the first on.
-        until: submissions from then on are left out. None: to the last.
-        users: keep their names; else they are user-1, user-2 and so on.
+        journal: file of a controller, which may be running; only read.
+        since: submissions before are left out; seconds since the epoch. None: no limit.
+        until: submissions from then on are left out. None: no limit.
+        users: keep user names; otherwise users are named user-1, user-2 and so on.
 
     Raises:
-        TraceError: if it is no journal that this release can read, or no job can be replayed.
+        TraceError: if this release cannot read the journal, or no job can be replayed.
     """
     begin = -math.inf if since is None else float(since)
     end = math.inf if until is None else float(until)
@@ -226,7 +221,7 @@ def _submissions(
     *,
     most: int,
 ) -> tuple[list[Submission], Counter[str]]:
-    """The jobs that can be replayed, and how many cannot for which reason."""
+    """Return the jobs that can be replayed, and the number of others by reason."""
     left_out: Counter[str] = Counter()
     taken = []
     for job in window:
@@ -242,7 +237,7 @@ def _submissions(
 
 
 def _labels(jobs: Iterable[Job]) -> dict[str, str]:
-    """A short name of each family: the full one may say who, and with which arguments."""
+    """Return a short name of each family; the full one may reveal users and arguments."""
     found: dict[str, str] = {}
     for job in jobs:
         if job.family not in found:
@@ -261,7 +256,7 @@ def _names(jobs: Iterable[Job], *, users: bool) -> dict[str, str]:
 
 
 def _unfit(job: Job, family: Family, most: int) -> str:
-    """Why a job cannot be replayed; empty if it can."""
+    """Return why a job cannot be replayed; empty if it can."""
     if not family.speeds:
         return UNMEASURED
     if job.spec.slots[0] > most:
@@ -274,7 +269,7 @@ def _unfit(job: Job, family: Family, most: int) -> str:
 
 
 def _stated(job: Job, family: Family) -> int | None:
-    """The work that was stated, in samples, also of a job that never trained."""
+    """Return the stated work in samples, also for a job that never trained."""
     if job.stop_samples is not None or job.progress.epoch_samples or job.spec.stop is None:
         return job.stop_samples
     stop, length = job.spec.stop, family.epoch_samples
@@ -310,7 +305,7 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
         speed = _speed(info) if _measured(info) else None
         lasted_s = None
         if speed is not None and before is not None and info.epoch == before.epoch + 1:
-            # A group that started again from the end of the epoch before was away for a while.
+            # A group that restarted from the end of the previous epoch paused in between.
             steady = not any(before.time < at <= info.time for at in formed)
             lasted_s = _positive(info.time - before.time) if steady else None
         found.append(
@@ -328,7 +323,7 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
 
 
 def _bare(spec: JobSpec, family: str, most: int) -> JobSpec:
-    """What policies may see of a specification; nobody wants more slots than there were."""
+    """Return what policies may see of a specification, with at most the cluster's slots."""
     return JobSpec(
         name=spec.name,
         script="train.py",
@@ -412,6 +407,5 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _groups(slots: Iterable[int]) -> tuple[NodeGroup, ...]:
-    """Nodes alike together, the largest first."""
     alike = groupby(sorted((count for count in slots if count), reverse=True))
     return tuple(NodeGroup(count=len(list(group)), slots=size) for size, group in alike)
