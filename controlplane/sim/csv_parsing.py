@@ -100,7 +100,7 @@ def with_header(
         hint = f"the first line must name {', '.join(required)}"
         raise TraceError(what, hint, missing[0])
     if twice := [name for name in required if names.count(name) > 1]:
-        raise TraceError(f"{path}:{line}: column {twice[0]} is there twice", "keep one", twice[0])
+        raise TraceError(f"{path}:{line}: column {twice[0]} is duplicated", "keep one", twice[0])
     if unknown := [name for name in names if name not in {*required, *optional}]:
         known = ", ".join([*required, *optional])
         what = f"{path}:{line}: column {_short(unknown[0])} is unknown"
@@ -172,14 +172,14 @@ def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 def _decoded(file: str, line: int, raw: bytes) -> str:
     if len(raw) > MOST_LINE_BYTES:
         what = f"{file}:{line}: longer than {MOST_LINE_BYTES} bytes"
-        raise TraceError(what, "this is no trace; write one job on each line")
+        raise TraceError(what, "write one job on each line; such a long line is not a trace")
     try:
         text = raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        what = f"{file}:{line}: byte {error.start + 1} is no UTF-8"
+        what = f"{file}:{line}: byte {error.start + 1} is not UTF-8"
         raise TraceError(what, "save the file as UTF-8 text") from None
     if "\0" in text:
-        raise TraceError(f"{file}:{line}: has a NUL byte", "this is no text; name a trace")
+        raise TraceError(f"{file}:{line}: has a NUL byte", "name a trace, which is a text file")
     return text
 
 

@@ -102,13 +102,13 @@ def _check(scenario: Scenario) -> None:
         if value is not None:
             _bounded(name, value, 0.0)
             if value > LONGEST_STALL_S:
-                what = f"{name}: a cluster calls changes off that take {value:g} s"
+                what = f"{name}: a cluster cancels changes that take {value:g} s"
                 raise TraceError(what, f"give at most {LONGEST_STALL_S:g}", name)
     for name in ("warm_up", "crash_share", "cancel_share", "early_share"):
         if getattr(scenario, name) > 1.0 - (name == "warm_up") * 1e-9:
             raise TraceError(f"{name} {getattr(scenario, name)} is no share", "give 0 to 1", name)
     if scenario.early_share and scenario.physics not in {"table2", "profiles"}:
-        what = f"early_share: physics {scenario.physics} knows no scripts that leave early"
+        what = f"early_share: physics {scenario.physics} has no scripts that leave early"
         raise TraceError(what, "choose physics table2 or profiles, or give 0", "early_share")
     _check_reports(scenario)
     if not 0.0 < scenario.scaling <= 1.0:
@@ -129,17 +129,19 @@ def _check(scenario: Scenario) -> None:
 
 def _check_reports(scenario: Scenario) -> None:
     if scenario.noise is not None and not 0.0 <= scenario.noise <= MOST_NOISE:
-        what = f"noise: {scenario.noise} is no relative error from 0 to {MOST_NOISE:g}"
+        what = f"noise: {scenario.noise} is not a relative error from 0 to {MOST_NOISE:g}"
         raise TraceError(what, "give 0.05 for 5%", "noise")
     if not 1.0 <= scenario.noise_scale_error <= MOST_SCALE_ERROR:
-        what = f"noise_scale_error: {scenario.noise_scale_error} is no factor"
+        what = f"noise_scale_error: {scenario.noise_scale_error} is not a factor of at least 1"
         hint = f"give 1 to {MOST_SCALE_ERROR:g}; 4: up to 4 times too large or small"
         raise TraceError(what, hint, "noise_scale_error")
 
 
 def _bounded(name: str, value: float, least: float) -> None:
     if not math.isfinite(value) or value < least:
-        raise TraceError(f"{name}: {value} is not a number from {least:g} on", "correct it", name)
+        raise TraceError(
+            f"{name}: {value} is not a number of at least {least:g}", "correct it", name
+        )
 
 
 # SLAQ section 3: 160 jobs, 15 s apart, on 20 nodes of 32 cores; all count.

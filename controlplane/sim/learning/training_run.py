@@ -48,14 +48,14 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, weights_only=True)
     except FileNotFoundError:
-        hint = "leave out --resume to begin one"
+        hint = "leave out --resume to start one"
         raise TrainingError(f"{path}: no training was interrupted here", hint) from None
     except Exception as error:  # noqa: BLE001 - torch raises whatever a damaged file makes it
-        what = f"{path}: no whole state of a training ({type(error).__name__})"
-        raise TrainingError(what, "remove it, and begin anew without --resume") from None
+        what = f"{path}: damaged state of a training ({type(error).__name__})"
+        raise TrainingError(what, "remove the file, and start again without --resume") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        what = f"{path}: a state that this version does not read"
-        raise TrainingError(what, "remove it, and begin anew without --resume")
+        what = f"{path}: a state of another version"
+        raise TrainingError(what, "remove the file, and start again without --resume")
     return state
 
 
@@ -236,19 +236,19 @@ def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> Pr
     except KeyboardInterrupt:
         _keep(trainer, order, done, kept)
         what = f"interrupted after {done.iteration} of {trainer.iterations} iterations"
-        raise InterruptedTrainingError(what, "the same with --resume goes on") from None
+        raise InterruptedTrainingError(what, "repeat it with --resume to continue") from None
     _write(trainer, order, done)
     return done
 
 
 def _check_place(order: Order, *, resume: bool) -> None:
     if not order.out.parent.is_dir():
-        raise TrainingError(f"{order.out.parent}: no such folder", "make it, or choose another one")
+        raise TrainingError(f"{order.out.parent}: no such folder", "create it, or choose another")
     if order.out.suffix != ".npz":
         raise TrainingError(f"{order.out}: a model's file ends in .npz", "choose such a name")
     if not resume and order.state.exists():
-        what = f"{order.state}: a training that was interrupted"
-        raise TrainingError(what, "go on with --resume, or remove it")
+        what = f"{order.state}: an interrupted training"
+        raise TrainingError(what, "resume it with --resume, or remove the file")
 
 
 def _restored(trainer: Trainer, order: Order) -> Progress:
@@ -258,7 +258,7 @@ def _restored(trainer: Trainer, order: Order) -> Progress:
         if state.get("told", {}).get(name) != value:
             was = state.get("told", {}).get(name)
             what = f"{order.state}: a training with {name} {was}, not {value}"
-            raise TrainingError(what, "go on as it began, or remove it and begin anew")
+            raise TrainingError(what, "use its settings, or remove it and start again")
     trainer.restore(state["trainer"])
     return Progress(state["iteration"], state["cpu_s"], state["rows"])
 

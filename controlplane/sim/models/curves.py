@@ -180,7 +180,7 @@ class CurvesModel:
         """
         curve = self._curves.get(job.workload)
         if curve is None:
-            what = f"job {job.name}: {job.workload[:60]!r} is no recorded curve"
+            what = f"job {job.name}: {job.workload[:60]!r} is not a recorded curve"
             hint = f"choose from {len(self._curves)}, such as {next(iter(self._curves))}"
             raise TraceError(what, hint, "workload")
         if job.slots < 1:

@@ -47,7 +47,7 @@ def workload_of(name: str) -> tuple[str, int]:
     if found is not None:
         model, servers = found[1], int(found[2])
     if model not in BATCHES or servers > MOST_SERVERS:
-        what = f"{name[:60]!r} is no workload of Harmony's testbed"
+        what = f"{name[:60]!r} is not a workload of Harmony's testbed"
         hint = f"choose from {', '.join(BATCHES)}, with up to {MOST_SERVERS} servers: vgg16-2ps"
         raise TraceError(what, hint, "workload")
     return model, servers

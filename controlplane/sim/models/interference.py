@@ -90,9 +90,9 @@ def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
     except OSError as error:
         raise _refused(path, error.strerror or "cannot be read") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _refused(path, f"is no JSON ({error})") from None
+        raise _refused(path, f"is not JSON ({error})") from None
     if not isinstance(table, dict):
-        raise _refused(path, "is no table by GPU type")
+        raise _refused(path, "is not a table by GPU type")
     found = {
         gpu: _pairs(path, gpu, rows)
         for gpu, rows in table.items()
@@ -122,7 +122,7 @@ def _pairs(path: Path, gpu: str, rows: Any) -> dict[str, dict[str, float]]:
             raise _refused(path, f"{gpu}, {name}: no steps per second") from None
         good = [speed for speed in (alone, *beside.values()) if math.isfinite(speed)]
         if alone <= 0.0 or min(good) < 0.0 or len(good) <= len(beside):
-            raise _refused(path, f"{gpu}, {name}: a speed is no number from 0 on")
+            raise _refused(path, f"{gpu}, {name}: a speed is not a number of at least 0")
         worst = min((speed for speed in beside.values() if speed > 0.0), default=alone)
         found[name] = {
             other: min(1.0, max(LEAST_SPEED, (speed or worst) / alone))

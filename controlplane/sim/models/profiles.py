@@ -71,7 +71,7 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
         digits = row.text("placement")
         if not digits.isdecimal() or "0" in digits:
             raise row.error(
-                "placement", f"{digits[:40]!r} is no row of digits 1 to 9", "correct it"
+                "placement", f"{digits[:40]!r} is not a row of digits 1 to 9", "correct the cell"
             )
         placement = smallest_rotation(tuple(int(digit) for digit in digits))
         times = _times(row)
@@ -163,7 +163,10 @@ class MeasuredApplication:
         self.name = folder.name
         if self.name not in EPOCHS:
             known = ", ".join(sorted(EPOCHS))
-            raise TraceError(f"{folder}: nobody knows how many epochs it takes", f"known: {known}")
+            raise TraceError(
+                f"{folder}: unknown application",
+                f"known: {known}",
+            )
         self.epochs = EPOCHS[self.name]
         self._placements = read_placements(folder / "placements.csv")
         self._sizes = read_sizes(folder / "scalability.csv")
@@ -212,7 +215,7 @@ class MeasuredApplication:
 
     def _missing(self, placement: Placement, local: int) -> None:
         where = "+".join(str(count) for count in placement)
-        what = f"{self.name} was never measured near {where} slots with a local batch of {local}"
+        what = f"{self.name} was not measured near {where} slots with a local batch of {local}"
         raise TraceError(what, "give a smaller batch, or tables with more measurements")
 
     def _interpolated(self) -> Any:
@@ -381,7 +384,7 @@ class ProfilesModel:
             TraceError: if there is no such folder.
         """
         if not folder.is_dir():
-            what = f"{folder} is no folder"
+            what = f"{folder} is not a folder"
             raise TraceError(
                 what, "give the one that has a folder for each application", "profiles"
             )

@@ -150,7 +150,7 @@ class RecordedModel:
         """
         found = self._jobs.get(job.workload)
         if found is None:
-            what = f"job {job.name}: {job.workload[:60]!r} is no job of the recording"
+            what = f"job {job.name}: {job.workload[:60]!r} is not a job of the recording"
             raise TraceError(what, "simulate the recording's own trace", "workload")
         family = self._families.get(found.family)
         if family is None or not family.speeds:

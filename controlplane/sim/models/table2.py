@@ -80,7 +80,7 @@ def workload_of(name: str) -> Workload:
         return WORKLOADS[name]
     near = difflib.get_close_matches(name, WORKLOADS, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else f"one of them is {next(iter(WORKLOADS))}"
-    raise TraceError(f"{name!r} is no workload of Table 2", hint, "workload")
+    raise TraceError(f"{name!r} is not a workload of Table 2", hint, "workload")
 
 
 @cache
@@ -156,7 +156,7 @@ class Table2Model:
         except ValueError:
             gpu_s = math.nan
         if not 0.0 <= gpu_s < math.inf:
-            what = f"{job.name}: {job.workload!r} states no GPU time"
+            what = f"{job.name}: {job.workload!r} does not state a GPU time"
             raise TraceError(what, f"write {GPU_TIME}SECONDS", "workload")
         return workload_of(closest(gpu_s, job.slots))
 

@@ -107,15 +107,15 @@ def _workloads(
 
 def _check(jobs: int, mix: str, mean_interval_s: float, shares: tuple[float, ...]) -> None:
     if jobs < 1:
-        raise TraceError(f"{jobs} jobs are no trace", "give at least 1", "jobs")
+        raise TraceError(f"{jobs} jobs are too few", "give at least 1", "jobs")
     if mix not in {"philly", "uniform"}:
-        raise TraceError(f"there is no mix {mix!r}", "choose philly or uniform", "mix")
+        raise TraceError(f"unknown mix {mix!r}", "choose philly or uniform", "mix")
     if not 0.0 < mean_interval_s < float("inf"):
         what = f"{mean_interval_s} s between submissions are impossible"
         raise TraceError(what, "give a positive number", "mean_interval_s")
     for share in shares:
         if not 0.0 <= share <= 1.0:
-            raise TraceError(f"{share} is no share of the jobs", "give 0 to 1", "share")
+            raise TraceError(f"{share} is not a share of the jobs", "give 0 to 1", "share")
 
 
 def shares(
@@ -134,7 +134,7 @@ def arrival_process(name: str) -> Arrivals:
         TraceError: if it is unknown.
     """
     if name not in PROCESSES:
-        what = f"there is no arrival process {name!r}"
+        what = f"unknown arrival process {name!r}"
         raise TraceError(what, f"choose from {', '.join(PROCESSES)}", "arrivals")
     return PROCESSES[name]
 
@@ -170,7 +170,7 @@ def generate_curves(
         TraceError: if a number is out of range, or the process is unknown.
     """
     if jobs < 1:
-        raise TraceError(f"{jobs} jobs are no trace", "give at least 1", "jobs")
+        raise TraceError(f"{jobs} jobs are too few", "give at least 1", "jobs")
     families: dict[str, list[str]] = {}
     for curve in curves:
         families.setdefault(curve.family, []).append(curve.name)
@@ -238,7 +238,7 @@ def generate_harmony(
         TraceError: if a number is out of range, or the process is unknown.
     """
     if jobs < 1:
-        raise TraceError(f"{jobs} jobs are no trace", "give at least 1", "jobs")
+        raise TraceError(f"{jobs} jobs are too few", "give at least 1", "jobs")
     rngs = [default_rng((seed, number)) for number in range(7)]
     times = [float(at) for at in arrival_process(arrivals)(rngs[0], jobs, mean_interval_s)]
     models = [str(name) for name in rngs[1].choice(tuple(BATCHES), size=jobs)]

@@ -103,7 +103,7 @@ def replay_journal(
         except JournalError as error:
             raise TraceError(error.message, error.hint) from None
         except (OnesError, LookupError, TypeError, ValueError) as error:
-            what = f"{path}: its history leads nowhere in this release: {error!r}"
+            what = f"{path}: its history cannot be replayed by this release: {error!r}"
             raise TraceError(what, "export it with the release that wrote it") from None
     jobs.sort(key=lambda job: number_of(job.job))
     return jobs, histories, largest[0], damaged
@@ -126,7 +126,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     read it, unless the file is declared immutable.
     """
     if not path.is_file():
-        raise TraceError(f"{path}: there is no such file", NO_JOURNAL)
+        raise TraceError(f"{path}: no such file", NO_JOURNAL)
     at_rest = not path.with_name(f"{path.name}-wal").exists()
     where = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' * at_rest}"
     try:
@@ -138,7 +138,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         version = int(row[0]) if row else 0
     except (sqlite3.Error, TypeError, ValueError) as error:
         database.close()
-        raise TraceError(f"{path} is no journal: {error}", NO_JOURNAL) from None
+        raise TraceError(f"{path} is not a journal: {error}", NO_JOURNAL) from None
     if not FIRST_VERSION <= version <= SCHEMA_VERSION:
         database.close()
         hint = (

@@ -106,7 +106,7 @@ def read_recording(path: Path) -> Recording:
     families = _read_families(path, lines, header)
     jobs = _read_jobs(path, lines, header, families)
     if next(lines, b"").strip():
-        what = f"{path}:{2 + len(families) + len(jobs)}: more lines than the first one says"
+        what = f"{path}:{2 + len(families) + len(jobs)}: more lines than the header states"
         raise TraceError(what, "export it again")
     if not jobs:
         raise TraceError(f"{path}:1: no jobs", "record a window in which some were submitted")
@@ -157,7 +157,7 @@ def _next(path: Path, lines: Iterator[bytes], number: int) -> bytes:
     raw = next(lines, None)
     if raw is None or number > MOST_LINES:
         what = f"{path}:{number}: the file ends before all its jobs" if number > 1 else str(path)
-        raise TraceError(what if number > 1 else f"{what}:1: nothing is there", NO_RECORDING)
+        raise TraceError(what if number > 1 else f"{what}:1: the file is empty", NO_RECORDING)
     return raw
 
 
@@ -172,22 +172,22 @@ def _decoded(
 
 def _only_once(path: Path, number: int, name: str, known: dict[str, Line]) -> None:
     if name in known:
-        raise TraceError(f"{path}:{number}: {name!r} is there twice", "delete one")
+        raise TraceError(f"{path}:{number}: {name!r} is duplicated", "delete one")
 
 
 def _check_nodes(path: Path, nodes: tuple[NodeGroup, ...]) -> None:
     if not nodes or any(group.count < 1 or group.slots < 1 for group in nodes):
         raise TraceError(f"{path}:1: a cluster without slots", "give nodes with some", "nodes")
     if any(group.model not in RELATIVE_SPEEDS for group in nodes):
-        raise TraceError(f"{path}:1: a GPU type that nobody knows", "leave it empty", "nodes")
+        raise TraceError(f"{path}:1: unknown GPU type", "leave it empty", "nodes")
 
 
 def _check_job(path: Path, number: int, job: Submission, families: dict[str, Family]) -> None:
     if job.family not in families:
-        what = f"{path}:{number}: job {job.name}: nothing is known of family {job.family!r}"
+        what = f"{path}:{number}: job {job.name}: there is no line for family {job.family!r}"
         raise TraceError(what, "add a line for the family, or delete the job", "family")
     if job.ended == "cancelled" and job.ended_after_s is None:
-        what = f"{path}:{number}: job {job.name} was cancelled, nobody knows when"
+        what = f"{path}:{number}: job {job.name} was cancelled at an unknown time"
         raise TraceError(what, "give its ended_after_s", "ended_after_s")
     for problem in problems(job.spec):
         what = f"{path}:{number}: job {job.name}: {problem.field}: {problem.what}"

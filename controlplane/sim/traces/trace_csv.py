@@ -72,7 +72,7 @@ def write_trace(trace: Trace, path: Path) -> None:
         row = io.StringIO()
         csv.writer(row, lineterminator="").writerow(_cells(job)[column] for column in columns)
         if _job(parse_line(str(path), line, row.getvalue(), columns)) != job:
-            what = f"{path}:{line}: job {job.name!r} would be read as another one"
+            what = f"{path}:{line}: job {job.name!r} would not be read back equal"
             raise TraceError(what, "leave out blanks around names, and fractions of whole numbers")
         text.write(row.getvalue() + "\n")
     build_trace(trace.name, path, trace.jobs)
@@ -279,7 +279,7 @@ def _steps_per_s(row: CsvRow, slots: int) -> float:
 
 def _workload(row: CsvRow, column: str, gpu_time_s: float) -> str:
     if not gpu_time_s > 0.0:
-        raise row.error(column, "a job of no duration", "delete the line")
+        raise row.error(column, "a job without duration", "delete the line")
     return f"{GPU_TIME}{gpu_time_s:.6g}"
 
 
@@ -289,7 +289,7 @@ def _clock(row: CsvRow) -> dt.datetime:
         return dt.datetime.strptime(said, CLOCK)  # noqa: DTZ007 - only differences matter
     except ValueError:
         hint = "write it like 2017-10-09 07:01:55"
-        raise row.error("timestamp", f"{said!r} is no time", hint) from None
+        raise row.error("timestamp", f"{said!r} is not a time", hint) from None
 
 
 _JOBS: Final[Mapping[Layout, Callable[[Path], Iterator[TraceJob]]]] = {

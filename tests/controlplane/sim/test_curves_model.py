@@ -178,7 +178,10 @@ def test_stated_work_is_the_number_of_iterations() -> None:
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [(submission("bert"), "'bert' is no recorded curve"), (submission(min(SHIPPED), 0), "0 cores")],
+    [
+        (submission("bert"), "'bert' is not a recorded curve"),
+        (submission(min(SHIPPED), 0), "0 cores"),
+    ],
 )
 def test_a_job_that_is_none_is_refused(given: TraceJob, told: str) -> None:
     with pytest.raises(TraceError, match=told):

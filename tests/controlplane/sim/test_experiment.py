@@ -253,7 +253,7 @@ def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_o
     assert process.returncode == 1
     assert said.rstrip().endswith(
         "stopped after 1 of 3 simulations; "
-        f"run the same command again to go on from {tmp_path / 'results.jsonl'}"
+        f"run the same command again to resume from {tmp_path / 'results.jsonl'}"
     )
     assert "Traceback" not in said
     assert alive(tmp_path) == []

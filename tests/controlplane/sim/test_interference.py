@@ -374,15 +374,18 @@ def test_families_find_the_nearest_measured_job() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is no JSON"),
-        ("[]", "is no table by GPU type"),
+        ("", "is not JSON"),
+        ("[]", "is not a table by GPU type"),
         ("{}", "has no pairs of A3C on v100"),
         (json.dumps(gavel_table(v100=[])), "has no table of v100"),
         (json.dumps(gavel_table(v100={"('A3C', 1)": {}})), "v100, A3C: no steps per second"),
-        (json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 0}})), "a speed is no number from 0"),
+        (
+            json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 0}})),
+            "a speed is not a number of at least 0",
+        ),
         (
             json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 1, "('A3C', 1)": [-1, 1]}})),
-            "a speed is no number from 0",
+            "a speed is not a number of at least 0",
         ),
     ],
 )
@@ -404,7 +407,7 @@ def test_a_file_that_is_no_text_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "pairs.json"
     path.write_bytes(data)
 
-    with pytest.raises(TraceError, match="is no JSON"):
+    with pytest.raises(TraceError, match="is not JSON"):
         read_pairs(path)
 
 

@@ -92,7 +92,7 @@ def test_columns_may_stand_in_any_order_with_a_byte_order_mark_and_dos_lines(
         (HEADER, "FILE: no jobs; write one job on each line below the header"),
         ("name,time\n", "FILE:1: column application is missing; the first line must name"),
         (HEADER.replace("\n", ",gpus\n"), "FILE:1: column 'gpus' is unknown; known columns are"),
-        (HEADER.replace("\n", ",name\n"), "FILE:1: column name is there twice; keep one"),
+        (HEADER.replace("\n", ",name\n"), "FILE:1: column name is duplicated; keep one"),
         (HEADER + "a,x,m,1,1\n", "FILE:2: column time: 'x' is not a number; write digits"),
         (HEADER + "a,nan,m,1,1\n", "FILE:2: column time: 'nan' is not a number"),
         (HEADER + "a,inf,m,1,1\n", "FILE:2: column time: 'inf' is not a number"),
@@ -124,12 +124,12 @@ def test_columns_may_stand_in_any_order_with_a_byte_order_mark_and_dos_lines(
             "FILE: column name: two jobs are called 'a'; give every",
         ),
         (HEADER + '"a,1,m,1,1\n', "FILE:2: unexpected end of data; close every quote on its line"),
-        (HEADER.encode() + b"a\0,1,m,1,1\n", "FILE:2: has a NUL byte; this is no text"),
+        (HEADER.encode() + b"a\0,1,m,1,1\n", "FILE:2: has a NUL byte; name a trace"),
         (
             HEADER.encode() + b"a\xff,1,m,1,1\n",
-            "FILE:2: byte 2 is no UTF-8; save the file as UTF-8",
+            "FILE:2: byte 2 is not UTF-8; save the file as UTF-8",
         ),
-        (HEADER.encode("utf-16"), "FILE:1: byte 1 is no UTF-8"),
+        (HEADER.encode("utf-16"), "FILE:1: byte 1 is not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_line_column_and_what_to_do(

@@ -121,12 +121,12 @@ def test_an_interrupted_training_is_neither_lost_nor_mixed_with_another(tmp_path
     with pytest.raises(InterruptedTrainingError):
         trained(InterruptedAtOnce(5, TINY), order(tmp_path))
 
-    with pytest.raises(TrainingError, match=r"m\.training: a training that was interrupted; go on"):
+    with pytest.raises(TrainingError, match=r"m\.training: an interrupted training; resume"):
         trained(DrlTrainer(5, TINY), order(tmp_path))
     with pytest.raises(TrainingError, match=r"a training with seed 5, not 6"):
         trained(DrlTrainer(6, TINY), order(tmp_path, seed=6), resume=True)
     (tmp_path / "m.training").write_bytes(b"PK")
-    with pytest.raises(TrainingError, match=r"m\.training: no whole state of a training"):
+    with pytest.raises(TrainingError, match=r"m\.training: damaged state of a training"):
         trained(DrlTrainer(5, TINY), order(tmp_path), resume=True)
 
 
