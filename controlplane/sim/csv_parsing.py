@@ -11,11 +11,11 @@ from typing import Final
 
 from controlplane.sim.cluster import TraceError
 
-MOST_JOBS: Final = 1_000_000
-MOST_LINES: Final = 2 * MOST_JOBS  # including empty ones
-MOST_LINE_BYTES: Final = 16_384
-MOST_TEXT: Final = 200  # characters of a name
-MOST: Final = 1e12  # largest number: 30,000 years in seconds
+MAX_JOBS: Final = 1_000_000
+MAX_LINES: Final = 2 * MAX_JOBS  # including empty ones
+MAX_LINE_BYTES: Final = 16_384
+MAX_TEXT: Final = 200  # characters of a name
+MAX_NUMBER: Final = 1e12  # largest number: 30,000 years in seconds
 NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -31,7 +31,7 @@ class CsvRow:
     values: Mapping[str, str]  # column -> text, stripped
 
     def text(self, column: str) -> str:
-        """Return a non-empty, printable text of at most `MOST_TEXT` characters.
+        """Return a non-empty, printable text of at most `MAX_TEXT` characters.
 
         Raises:
             TraceError: if the value is empty, too long or not printable.
@@ -41,11 +41,11 @@ class CsvRow:
             raise self.error(column, "is empty", "write a value there, or delete the line")
         if not value.isprintable():
             raise self.error(column, "has a character that cannot be printed", "use plain text")
-        if len(value) > MOST_TEXT:
-            raise self.error(column, f"has {len(value)} characters", f"use at most {MOST_TEXT}")
+        if len(value) > MAX_TEXT:
+            raise self.error(column, f"has {len(value)} characters", f"use at most {MAX_TEXT}")
         return value
 
-    def number(self, column: str, least: float = 0.0, most: float = MOST) -> float:
+    def number(self, column: str, least: float = 0.0, most: float = MAX_NUMBER) -> float:
         """Return a number between `least` and `most`.
 
         Raises:
@@ -54,7 +54,7 @@ class CsvRow:
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a number there, or delete the line")
-        if len(value) > MOST_TEXT or not NUMBER.fullmatch(value):
+        if len(value) > MAX_TEXT or not NUMBER.fullmatch(value):
             raise self.error(column, f"{_short(value)} is not a number", "write digits, like 12.5")
         number = float(value)
         if not least <= number <= most:
@@ -62,7 +62,7 @@ class CsvRow:
             raise self.error(column, f"{_short(value)} is out of range", wanted)
         return number + 0.0  # no minus zero
 
-    def whole(self, column: str, least: int = 0, most: int = int(MOST)) -> int:
+    def whole(self, column: str, least: int = 0, most: int = int(MAX_NUMBER)) -> int:
         """Return an integer between `least` and `most`; 4.0 counts as one.
 
         Raises:
@@ -135,8 +135,8 @@ def _rows(
     path: Path, lines: Iterator[tuple[int, list[str]]], layouts: Mapping[int, Sequence[str]]
 ) -> Iterator[CsvRow]:
     for count, (line, cells) in enumerate(lines):
-        if count == MOST_JOBS:
-            raise TraceError(f"{path}:{line}: more than {MOST_JOBS} jobs", "split the file")
+        if count == MAX_JOBS:
+            raise TraceError(f"{path}:{line}: more than {MAX_JOBS} jobs", "split the file")
         yield _row(str(path), line, cells, layouts)
 
 
@@ -155,8 +155,8 @@ def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield line numbers and cells of non-empty lines, without loading the file as a whole."""
     try:
         with path.open("rb") as file:
-            for line in range(1, MOST_LINES + 1):
-                raw = file.readline(MOST_LINE_BYTES + 1)
+            for line in range(1, MAX_LINES + 1):
+                raw = file.readline(MAX_LINE_BYTES + 1)
                 if not raw:
                     return
                 text = _decoded(str(path), line, raw)
@@ -166,12 +166,12 @@ def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
     except ValueError as error:  # a NUL in the path
         raise TraceError(f"{str(path)!r}: {error}", "name a readable file") from None
-    raise TraceError(f"{path}: more than {MOST_LINES} lines", "split the file")
+    raise TraceError(f"{path}: more than {MAX_LINES} lines", "split the file")
 
 
 def _decoded(file: str, line: int, raw: bytes) -> str:
-    if len(raw) > MOST_LINE_BYTES:
-        what = f"{file}:{line}: longer than {MOST_LINE_BYTES} bytes"
+    if len(raw) > MAX_LINE_BYTES:
+        what = f"{file}:{line}: longer than {MAX_LINE_BYTES} bytes"
         raise TraceError(what, "write one job on each line; such a long line is not a trace")
     try:
         text = raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n")

@@ -22,9 +22,9 @@ from controlplane.sim.analysis import result_files
 from controlplane.sim.results import SimulationResult
 from schemas.errors import OnesError
 
-SHOWN: Final = 5  # failures described in a message
-RAISED: Final = b"!"  # first byte of a worker's message with an error
-DONE: Final = b"="  # first byte of a worker's message with a result
+MAX_SHOWN_FAILURES: Final = 5  # failures described in a message
+ERROR_PREFIX: Final = b"!"  # first byte of a worker's message with an error
+RESULT_PREFIX: Final = b"="  # first byte of a worker's message with a result
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +79,14 @@ class CellsFailedError(OnesError):
     def __init__(
         self, failures: Sequence[Failure], results: Sequence[SimulationResult], path: Path | None
     ) -> None:
-        reasons = "; ".join(f"{failure.cell}: {failure.why}" for failure in failures[:SHOWN])
-        more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
+        reasons = "; ".join(
+            f"{failure.cell}: {failure.why}" for failure in failures[:MAX_SHOWN_FAILURES]
+        )
+        more = (
+            f"; and {len(failures) - MAX_SHOWN_FAILURES} more"
+            if len(failures) > MAX_SHOWN_FAILURES
+            else ""
+        )
         kept = f"the {len(results)} others are kept"
         again = f" in {path}: run the same command again for these only" if path else ""
         super().__init__(f"{len(failures)} failed: {reasons}{more}", kept + again)
@@ -145,7 +151,7 @@ def run(
     try:
         experiment.run(simulate, workers)
     except KeyboardInterrupt:
-        raise StoppedError(*_how_to_resume(experiment)) from None
+        raise StoppedError(*_stopped_message(experiment)) from None
     found = [experiment.found[key] for key in map(cell_key, cells) if key in experiment.found]
     if experiment.failures:
         place = {key: index for index, key in enumerate(wanted)}
@@ -154,7 +160,7 @@ def run(
     return found
 
 
-def _how_to_resume(experiment: _Experiment) -> tuple[str, str]:
+def _stopped_message(experiment: _Experiment) -> tuple[str, str]:
     done = f"stopped after {len(experiment.found)} of {len(experiment.cells)} simulations"
     if experiment.path is None:
         return done, "name a results file to be able to resume"
@@ -206,7 +212,7 @@ class _Experiment:
 
     def run(self, simulate: Simulate, workers: int) -> None:
         """Simulate the missing cells; no worker outlives this call."""
-        self._tell()
+        self._report_progress()
         todo = [cell for key, cell in self.cells.items() if key not in self.found]
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, simulate.__module__])
@@ -216,7 +222,7 @@ class _Experiment:
                     self._start(context, simulate, todo.pop(0))
                 for ready in wait(list(self.busy)):
                     if isinstance(ready, Connection):
-                        self._take(self.busy[ready])
+                        self._receive(self.busy[ready])
         finally:
             for worker in self.busy.values():
                 worker.process.kill()
@@ -226,13 +232,13 @@ class _Experiment:
 
     def _start(self, context: ForkServerContext, simulate: Simulate, cell: Cell) -> None:
         mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(simulate, cell, theirs), daemon=True)
-        with _ctrl_c_waits():  # an interrupt in between would leave an unregistered worker
+        process = context.Process(target=_run_worker, args=(simulate, cell, theirs), daemon=True)
+        with _delay_ctrl_c():  # an interrupt in between would leave an unregistered worker
             process.start()
             self.busy[mine] = _Worker(process, mine, cell)
         theirs.close()  # so that the pipe ends when the worker exits
 
-    def _take(self, worker: _Worker) -> None:
+    def _receive(self, worker: _Worker) -> None:
         """Read a worker's message, or record its crash."""
         try:
             message = worker.pipe.recv_bytes()
@@ -244,28 +250,30 @@ class _Experiment:
             worker.process.join(timeout=1.0)  # the pipe was closed by the exit
         del self.busy[worker.pipe]
         worker.pipe.close()
-        if message.startswith(DONE):
-            self._keep(worker.cell, message[len(DONE) :])
+        if message.startswith(RESULT_PREFIX):
+            self._save(worker.cell, message[len(RESULT_PREFIX) :])
         else:
-            why = message[len(RAISED) :].decode() or _death(worker.process.exitcode)
+            why = message[len(ERROR_PREFIX) :].decode() or _describe_exit(worker.process.exitcode)
             self.failures.append(Failure(worker.cell, why))
-            self._tell(worker.cell)
+            self._report_progress(worker.cell)
 
-    def _keep(self, cell: Cell, encoded: bytes) -> None:
+    def _save(self, cell: Cell, encoded: bytes) -> None:
         result = msgspec.json.decode(encoded, type=SimulationResult)
         result = msgspec.structs.replace(result, cell=cell_key(cell))
         if self.path is not None:
             result_files.append(self.path, result)
         self.found[result.cell] = result
-        self._tell(cell, result)
+        self._report_progress(cell, result)
 
-    def _tell(self, cell: Cell | None = None, result: SimulationResult | None = None) -> None:
+    def _report_progress(
+        self, cell: Cell | None = None, result: SimulationResult | None = None
+    ) -> None:
         counts = (len(self.found), len(self.failures), len(self.cells))
         self.on_progress(Progress(*counts, cell=cell, result=result))
 
 
 @contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
+def _delay_ctrl_c() -> Iterator[None]:
     """Delay a Ctrl-C until the end of the context."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is None:
@@ -281,7 +289,7 @@ def _ctrl_c_waits() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _death(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
@@ -293,25 +301,25 @@ def _death(code: int | None) -> str:
 # --- in a worker
 
 
-def _work(simulate: Simulate, cell: Cell, pipe: Connection) -> None:
+def _run_worker(simulate: Simulate, cell: Cell, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches workers too; parent kills
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
-        message = DONE + msgspec.json.encode(simulate(cell))
+        message = RESULT_PREFIX + msgspec.json.encode(simulate(cell))
     except Exception as error:  # noqa: BLE001 - any error fails this cell only
-        message = RAISED + _described(error).encode(errors="replace")
+        message = ERROR_PREFIX + _describe_error(error).encode(errors="replace")
     with contextlib.suppress(BrokenPipeError):
         pipe.send_bytes(message)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
 
 
-def _described(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, OnesError):
         return str(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]

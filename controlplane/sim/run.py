@@ -29,8 +29,8 @@ from controlplane.sim.scenario_loading import model_of, options_of, trace_of, us
 from schemas.ids import NodeId, Seconds
 
 TELEMETRY_S: Final = 30.0  # longest interval between step reports of a group
-LOSSES: Final = 1000  # number of node losses drawn
-LOSS_DRAWS: Final = 77  # random stream of losses
+MAX_LOSSES: Final = 1000  # number of node losses drawn
+LOSS_STREAM: Final = 77  # random stream of losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ def simulate(
         trace=trace or trace_of(scenario, seed),
     )
     _check_trace(run.trace, scenario)
-    simulation, planner = _built(run, record, made)
+    simulation, planner = _build(run, record, made)
     _schedule(run, simulation)
     simulation.kernel.run()
     return _result(run, simulation, planner, began, bounded=made is None)
 
 
-def _built(
+def _build(
     run: _Run, record: Recorder | None, made: Policy | None
 ) -> tuple[Simulation, SimulatedPlanner]:
     scenario, found, kernel = run.scenario, run.entry, Kernel()
@@ -205,9 +205,9 @@ def _losses(scenario: Scenario, seed: int) -> list[tuple[float, NodeId]]:
     if scenario.node_loss_s <= 0.0:
         return []
     nodes = [spec.node for spec in node_specs(scenario.nodes)]
-    rng = default_rng((seed, LOSS_DRAWS))
-    times = np.cumsum(rng.exponential(scenario.node_loss_s, LOSSES)).tolist()
-    places = rng.integers(len(nodes), size=LOSSES).tolist()
+    rng = default_rng((seed, LOSS_STREAM))
+    times = np.cumsum(rng.exponential(scenario.node_loss_s, MAX_LOSSES)).tolist()
+    places = rng.integers(len(nodes), size=MAX_LOSSES).tolist()
     return [(at, nodes[place]) for at, place in zip(times, places, strict=True)]
 
 

@@ -12,10 +12,10 @@ from controlplane.sim.models.curves import WORK_CORE_S
 from controlplane.sim.models.harmony import JOB_S
 from controlplane.sim.models.interference import parse_interference
 
-LONGEST_STALL_S: Final = 500.0  # less than every deadline of the core
+MAX_STALL_S: Final = 500.0  # less than every deadline of the core
 HONEST_NOISE: Final = 0.05  # of speeds measured over two seconds; chosen
-MOST_NOISE: Final = 2.0
-MOST_SCALE_ERROR: Final = 1000.0
+MAX_NOISE: Final = 2.0
+MAX_SCALE_ERROR: Final = 1000.0
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,9 +101,9 @@ def _check(scenario: Scenario) -> None:
         value = getattr(scenario, name)
         if value is not None:
             _bounded(name, value, 0.0)
-            if value > LONGEST_STALL_S:
+            if value > MAX_STALL_S:
                 what = f"{name}: a cluster cancels changes that take {value:g} s"
-                raise TraceError(what, f"give at most {LONGEST_STALL_S:g}", name)
+                raise TraceError(what, f"give at most {MAX_STALL_S:g}", name)
     for name in ("warm_up", "crash_share", "cancel_share", "early_share"):
         if getattr(scenario, name) > 1.0 - (name == "warm_up") * 1e-9:
             raise TraceError(f"{name} {getattr(scenario, name)} is no share", "give 0 to 1", name)
@@ -128,12 +128,12 @@ def _check(scenario: Scenario) -> None:
 
 
 def _check_reports(scenario: Scenario) -> None:
-    if scenario.noise is not None and not 0.0 <= scenario.noise <= MOST_NOISE:
-        what = f"noise: {scenario.noise} is not a relative error from 0 to {MOST_NOISE:g}"
+    if scenario.noise is not None and not 0.0 <= scenario.noise <= MAX_NOISE:
+        what = f"noise: {scenario.noise} is not a relative error from 0 to {MAX_NOISE:g}"
         raise TraceError(what, "give 0.05 for 5%", "noise")
-    if not 1.0 <= scenario.noise_scale_error <= MOST_SCALE_ERROR:
+    if not 1.0 <= scenario.noise_scale_error <= MAX_SCALE_ERROR:
         what = f"noise_scale_error: {scenario.noise_scale_error} is not a factor of at least 1"
-        hint = f"give 1 to {MOST_SCALE_ERROR:g}; 4: up to 4 times too large or small"
+        hint = f"give 1 to {MAX_SCALE_ERROR:g}; 4: up to 4 times too large or small"
         raise TraceError(what, hint, "noise_scale_error")
 
 

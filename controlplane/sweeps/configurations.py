@@ -22,7 +22,10 @@ def stream(*key: str | int) -> Random:
     return Random("/".join(map(str, key)))  # noqa: S311 - nothing here is a secret
 
 
-LESS, MORE = 0.8, 1.2  # factors of population based training (Jaderberg et al. 2017, section 4)
+SHRINK_FACTOR, GROW_FACTOR = (
+    0.8,
+    1.2,
+)  # factors of population based training (Jaderberg et al. 2017, section 4)
 
 
 def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:
@@ -31,7 +34,7 @@ def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:
     Each value has a stream of its own, (seed, number, name): another value in the space does not
     change the others.
     """
-    return _where_they_apply(space, lambda name: _draw(space[name], stream(seed, number, name)))
+    return _applicable(space, lambda name: _draw(space[name], stream(seed, number, name)))
 
 
 def grid(space: Space) -> list[dict[str, Value]]:
@@ -43,7 +46,7 @@ def grid(space: Space) -> list[dict[str, Value]]:
     found: dict[tuple[tuple[str, Value], ...], dict[str, Value]] = {}
     for values in product(*(_listed(space[name]) for name in names)):
         given = dict(zip(names, values, strict=True))
-        one = _where_they_apply(space, given.__getitem__)
+        one = _applicable(space, given.__getitem__)
         found.setdefault(tuple(one.items()), one)
     return list(found.values())
 
@@ -58,12 +61,12 @@ def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[
         parameter = space[name]
         if name not in values or rng.random() < resample:
             return _draw(parameter, rng)
-        return _moved(parameter, values[name], rng)
+        return _mutated(parameter, values[name], rng)
 
-    return _where_they_apply(space, near)
+    return _applicable(space, near)
 
 
-def _where_they_apply(space: Space, value_of: Callable[[str], Value]) -> dict[str, Value]:
+def _applicable(space: Space, value_of: Callable[[str], Value]) -> dict[str, Value]:
     """Return the values whose conditions hold, in the order of the space."""
     found: dict[str, Value] = {}
     for name in conditions_first(space):
@@ -104,7 +107,7 @@ def _listed(parameter: Parameter) -> Sequence[Value]:
     return parameter.choice or range(int(least), int(most) + 1)
 
 
-def _moved(parameter: Parameter, value: Value, rng: Random) -> Value:
+def _mutated(parameter: Parameter, value: Value, rng: Random) -> Value:
     """Move a value by a fifth up or down; a choice moves to a neighbour."""
     up = rng.randrange(2) == 1
     least, most = parameter.bounds
@@ -112,7 +115,7 @@ def _moved(parameter: Parameter, value: Value, rng: Random) -> Value:
         at = parameter.choice.index(value) + (1 if up else -1)
         return parameter.choice[int(_within(at, least, most))]
     number = float(value)
-    moved = number * (MORE if up else LESS)
+    moved = number * (GROW_FACTOR if up else SHRINK_FACTOR)
     if parameter.form in {"uniform", "log_uniform"}:
         return _within(moved, least, most)
     step = max(1, abs(round(moved - number)))

@@ -111,7 +111,7 @@ class Progress:
         self._at = [model.at for model in models]
         sizes = _SizesOfSets(problem)
         whole = sizes.of(problem.everything)
-        self._work = [  # by model, seconds on a slot of slowness 1
+        self._remaining = [  # by model, seconds on a slot of slowness 1
             m.unit_s * (m.epochs_left * whole + sizes.of(m.todo)) for m in models
         ]
         self._load = [0.0] * len(slots)  # of the primary partitions, seconds
@@ -143,7 +143,7 @@ class Progress:
         for own in (True, False):
             for slot in by_load:
                 if slot in self.idle_slots:
-                    visit = self._first(by_work, slot, own=own)
+                    visit = self._first_visit(by_work, slot, own=own)
                     if visit is not None:
                         self._begin(visit)
                         begun.append(visit)
@@ -164,11 +164,11 @@ class Progress:
         return self._todo[model]
 
     def _rank(self, model: int) -> float:
-        work = max(0.0, self._work[model])  # rounding of subtractions may end below 0
+        work = max(0.0, self._remaining[model])  # rounding of subtractions may end below 0
         visits: float = (work / self.problem.models[model].unit_s) ** self._visits_count
         return work * self._model_weights[model] * visits
 
-    def _first(self, by_work: Sequence[int], slot: int, *, own: bool) -> Visit | None:
+    def _first_visit(self, by_work: Sequence[int], slot: int, *, own: bool) -> Visit | None:
         place = self.problem.slots[slot]
         held = place.primary if own else place.replicas
         if not held:
@@ -181,7 +181,7 @@ class Progress:
                 found = model
                 if self._at[model] == slot:
                     break
-            elif self._work[model] < self._work[found]:
+            elif self._remaining[model] < self._remaining[found]:
                 break
             elif self._at[model] == slot:
                 found = model
@@ -199,7 +199,7 @@ class Progress:
         model, partition, slot = visit
         cost = self.problem.models[model].unit_s * self.problem.sizes[partition]
         self._todo[model] &= ~(1 << partition)
-        self._work[model] -= cost
+        self._remaining[model] -= cost
         home = self._home.get(partition)
         if home is not None:
             self._load[home] -= cost * self.problem.slots[home].slowness

@@ -13,8 +13,8 @@ from controlplane.sweeps.sweep_state import SweepState
 from controlplane.sweeps.trials import Trial
 from schemas.ids import NodeId
 
-PLACES = 2  # nodes that have a state before its predecessor is dropped
-COPY_TRIES = 3  # per state; then the next state is copied
+MIN_REPLICAS = 2  # nodes that have a state before its predecessor is dropped
+MAX_COPY_TRIES = 3  # per state; then the next state is copied
 
 
 def keep_states(state: SweepState) -> list[Order]:
@@ -27,7 +27,7 @@ def keep_states(state: SweepState) -> list[Order]:
         if trial.ended or not model.visits:
             continue
         if trial.number not in leased:
-            _go_to_newest(state, model)
+            _use_newest_stored(state, model)
         copy = _keep_newest(state, model, needed, copied)
         if copy is not None and copy.state not in copied:
             copied.add(copy.state)
@@ -53,7 +53,7 @@ def _keep_newest(
     With one pending copy per trial, nodes keep at most three of its states where copies are slower
     than units, or fail.
     """
-    places = min(PLACES, max(1, len(state.staged)))
+    places = min(MIN_REPLICAS, max(1, len(state.staged)))
     lacking, busy = False, False
     for version in _stored_versions(state, model):
         names = model.names(version)
@@ -77,7 +77,7 @@ def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def _go_to_newest(state: SweepState, model: ModelState) -> None:
+def _use_newest_stored(state: SweepState, model: ModelState) -> None:
     """Move to the newest state that a node has; a returned node may have one that others lost."""
     for version in range(len(model.visits), model.at, -1):
         if state.stored.nodes(model.names(version)):
@@ -94,7 +94,7 @@ def _copy(state: SweepState, model: ModelState) -> CopyState | None:
     nodes = {node for node, _ in having}
     others = [node for node in state.staged if node not in nodes]
     tries = state.failed_copies.get(name, 0)
-    if not others or tries >= COPY_TRIES:
+    if not others or tries >= MAX_COPY_TRIES:
         return None
     return CopyState(name, source, others[(model.trial + tries) % len(others)])
 

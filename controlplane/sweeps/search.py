@@ -207,9 +207,9 @@ def next_decisions(
             levels = rungs(least, spec.epochs, eta)
             return asynchronous(trials, levels, eta, promotes, paused)
         case Hyperband(eta=eta):
-            return _brackets(trials, spec.epochs, eta)
+            return _hyperband(trials, spec.epochs, eta)
         case MedianStopping():
-            return _below_the_median(trials, searcher)
+            return _median_stopping(trials, searcher)
         case PopulationBased():
             return exploit_and_explore(spec, searcher, trials)
 
@@ -254,7 +254,7 @@ def epochs_of_new(spec: SearchSpec, begun: int) -> int:
             return spec.epochs
 
 
-def _brackets(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
+def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
     found: list[Decision] = []
     begin = 0
     sizes = brackets(most, eta)
@@ -265,7 +265,7 @@ def _brackets(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
     return found
 
 
-def _below_the_median(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
+def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
     """Stop trials whose best score is below the median of the others' running means.
 
     Section 3.2.2 of the paper.
@@ -314,10 +314,10 @@ def expected_epochs(spec: SearchSpec) -> int:
             SuccessiveHalving(configurations=many, min_epochs=least, eta=eta)
             | Asha(configurations=many, min_epochs=least, eta=eta)
         ):
-            return _of_rungs(many, rungs(least, spec.epochs, eta), eta)
+            return _rung_epochs(many, rungs(least, spec.epochs, eta), eta)
         case Hyperband(eta=eta):
             return sum(
-                _of_rungs(many, rungs(least, spec.epochs, eta), eta)
+                _rung_epochs(many, rungs(least, spec.epochs, eta), eta)
                 for many, least in brackets(spec.epochs, eta)
             )
         case PopulationBased(population=many):
@@ -326,7 +326,7 @@ def expected_epochs(spec: SearchSpec) -> int:
             return 0
 
 
-def _of_rungs(many: int, levels: list[int], eta: int) -> int:
+def _rung_epochs(many: int, levels: list[int], eta: int) -> int:
     found = many * levels[0]
     for before, level in pairwise(levels):
         many = max(1, many // eta)

@@ -43,11 +43,13 @@ from controlplane.sweeps.visit_order import visit_order
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import SearchSpec, Values, VisitOrder
 
-PATIENCE: Final = 5.0  # factor of the expected seconds of a unit
-LEAST_PATIENCE_S: Final = 60.0
-FIRST_PATIENCE: Final = 20.0  # the same for a trial without a measured unit: others may be cheaper
-FIRST_PATIENCE_S: Final = 3600.0  # lower limit in that case
-STAGING_PATIENCE_S: Final = 3600.0  # until state and data are there
+PATIENCE_FACTOR: Final = 5.0  # factor of the expected seconds of a unit
+MIN_PATIENCE_S: Final = 60.0
+FIRST_PATIENCE_FACTOR: Final = (
+    20.0  # the same for a trial without a measured unit: others may be cheaper
+)
+MIN_FIRST_PATIENCE_S: Final = 3600.0  # lower limit in that case
+STAGING_TIMEOUT_S: Final = 3600.0  # until state and data are there
 
 
 def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
@@ -81,8 +83,8 @@ def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
     """Return the time limit of a unit in seconds, once state and data are there."""
     expected = state.times.expected(trial, worker)
     if state.times.knows(trial):
-        return max(LEAST_PATIENCE_S, PATIENCE * expected)
-    return max(FIRST_PATIENCE_S, FIRST_PATIENCE * expected)
+        return max(MIN_PATIENCE_S, PATIENCE_FACTOR * expected)
+    return max(MIN_FIRST_PATIENCE_S, FIRST_PATIENCE_FACTOR * expected)
 
 
 def waits_for_unit(state: SweepState, place: Place, now: Seconds) -> bool:
@@ -224,7 +226,7 @@ def _lease(
         evaluate=not model.again and (len(model.visits) + 1) % state.partitions == 0,
     )
     place.attempt = attempt
-    state.leases[attempt] = Lease(order, number, now, STAGING_PATIENCE_S, model.again)
+    state.leases[attempt] = Lease(order, number, now, STAGING_TIMEOUT_S, model.again)
     return order
 
 
@@ -273,12 +275,12 @@ class Sweep:
 
     def begin(self, now: Seconds) -> list[Order]:
         """Create the first trials of the search."""
-        return self._go_on(now)
+        return self._advance(now)
 
     def worker_came(self, worker: WorkerId, node: NodeId, now: Seconds) -> list[Order]:
         """Add a worker that is ready to take units."""
         self.state.workers[worker] = Place(node)
-        return self._go_on(now)
+        return self._advance(now)
 
     def worker_gone(
         self, worker: WorkerId, now: Seconds, why: str = "", *, fault: bool = False
@@ -291,7 +293,7 @@ class Sweep:
         lease, found = self._lose(worker), list[Order]()
         if lease is not None and why:
             found += crash(self.state, lease.trial, why, fault=fault)
-        return [*found, *self._go_on(now)]
+        return [*found, *self._advance(now)]
 
     def worker_revoked(self, worker: WorkerId, now: Seconds, within_s: float) -> list[Order]:
         """Revoke a worker; it finishes its unit first, if that ends in time.
@@ -305,7 +307,7 @@ class Sweep:
         place.revoked, place.revoked_at, place.within_s = True, now, within_s
         if waits_for_unit(self.state, place, now):
             return []
-        return [*self.state.release(worker), *self._go_on(now)]
+        return [*self.state.release(worker), *self._advance(now)]
 
     def worker_kept(self, worker: WorkerId, now: Seconds) -> list[Order]:
         """Undo the revocation of a worker."""
@@ -313,7 +315,7 @@ class Sweep:
         if place is None or not place.revoked:
             return []
         place.revoked = False
-        return self._go_on(now)
+        return self._advance(now)
 
     def share_partitions(
         self, workers: Mapping[NodeId, int], replicas: int, now: Seconds
@@ -332,7 +334,7 @@ class Sweep:
     def nodes_hold(self, held: Mapping[NodeId, Collection[int]], now: Seconds) -> list[Order]:
         """Set the partitions of each node; a node that is not named has none."""
         self.state.staged = {node: set(some) for node, some in held.items()}
-        return self._go_on(now)
+        return self._advance(now)
 
     def node_lost(self, node: NodeId, now: Seconds) -> list[Order]:
         """Remove a node with its workers and partitions; its states may return with it."""
@@ -346,7 +348,7 @@ class Sweep:
         for worker, place in list(state.workers.items()):
             if place.node == node:
                 self._lose(worker)
-        return self._go_on(now)
+        return self._advance(now)
 
     def node_back(self, node: NodeId, now: Seconds) -> list[Order]:
         """Restore the states of a returned node that equal the current ones."""
@@ -354,7 +356,7 @@ class Sweep:
         for name, digest in state.away.pop(node, {}).items():
             if state.models[name.trial].digest(name.version) == digest:
                 state.stored.add(name, node)
-        return self._go_on(now)
+        return self._advance(now)
 
     # --- units and states
 
@@ -374,7 +376,7 @@ class Sweep:
             found: list[Order] = [*state.release(lease.order.worker)]
             why = f"{node} has {samples} samples, {first} has {known}: give input_fn the same data"
             found += refuse_data(state, node, partition, why, for_good=True)
-            return [*found, *self._go_on(now)]
+            return [*found, *self._advance(now)]
         lease.trains, lease.began = True, now
         lease.limit_s = training_limit(state, lease.trial, lease.order.worker)
         return []
@@ -389,7 +391,7 @@ class Sweep:
         order, model = lease.order, state.models[lease.trial]
         state.times.measured(order.trial, order.worker, report.seconds)
         if lease.void:
-            return [*released, *self._go_on(now)]
+            return [*released, *self._advance(now)]
         found: list[Order] = [*released]
         state.full_disks = 0
         state.crashes.pop(lease.trial, None)
@@ -405,7 +407,7 @@ class Sweep:
                 model.metrics.clear()
         elif differs:
             found.append(StateDiffers(order.result))
-        return [*found, *self._go_on(now)]
+        return [*found, *self._advance(now)]
 
     def unit_failed(self, attempt: Attempt, why: str, fault: Fault, now: Seconds) -> list[Order]:
         """Record a failed unit; `fault` decides what follows."""
@@ -414,7 +416,7 @@ class Sweep:
             return []
         lease, place, released = ended
         found = unit_fault(self.state, lease, place.node, why, fault)
-        return [*released, *found, *self._go_on(now)]
+        return [*released, *found, *self._advance(now)]
 
     def state_stored(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
         """Record a complete copy; one that is no longer ordered is dropped again."""
@@ -422,7 +424,7 @@ class Sweep:
             return []
         self.state.copying.discard((name, node))
         self.state.stored.add(name, node)
-        return self._go_on(now)
+        return self._advance(now)
 
     def state_missing(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
         """Record that a node lacks a state it was recorded to have, or that a copy failed."""
@@ -432,12 +434,12 @@ class Sweep:
             state.failed_copies[name] = state.failed_copies.get(name, 0) + 1
         else:
             state.stored.lose(node, name)
-        return self._go_on(now)
+        return self._advance(now)
 
     def deadline_passed(self, now: Seconds) -> list[Order]:
         """Give up units that take far too long, and units of workers that had to leave by now."""
         found = [*release_late_leavers(self.state, now), *give_up_late_units(self.state, now)]
-        return [*found, *self._go_on(now)] if found else []
+        return [*found, *self._advance(now)] if found else []
 
     def begin_anew(self, now: Seconds) -> None:
         """Restart the time of every unit; no report could arrive while the controller was down."""
@@ -457,18 +459,18 @@ class Sweep:
         if begun >= state.spec.epochs:
             why = f"trial {parent} has trained all {begun} epochs: nothing is left to train"
             said.append(Stop(len(state.trials), why))
-        return [*decide(state, said), *self._go_on(now)]
+        return [*decide(state, said), *self._advance(now)]
 
     def stop(self, trial: int, why: str, now: Seconds) -> list[Order]:
         """End a trial for its user; its running unit finishes, and does not count."""
         if self.state.trials[trial].ended:
             return []
-        return [*decide(self.state, [Stop(trial, why)]), *self._go_on(now)]
+        return [*decide(self.state, [Stop(trial, why)]), *self._advance(now)]
 
     def delete(self, trial: int, why: str, now: Seconds) -> list[Order]:
         """End a trial for its user, and drop its states."""
         self.state.deleted.add(trial)
-        return [*self.stop(trial, why, now), *self._go_on(now)]
+        return [*self.stop(trial, why, now), *self._advance(now)]
 
     def pause(self, trial: int) -> list[Order]:
         """Give the trial no further unit; a running unit finishes."""
@@ -478,7 +480,7 @@ class Sweep:
     def resume(self, trial: int, now: Seconds) -> list[Order]:
         """Give the trial units again."""
         self.state.paused.discard(trial)
-        return self._go_on(now)
+        return self._advance(now)
 
     def graduate_ended_epoch(self, trial: int, metrics: Mapping[str, float]) -> None:
         """Record an epoch that a graduated trial trained in its job.
@@ -499,14 +501,14 @@ class Sweep:
 
     # --- consequences
 
-    def _go_on(self, now: Seconds) -> list[Order]:
+    def _advance(self, now: Seconds) -> list[Order]:
         """Apply the searcher's decisions until there are none, then order units and copies."""
-        found = [*self._ask_searcher(), *keep_states(self.state)]
+        found = [*self._apply_searcher(), *keep_states(self.state)]
         if left := graduate_last_trials(self.state):  # needs the states to be stored
-            found += [*left, *self._ask_searcher(), *keep_states(self.state)]
+            found += [*left, *self._apply_searcher(), *keep_states(self.state)]
         return [*found, *begin_units(self.state, now)]
 
-    def _ask_searcher(self) -> list[Order]:
+    def _apply_searcher(self) -> list[Order]:
         found: list[Order] = []
         while decisions := next_decisions(self.state.spec, self.state.trials, self.state.paused):
             found += decide(self.state, decisions)

@@ -12,8 +12,8 @@ from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import SearchSpec, VisitOrder
 
 FIRST_S: Final = 60.0  # expected duration of a unit before any measurement
-OF_THE_NEWEST: Final = 0.5  # weight of the last measurement
-LEAST_S: Final = 1e-3
+NEWEST_WEIGHT: Final = 0.5  # weight of the last measurement
+MIN_UNIT_S: Final = 1e-3
 
 
 @dataclass(slots=True)
@@ -50,21 +50,21 @@ class UnitTimes:
 
     def measured(self, trial: int, worker: WorkerId, seconds: float) -> None:
         """Record the seconds of a unit, without the wait for its state."""
-        took = max(LEAST_S, seconds)
+        took = max(MIN_UNIT_S, seconds)
         if trial in self._cost:  # cost known from other units: the rest is due to the worker
             share = took / self._cost[trial]
-            self._slowness[worker] = _mixed(self._slowness.get(worker), share)
-        self._cost[trial] = _mixed(self._cost.get(trial), took / self.slowness(worker))
+            self._slowness[worker] = _moving_average(self._slowness.get(worker), share)
+        self._cost[trial] = _moving_average(self._cost.get(trial), took / self.slowness(worker))
 
     def forget(self, worker: WorkerId) -> None:
         """Forget a lost worker."""
         self._slowness.pop(worker, None)
 
 
-def _mixed(before: float | None, newest: float) -> float:
+def _moving_average(before: float | None, newest: float) -> float:
     if before is None:
         return newest
-    return before + OF_THE_NEWEST * (newest - before)
+    return before + NEWEST_WEIGHT * (newest - before)
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
                 model.metrics = list(whole.metrics)
             state.models.append(model)
         elif isinstance(one, Stop):
-            _void(state, one.trial)
+            _void_lease(state, one.trial)
             found.append(TrialEnded(one.trial, "stopped", one.why))
     return found
 
@@ -71,11 +71,11 @@ def fail(state: SweepState, number: int, why: str) -> list[Order]:
     if state.trials[number].ended:
         return []
     state.trials[number] = failed(state.trials[number])
-    _void(state, number)
+    _void_lease(state, number)
     return [TrialEnded(number, "failed", why)]
 
 
-def _void(state: SweepState, trial: int) -> None:
+def _void_lease(state: SweepState, trial: int) -> None:
     """Ignore the result of the trial's unit, which runs to its end: a kill would cost more."""
     lease = state.lease_of(trial)
     if lease is not None:
@@ -83,12 +83,14 @@ def _void(state: SweepState, trial: int) -> None:
 
 
 Fault = Literal["trial", "state", "data", "disk"]
-HANGS: Final = 2  # given-up units after which a trial fails
-CRASHES: Final = 3  # consecutive faulty exits of workers in its units after which a trial fails
-KILLS: Final = 9  # the same for killed workers, also by the kernel for lack of memory
-READS: Final = 3  # consecutive failed reads after which a state counts as lost
-STAGINGS: Final = 2  # failures of a partition on a node after which other nodes get it
-FULL_DISKS: Final = 20  # consecutive units without room for their state after which a sweep fails
+MAX_HANGS: Final = 2  # given-up units after which a trial fails
+MAX_FAULTS: Final = 3  # consecutive faulty exits of workers in its units after which a trial fails
+MAX_KILLS: Final = 9  # the same for killed workers, also by the kernel for lack of memory
+MAX_FAILED_READS: Final = 3  # consecutive failed reads after which a state counts as lost
+MAX_FAILED_STAGINGS: Final = 2  # failures of a partition on a node after which other nodes get it
+MAX_FULL_DISKS: Final = (
+    20  # consecutive units without room for their state after which a sweep fails
+)
 
 
 def unit_fault(
@@ -107,27 +109,29 @@ def unit_fault(
             return refuse_data(state, node, order.partition, why)
         case "state" if order.state is not None:
             times = state.unreadable[order.state] = state.unreadable.get(order.state, 0) + 1
-            if times >= READS:
+            if times >= MAX_FAILED_READS:
                 del state.unreadable[order.state]
                 for source in order.sources:
                     state.stored.lose(source, order.state)
         case "disk":
             state.full_disks += 1
-            if state.full_disks >= FULL_DISKS:
-                state.stuck = f"{FULL_DISKS} units in a row could not leave their state: {why}"
+            if state.full_disks >= MAX_FULL_DISKS:
+                state.stuck = f"{MAX_FULL_DISKS} units in a row could not leave their state: {why}"
     return []
 
 
 def refuse_data(
     state: SweepState, node: NodeId, partition: int, why: str, *, for_good: bool = False
 ) -> list[Order]:
-    """Record that a node could not provide a partition, for `STAGINGS` tries or for good.
+    """Record that a node could not provide a partition, repeatedly or for good.
 
     Then only other nodes get the partition; without another node with workers the sweep is stuck.
     """
     failed = state.data.failed
-    failed[node, partition] = STAGINGS if for_good else failed.get((node, partition), 0) + 1
-    if failed[node, partition] >= STAGINGS:
+    failed[node, partition] = (
+        MAX_FAILED_STAGINGS if for_good else failed.get((node, partition), 0) + 1
+    )
+    if failed[node, partition] >= MAX_FAILED_STAGINGS:
         state.staged.get(node, set()).discard(partition)
         others = {place.node for place in state.workers.values()} - {node}
         if not any(can_hold(state, other, partition) for other in others):
@@ -137,18 +141,18 @@ def refuse_data(
 
 def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
     """True if a partition may be given to a node, where it did not fail too often."""
-    return state.data.failed.get((node, partition), 0) < STAGINGS
+    return state.data.failed.get((node, partition), 0) < MAX_FAILED_STAGINGS
 
 
 def crash(state: SweepState, trial: int, why: str, *, fault: bool = True) -> list[Order]:
     """Record the crash or kill of a worker in a unit of `trial`.
 
-    The trial fails after `CRASHES` faults in a row, or `KILLS` kills.
+    The trial fails after `MAX_FAULTS` faults in a row, or `MAX_KILLS` kills.
     """
     faults, kills = state.crashes.get(trial, (0, 0))
     faults, kills = faults + fault, kills + (not fault)
     state.crashes[trial] = faults, kills
-    if faults < CRASHES and kills < KILLS:
+    if faults < MAX_FAULTS and kills < MAX_KILLS:
         return []
     return fail(state, trial, f"{faults + kills} workers in a row ended in its units: {why}")
 
@@ -163,7 +167,7 @@ def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
 
 
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
-    """Give up units that take far too long, with their workers; trials fail after `HANGS`."""
+    """Give up units that take far too long, with their workers; a second hang fails a trial."""
     found: list[Order] = []
     for lease in list(state.leases.values()):
         if lease.deadline > now:
@@ -175,9 +179,9 @@ def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
             found += crash(state, lease.trial, what)
             continue
         state.hangs[lease.trial] = state.hangs.get(lease.trial, 0) + 1
-        if state.hangs[lease.trial] >= HANGS:
+        if state.hangs[lease.trial] >= MAX_HANGS:
             took = f"{lease.limit_s:.0f} s"
-            why = f"{HANGS} units took longer than {took}; is there a deadlock in train_fn?"
+            why = f"{MAX_HANGS} units took longer than {took}; is there a deadlock in train_fn?"
             found += fail(state, lease.trial, why)
     return found
 

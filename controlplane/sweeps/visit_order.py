@@ -77,9 +77,9 @@ class RandomOrder(Progress):
         return begun
 
 
-SPREAD: Final = 0.3  # of the logarithms of weights
+WEIGHT_SPREAD: Final = 0.3  # of the logarithms of weights
 MAX_ROLLOUT_VISITS: Final = 2.0  # exponent; 0: work alone, which is best where slots differ
-CLOSE: Final = 1.0005  # factor of the bound at which the search stops
+STOP_RATIO: Final = 1.0005  # factor of the bound at which the search stops
 
 
 def makespan(
@@ -114,14 +114,14 @@ def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | N
     A rollout that reaches the bound ends the search, so that most problems cost one rollout.
     """
     found: Weights | None = None
-    bound = makespan_bound(problem) * CLOSE
+    bound = makespan_bound(problem) * STOP_RATIO
     least = makespan(problem)
     for _ in range(rollouts):
         if least <= bound:
             break
         weights = Weights(
-            models=[rng.lognormvariate(0.0, SPREAD) for _ in problem.models],
-            slots=[rng.lognormvariate(0.0, SPREAD) for _ in problem.slots],
+            models=[rng.lognormvariate(0.0, WEIGHT_SPREAD) for _ in problem.models],
+            slots=[rng.lognormvariate(0.0, WEIGHT_SPREAD) for _ in problem.slots],
             visits=rng.uniform(0.0, MAX_ROLLOUT_VISITS),
         )
         took = makespan(problem, weights)
@@ -131,8 +131,10 @@ def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | N
 
 
 ROLLOUTS: Final = 20
-PLANNED_UNITS: Final = 16  # units that begin before weights are chosen again
-MOST_VISITS: Final = 2000  # above this, no weights are chosen: rollouts would block the sweep
+UNITS_PER_PLAN: Final = 16  # units that begin before weights are chosen again
+MAX_PLANNED_VISITS: Final = (
+    2000  # above this, no weights are chosen: rollouts would block the sweep
+)
 
 
 def visit_order(
@@ -155,7 +157,7 @@ def _weights(
     state: SweepState, problem: HopProblem, numbers: list[int], workers: list[WorkerId]
 ) -> Weights | None:
     chosen = state.weights
-    if chosen is None or state.attempts - chosen.attempts >= PLANNED_UNITS:
+    if chosen is None or state.attempts - chosen.attempts >= UNITS_PER_PLAN:
         chosen = state.weights = _choose(state, problem, numbers, workers)
     if not chosen.models:
         return None
@@ -169,7 +171,7 @@ def _choose(
     sizes = len(problem.sizes)
     visits = sum(model.todo.bit_count() + model.epochs_left * sizes for model in problem.models)
     rng = stream("plays", state.spec.seed, state.attempts)
-    best = best_weights(problem, ROLLOUTS, rng) if visits <= MOST_VISITS else None
+    best = best_weights(problem, ROLLOUTS, rng) if visits <= MAX_PLANNED_VISITS else None
     if best is None:
         return ChosenWeights(state.attempts, {}, {}, 0.0)
     models = dict(zip(numbers, best.models, strict=True))

@@ -120,11 +120,11 @@ def _one_machine(
     return ends, busy
 
 
-ONE_BY_ONE: Final = 8  # sizes tried one by one; above, whole nodes
-PER_DOUBLING: Final = 3  # batches tried
-BETWEEN: Final = 0.95  # sizes and batches between those tried may be better
-LEAST_S: Final = 1e-9  # lower limit of a job's time
-TINIEST: Final = 1e-300  # divisor where the rate is 0
+MAX_SINGLE_SIZE: Final = 8  # sizes tried one by one; above, whole nodes
+BATCHES_PER_DOUBLING: Final = 3  # batches tried
+UNTRIED_MARGIN: Final = 0.95  # sizes and batches between those tried may be better
+MIN_JOB_S: Final = 1e-9  # lower limit of a job's time
+MIN_RATE: Final = 1e-300  # divisor where the rate is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +145,23 @@ def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> 
     """
     spec = job_model.spec
     most = min(max(spec.slots[1], fixed_batch and slots), slots)
-    sizes = [*range(1, min(ONE_BY_ONE, most) + 1), *range(ONE_BY_ONE + widest, most + 1, widest)]
+    sizes = [
+        *range(1, min(MAX_SINGLE_SIZE, most) + 1),
+        *range(MAX_SINGLE_SIZE + widest, most + 1, widest),
+    ]
     batches = _batches(spec.batch_size, max(spec.batch_limit, fixed_batch), fixed_batch)
     speed = _speeds(job_model, sizes, batches, widest)
     efficiency = _efficiencies(job_model, sizes, batches, speed, widest)
     ends = np.array([0.0, *(job_model.epoch_ends_at(epoch) for epoch in range(job_model.epochs))])
     rate = (speed[:, :, None] * efficiency[None, :, :]).max(axis=1)  # (size, epoch)
     if not (rate.max(axis=0) > 0.0).all():
-        return MinCost(0.0, LEAST_S)
-    seconds = np.diff(ends) / np.maximum(rate, TINIEST)
+        return MinCost(0.0, MIN_JOB_S)
+    seconds = np.diff(ends) / np.maximum(rate, MIN_RATE)
     least_slot_s = (seconds * np.array(sizes)[:, None]).min(axis=0).sum()
     least_s = seconds.min(axis=0).sum()
-    return MinCost(float(least_slot_s) * BETWEEN, max(float(least_s) * BETWEEN, LEAST_S))
+    return MinCost(
+        float(least_slot_s) * UNTRIED_MARGIN, max(float(least_s) * UNTRIED_MARGIN, MIN_JOB_S)
+    )
 
 
 def _speeds(
@@ -190,8 +195,10 @@ def _efficiencies(
 
 
 def _batches(first: int, most: int, fixed: int) -> list[int]:
-    steps = int(np.ceil(np.log2(max(most / first, 1.0)) * PER_DOUBLING))
-    between = {min(most, round(first * 2.0 ** (step / PER_DOUBLING))) for step in range(steps + 1)}
+    steps = int(np.ceil(np.log2(max(most / first, 1.0)) * BATCHES_PER_DOUBLING))
+    between = {
+        min(most, round(first * 2.0 ** (step / BATCHES_PER_DOUBLING))) for step in range(steps + 1)
+    }
     return sorted(between | {most} | ({fixed} if fixed else set()))
 
 

@@ -34,7 +34,7 @@ from controlplane.sim.results import SimulationResult
 REDUCTIONS: Final = (0.25, 0.50, 0.75, 0.80, 0.90, 0.95, 0.99)
 GROUP_COLOURS: Final = ("#d55e00", "#e69f00", "#56b4e9")
 GROUP_HATCHES: Final = ("//", "..", "")
-SMOOTH_S: Final = 15.0  # window of the running mean of slot shares
+SMOOTHING_WINDOW_S: Final = 15.0  # window of the running mean of slot shares
 
 
 def normalised_loss(results: Sequence[SimulationResult], path: Path) -> None:
@@ -151,7 +151,7 @@ def _mean_time(results: Sequence[SimulationResult], reduction: float) -> float:
 
 
 def _smoothed(values: FloatArray) -> FloatArray:
-    """Return the running mean over `SMOOTH_S` with continued ends; 0 where no slot is in use."""
-    wide = max(1, round(SMOOTH_S / GRID_S))
+    """Return the running mean with continued ends; 0 where no slot is in use."""
+    wide = max(1, round(SMOOTHING_WINDOW_S / GRID_S))
     smooth: FloatArray = uniform_filter1d(np.nan_to_num(values), wide, mode="nearest")
     return smooth

@@ -13,9 +13,9 @@ from controlplane.sim.results import JobResult, SimulationResult
 FloatArray = NDArray[np.float64]
 
 GRID_S: Final = 1.0  # distance of the moments
-ROUNDING: Final = 1e-9  # tolerance of a share
+TOLERANCE: Final = 1e-9  # tolerance of a share
 GROUPS: Final = ("high", "medium", "low")  # by normalised loss
-BOUNDS: Final = (0.25, 0.5)  # shares of the jobs where a group ends, highest loss first
+GROUP_BOUNDS: Final = (0.25, 0.5)  # shares of the jobs where a group ends, highest loss first
 LOSS_FIGURES: Final = (
     "t90_s", "t95_s", "mean_loss", "loss_area_s", "cores_high", "cores_medium", "cores_low",
 )  # fmt: skip
@@ -52,7 +52,7 @@ def loss_series(result: SimulationResult) -> LossSeries:
     moments = np.arange(begin, max(float(result.ended_at), last + GRID_S), GRID_S)
     loss = np.array([_steps(moments, [(p.at, p.share) for p in job.losses]) for job in jobs])
     slots = np.array([_steps(moments, [(p.at, float(p.slots)) for p in job.sizes]) for job in jobs])
-    there = np.array([_there(moments, job) for job in jobs])
+    there = np.array([_is_active(moments, job) for job in jobs])
     count = there.sum(axis=0)
     total = np.where(there, loss, 0.0).sum(axis=0)
     third = (last - begin) / 3.0
@@ -69,8 +69,8 @@ def time_to(job: JobResult, reduction: float) -> float | None:
 
     `reduction` is a share of the total fall, in [0, 1]. Return None if the job never got there.
     """
-    left = 1.0 - reduction + ROUNDING
-    return next((at - job.submitted_at for at, share in _points(job) if share <= left), None)
+    left = 1.0 - reduction + TOLERANCE
+    return next((at - job.submitted_at for at, share in _loss_points(job) if share <= left), None)
 
 
 def mean_time_to(result: SimulationResult, reduction: float) -> float | None:
@@ -96,7 +96,7 @@ def loss_figures(result: SimulationResult) -> dict[str, Any]:
     series = loss_series(result)
     first, last = series.window_s
     inside = (series.times_s >= first) & (series.times_s < last)
-    areas = [_area(job) for job in result.jobs if job.counted and job.losses and job.ended_at]
+    areas = [_loss_area(job) for job in result.jobs if job.counted and job.losses and job.ended_at]
     shares = _mean_where_known(series.cores[inside])
     return {
         "t90_s": mean_time_to(result, 0.90),
@@ -113,7 +113,7 @@ def _steps(moments: FloatArray, points: list[tuple[float, float]]) -> FloatArray
     return values[np.searchsorted([at for at, _ in points], moments, side="right")]
 
 
-def _there(moments: FloatArray, job: JobResult) -> NDArray[np.bool_]:
+def _is_active(moments: FloatArray, job: JobResult) -> NDArray[np.bool_]:
     end = np.inf if job.ended_at is None else job.ended_at
     return (moments >= job.submitted_at) & (moments < end)
 
@@ -123,19 +123,19 @@ def _by_group(loss: FloatArray, slots: FloatArray, count: NDArray[np.int64]) -> 
     order = np.argsort(-loss, axis=0, kind="stable")  # inactive jobs come last
     held = np.take_along_axis(slots, order, axis=0)
     place = (np.arange(len(loss))[:, None] + 0.5) / np.maximum(count, 1)
-    group = np.searchsorted(BOUNDS, place, side="right")
+    group = np.searchsorted(GROUP_BOUNDS, place, side="right")
     sums = np.array([np.where(group == g, held, 0.0).sum(axis=0) for g in range(len(GROUPS))]).T
     total = sums.sum(axis=1, keepdims=True)
     return np.where(total > 0.0, sums / np.maximum(total, 1.0), np.nan)
 
 
-def _area(job: JobResult) -> float:
-    points = _points(job)
+def _loss_area(job: JobResult) -> float:
+    points = _loss_points(job)
     ends = [at for at, _ in points[1:]] + [float(job.ended_at or points[-1][0])]
     return sum(share * (end - at) for (at, share), end in zip(points, ends, strict=True))
 
 
-def _points(job: JobResult) -> list[tuple[float, float]]:
+def _loss_points(job: JobResult) -> list[tuple[float, float]]:
     return [(float(point.at), point.share) for point in job.losses]
 
 

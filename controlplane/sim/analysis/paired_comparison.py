@@ -14,8 +14,8 @@ from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult
 
 RESAMPLES: Final = 5_000
-AT_ONCE: Final = 2_000_000  # random numbers per draw, to bound memory
-TAILS: Final = (0.025, 0.975)  # of a 95% interval
+MAX_DRAWS: Final = 2_000_000  # random numbers per draw, to bound memory
+INTERVAL_QUANTILES: Final = (0.025, 0.975)  # of a 95% interval
 
 FloatArray = NDArray[np.float64]
 
@@ -120,7 +120,7 @@ def _counted(first: SimulationResult, second: SimulationResult) -> int:
 
 def _intervals(times: Sequence[FloatArray], rng: np.random.Generator) -> dict[str, Any]:
     largest = max(len(pair) for pair in times)
-    step = max(1, AT_ONCE // (largest * len(times)))
+    step = max(1, MAX_DRAWS // (largest * len(times)))
     sums = np.zeros((RESAMPLES, 2))
     counts = np.zeros(RESAMPLES)
     for begin in range(0, RESAMPLES, step):
@@ -140,7 +140,7 @@ def _intervals(times: Sequence[FloatArray], rng: np.random.Generator) -> dict[st
 
 
 def _interval(values: FloatArray) -> Interval:
-    low, high = np.quantile(values, TAILS)
+    low, high = np.quantile(values, INTERVAL_QUANTILES)
     return Interval(float(low), float(high))
 
 

@@ -44,10 +44,10 @@ BOXES: Final = (
     "box: the middle half of the jobs, line: median, diamond: mean, whiskers: 5% to 95%; "
     "lower is better"
 )
-LEAST_S: Final = 1.0  # lower limit of times on a logarithmic axis
-OURS: Final = "ones"
-LETTERS: Final = 28  # total length of labels that fit side by side below a panel
-DODGE: Final = 0.03  # distance of the curves of two policies, in factors of two
+MIN_DRAWN_S: Final = 1.0  # lower limit of times on a logarithmic axis
+REFERENCE_POLICY: Final = "ones"
+MAX_LABELS_LENGTH: Final = 28  # total length of labels that fit side by side below a panel
+CURVE_OFFSET: Final = 0.03  # distance of the curves of two policies, in factors of two
 
 
 def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
@@ -61,7 +61,7 @@ def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
     figure, panels = _three_panels(_panel_width(list(groups)), 3.8)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
         for place, (label, group) in enumerate(groups.items()):
-            values = np.maximum(_values(group, measure), LEAST_S)
+            values = np.maximum(_values(group, measure), MIN_DRAWN_S)
             if len(values):
                 _draw_box(axes, place, values, look[label])
         axes.set_yscale("log")
@@ -105,7 +105,7 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
     figure, panels = _three_panels(3.4, 3.6)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
         for label, group in groups.items():
-            values = np.sort(np.maximum(_values(group, measure), LEAST_S))
+            values = np.sort(np.maximum(_values(group, measure), MIN_DRAWN_S))
             counted = sum(job.counted and job.state != "cancelled" for o in group for job in o.jobs)
             share = np.arange(1, len(values) + 1) / max(1, counted)
             style = look[label]
@@ -162,7 +162,7 @@ def averages(results: Sequence[SimulationResult], path: Path) -> None:
     save(figure, path)
 
 
-def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -> None:
+def scaling(results: Sequence[SimulationResult], path: Path, ours: str = REFERENCE_POLICY) -> None:
     """Draw average completion time by size of the cluster (ONES fig. 17), and the gain of `ours`.
 
     The gain over another policy is one minus the ratio of the averages (fig. 18), over simulations
@@ -178,7 +178,7 @@ def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -
     both = figure.subplots(1, 2 if ours in groups and len(groups) > 1 else 1, squeeze=False)[0]
     sizes = sorted({result.slots for result in results})
     for place, (label, group) in enumerate(groups.items()):
-        aside = 2.0 ** (DODGE * (place - (len(groups) - 1) / 2.0))
+        aside = 2.0 ** (CURVE_OFFSET * (place - (len(groups) - 1) / 2.0))
         _curve(both[0], _at_sizes(group, sizes), aside, label, look[label])
         if len(both) > 1 and label != ours:
             _curve(both[1], _gains(groups[ours], group, sizes), aside, label, look[label])
@@ -262,7 +262,7 @@ def _panel_width(labels: Sequence[str]) -> float:
 
 def _name_places(axes: Axes, labels: Sequence[str]) -> None:
     turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    crowded = len(" ".join(labels)) > LETTERS
+    crowded = len(" ".join(labels)) > MAX_LABELS_LENGTH
     axes.set_xticks(range(len(labels)), labels, fontsize="small", **(turned if crowded else {}))
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.tick_params(axis="x", length=0)

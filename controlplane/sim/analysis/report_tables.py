@@ -102,7 +102,7 @@ COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, of a comparison
     "ms/decision": "decision_ms_mean",
     "extrapolated": "extrapolated_share",
 }
-OF_LOSSES: Final[Mapping[str, str]] = {  # heading -> figure, where jobs have losses
+LOSS_COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, where jobs have losses
     "t90 s": "t90_s",
     "t95 s": "t95_s",
     "mean loss": "mean_loss",
@@ -114,7 +114,7 @@ OF_LOSSES: Final[Mapping[str, str]] = {  # heading -> figure, where jobs have lo
     "p99": "p99_jct_s",
     "makespan": "makespan_s",
 }
-ENDS: Final = (  # figures where jobs state utilities
+UTILITY_FIGURES: Final = (  # figures where jobs state utilities
     "utility", "utility_share", "rejected", "promised", "promises_kept", "promises_broken",
     "lateness_s",
 )  # fmt: skip
@@ -133,7 +133,7 @@ def print_result(result: SimulationResult) -> None:
     of_losses = [name for name in LOSS_FIGURES if name in figures]
     for name in ("jobs", *of_losses, *MEANS[:-1], "unfinished", "failed", "cancelled"):
         table.add_row(name, _cell(figures[name]))
-    for name in ENDS if figures["utility"] is not None else ():
+    for name in UTILITY_FIGURES if figures["utility"] is not None else ():
         table.add_row(name, _cell(figures[name]))
     table.add_row("lower bound of avg_jct_s", _cell(figures["bound_avg_jct_s"]))
     table.add_row("times the bound", _cell(figures["vs_bound"]))
@@ -153,7 +153,7 @@ def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
         title = f"{size} slots, means over {seeds} seed{'s' * (seeds != 1)}, knowledge {know}"
         console.print(_side_by_side(title, here, COLUMNS))
         if all(has_losses(result) for many in here.values() for result in many):
-            console.print(_side_by_side("losses, and what lower ones cost", here, OF_LOSSES))
+            console.print(_side_by_side("losses, and what lower ones cost", here, LOSS_COLUMNS))
         shares = [means(many)["extrapolated_share"] or 0.0 for many in here.values()]
         if max(shares) > 0.0:
             console.print(EXTRAPOLATED.format(share=f"Up to {max(shares):.0%}"))

@@ -61,7 +61,7 @@ def append(path: Path, result: SimulationResult) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             file.seek(0)
             mine, size = key(result), 0
-            for number, line in _whole_lines(file):
+            for number, line in _complete_lines(file):
                 if key(_decoded(path, number, line, _Key)) == mine:
                     return False
                 size += len(line)
@@ -85,7 +85,7 @@ def load(path: Path) -> list[SimulationResult]:
     found: dict[str, SimulationResult] = {}
     try:
         with path.open("rb") as file:
-            for number, line in _whole_lines(file):
+            for number, line in _complete_lines(file):
                 result = _decoded(path, number, line, SimulationResult)
                 found.setdefault(key(result), result)
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def load(path: Path) -> list[SimulationResult]:
     return list(found.values())
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def _complete_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(file, start=1):
         if line.endswith(b"\n"):
             yield number, line
@@ -109,7 +109,7 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
         raise ResultsError(what, "delete the line to simulate it again") from None
 
 
-EXTRA: Final = "parquet"  # extra of this package
+PARQUET_EXTRA: Final = "parquet"  # extra of this package
 COLUMNS: Final = (
     "job",
     "application",
@@ -184,5 +184,5 @@ def _pyarrow(part: str = "") -> Any:
     try:
         return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
     except ImportError:
-        hint = f"in a checkout of ONES: pip install '.[{EXTRA}]'"
+        hint = f"in a checkout of ONES: pip install '.[{PARQUET_EXTRA}]'"
         raise ResultsError("Parquet files need pyarrow", hint) from None

@@ -64,13 +64,13 @@ def mean_contention(result: SimulationResult) -> FloatArray:
     An unfinished job counts until the end of the simulation. Shape (J,), at least 1.
     """
     begins = np.array([float(job.submitted_at) for job in result.jobs])
-    ends = np.array([_left_at(job, result) for job in result.jobs])
+    ends = np.array([_end_time(job, result) for job in result.jobs])
     if not len(begins):
         return begins
     return np.maximum(1.0, _means(begins, np.maximum(begins, ends)))
 
 
-def _left_at(job: JobResult, result: SimulationResult) -> float:
+def _end_time(job: JobResult, result: SimulationResult) -> float:
     return float(result.ended_at if job.ended_at is None else job.ended_at)
 
 
@@ -138,7 +138,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         `loss_series.loss_figures`.
     """
     counted = [job for job in result.jobs if job.counted]
-    average = _mean(_completions(counted))
+    average = _mean(_completion_times(counted))
     bound = result.bound_s
     return {
         "policy": result.policy,
@@ -148,9 +148,9 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "slots": result.slots,
         "jobs": len(counted),
         **_averages(counted),
-        "p50_jct_s": _quantile(_completions(counted), 0.50),
-        "p90_jct_s": _quantile(_completions(counted), 0.90),
-        "p99_jct_s": _quantile(_completions(counted), 0.99),
+        "p50_jct_s": _quantile(_completion_times(counted), 0.50),
+        "p90_jct_s": _quantile(_completion_times(counted), 0.90),
+        "p99_jct_s": _quantile(_completion_times(counted), 0.99),
         "makespan_s": _makespan(result),
         "utilisation": _utilisation(result),
         "decision_ms_mean": _mean(result.decisions_ms),
@@ -164,7 +164,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "failed": sum(job.state == "failed" for job in counted),
         "cancelled": sum(job.state == "cancelled" for job in counted),
         "rejected": sum(job.state == "rejected" for job in counted),
-        **_ends(counted),
+        **_utility_figures(counted),
         "events": result.events,
         "wall_s": result.wall_s,
         "jct_s": {job.job: job.jct_s for job in counted},
@@ -175,7 +175,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
     }
 
 
-def _ends(jobs: Sequence[JobResult]) -> dict[str, float | int | None]:
+def _utility_figures(jobs: Sequence[JobResult]) -> dict[str, float | int | None]:
     worth = [job.worth for job in jobs if job.worth is not None]
     most = sum(job.most_worth for job in jobs)
     late = [
@@ -201,8 +201,8 @@ def finished(result: SimulationResult) -> list[JobResult]:
 def _averages(jobs: Sequence[JobResult]) -> dict[str, float | None]:
     done = [job for job in jobs if job.jct_s is not None]
     return {
-        "avg_jct_s": _mean(_completions(jobs)),
-        "geo_jct_s": _geometric_mean(_completions(jobs)),
+        "avg_jct_s": _mean(_completion_times(jobs)),
+        "geo_jct_s": _geometric_mean(_completion_times(jobs)),
         "avg_exec_s": _mean([job.exec_s for job in done]),
         "avg_queue_s": _mean([job.queued_s for job in done]),
         "rescales_per_job": _mean([job.rescales for job in done]),
@@ -223,7 +223,7 @@ def _of_application(jobs: Sequence[JobResult]) -> dict[str, float | None]:
     }
 
 
-def _completions(jobs: Sequence[JobResult]) -> list[float]:
+def _completion_times(jobs: Sequence[JobResult]) -> list[float]:
     return [job.jct_s for job in jobs if job.jct_s is not None]
 
 

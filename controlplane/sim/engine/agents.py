@@ -9,7 +9,7 @@ from typing import Final
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.jobs import JobProcesses
 from controlplane.sim.engine.training import GroupTraining
-from controlplane.sim.engine.workers import PORT, SendReport, WorkerProcesses, born_as
+from controlplane.sim.engine.workers import PORT, SendReport, WorkerProcesses, version_and_rank
 from schemas.ids import JobId, NodeId, Version, WorkerId, node_of
 from schemas.nodes import Group, Member
 from schemas.wire.agent import (
@@ -63,7 +63,7 @@ class NodeAgents:
         if node in self._down:
             return
         if delta.group is None:
-            self._call_soon(self._confirm_cleared, node, delta)
+            self._call_after_current(self._confirm_cleared, node, delta)
         job = self._jobs.get(delta.job)
         if job is None:
             return
@@ -86,7 +86,7 @@ class NodeAgents:
         for name, worker in list(job.workers.items()):
             older = worker.version <= delta.version
             if node_of(worker.slot) == node and name not in wanted and older:
-                self._call_soon(self._terminate, job, name)
+                self._call_after_current(self._terminate, job, name)
 
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
         """Report the job as cleared once no worker older than `delta` is left.
@@ -104,7 +104,7 @@ class NodeAgents:
             job.group = None
         self._processes.exit(job, name, signal=SIGTERM)
 
-    def _call_soon(self, what: Callable[..., None], *arguments: object) -> None:
+    def _call_after_current(self, what: Callable[..., None], *arguments: object) -> None:
         """Call later at the current time, after the events that are already scheduled."""
         now, priority = self._kernel.now, self._kernel.priority
         self._kernel.call_at(now, what, *arguments, priority=priority)
@@ -115,7 +115,7 @@ class NodeAgents:
         self, job: JobProcesses, delta: GroupDelta, wanted: Mapping[WorkerId, Member]
     ) -> None:
         for name, member in wanted.items():
-            version, _ = born_as(name)
+            version, _ = version_and_rank(name)
             if name not in job.workers and version == delta.version:
                 self._processes.start(job, member, self._start_s(job, delta.kind))
         members = delta.group.members if delta.group else ()
@@ -123,7 +123,7 @@ class NodeAgents:
         if delta.kind != JOIN or first not in wanted or first not in job.workers:
             return
         if job.workers[first].version < delta.version and len(members) > 1:
-            self._call_soon(self._open_store, job, first, delta.version)
+            self._call_after_current(self._open_store, job, first, delta.version)
 
     def _start_s(self, job: JobProcesses, kind: str) -> float:
         if self._instant_changes:
@@ -149,16 +149,16 @@ class NodeAgents:
                     full=job.workers[name].ready and job.group is not None,
                     port=PORT,
                 )
-                self._call_soon(self._processes.report, job, name, quiesced)
+                self._call_after_current(self._processes.report, job, name, quiesced)
 
     # --- switch
 
     def _switch(self, job: JobProcesses, delta: GroupDelta) -> None:
         now = self._kernel.now
         if delta.kind == SUSPEND:
-            self._call_soon(self._suspend, job, delta)
+            self._call_after_current(self._suspend, job, delta)
         elif delta.kind == START or self._instant_changes or _only_batch_changes(job, delta.group):
-            self._call_soon(self._form, job, delta)
+            self._call_after_current(self._form, job, delta)
         else:
             job.training.stall(now + job.costs.switch_s, now)
             self._kernel.call_at(now + job.costs.switch_s, self._form, job, delta)
@@ -183,7 +183,7 @@ class NodeAgents:
             )
             self._processes.report(job, member.worker, formed)
         for member in delta.former:
-            self._call_soon(self._leave, job, member.worker)
+            self._call_after_current(self._leave, job, member.worker)
 
     def _restore(self, job: JobProcesses, group: Group) -> None:
         training = job.training

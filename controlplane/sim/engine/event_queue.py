@@ -10,7 +10,7 @@ from typing import Any, Final
 from schemas.ids import Seconds
 
 FIRST, USUAL, LAST, AFTER = 0, 1, 2, 3  # priorities of calls at the same time
-MAX_AT_ONCE: Final = 1_000_000  # calls at one time; more means a cycle
+MAX_CALLS_AT_ONCE: Final = 1_000_000  # calls at one time; more means a cycle
 
 
 class Kernel:
@@ -46,7 +46,7 @@ class Kernel:
         while self._heap and not self.stopped and self._heap[0][0] <= until:
             when, self.priority, _, what, arguments = heapq.heappop(self._heap)
             at_once = at_once + 1 if when == self.now else 0
-            if at_once > MAX_AT_ONCE:
+            if at_once > MAX_CALLS_AT_ONCE:
                 raise RuntimeError(f"time stands still at {self.now} s: {what!r} again and again")
             self.now = Seconds(when)
             what(*arguments)

@@ -204,8 +204,8 @@ class JobLog:
         if record.started_at is None and job.phase in HOLDING:
             record.started_at = now
         if record.losses:
-            _note_loss(record, len(job.size.slots), now)
-        _note_slots(record, tuple(job.size.slots), now)
+            _record_loss(record, len(job.size.slots), now)
+        _record_slots(record, tuple(job.size.slots), now)
 
     def forecast(self, starts: Mapping[JobId, Forecast], now: Seconds) -> None:
         """Record when a plan expects waiting jobs to start; the first forecast of a job counts."""
@@ -218,12 +218,12 @@ class JobLog:
         """Return the results of all jobs, in order of submission."""
         found = []
         for name, record in self._records.items():
-            _note_slots(record, (), now)
+            _record_slots(record, (), now)
             found.append(_result(record, state.jobs[name]))
         return tuple(found)
 
 
-def _note_loss(record: _Record, slots: int, now: Seconds) -> None:
+def _record_loss(record: _Record, slots: int, now: Seconds) -> None:
     if slots != (record.sizes[-1].slots if record.sizes else 0):
         record.sizes.append(SizeChange(now, slots))
     epoch = record.training.epoch
@@ -233,7 +233,7 @@ def _note_loss(record: _Record, slots: int, now: Seconds) -> None:
         record.losses.append(LossLeft(now, left))
 
 
-def _note_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> None:
+def _record_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> None:
     if record.allocations is None or slots == record.slots:
         return
     record.allocations += [
@@ -257,7 +257,7 @@ def _result(record: _Record, job: Job) -> JobResult:
         batch_changes=job.accounting.batch_changes,
         trained_s=record.training.trained_s,
         extrapolated_s=record.training.extrapolated_s,
-        worth=_worth(job),
+        worth=_realised_utility(job),
         most_worth=job.spec.stated_utility.value if job.spec.stated_utility else 0.0,
         promised_at=job.promised_end.first if job.promised_end else None,
         counted=record.counted,
@@ -268,7 +268,7 @@ def _result(record: _Record, job: Job) -> JobResult:
     )
 
 
-def _worth(job: Job) -> float | None:
+def _realised_utility(job: Job) -> float | None:
     """Return the value of the job's end to its user: 0 after a failure, None if not stated."""
     utility = job.spec.stated_utility
     if utility is None:

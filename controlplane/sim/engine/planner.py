@@ -26,9 +26,9 @@ from controlplane.policy.api import (
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
-MAX_AGAIN: Final = 100  # requests at one time; more: the policy does not converge
+MAX_REQUESTS_AT_ONCE: Final = 100  # requests at one time; more: the policy does not converge
 RETRY_S: Final = 1.0  # delay of the next request to such a policy
-ROUNDING: Final = 1e-9  # of a round; a time this little after its start counts as the start
+ROUND_TOLERANCE: Final = 1e-9  # of a round; a time this little after its start counts as the start
 
 
 class SimulatedPlanner:
@@ -51,21 +51,21 @@ class SimulatedPlanner:
         self._policy = policy
         self._handle = handle
         self._options = options
-        self._hear = hear
-        self._asked_at = -math.inf  # last request
-        self._asked_then = 0  # requests at that time
-        self._next_at = math.inf  # next request
-        self._answer_due = False  # a plan is pending
-        self._ask_after_it = False  # request again after the pending plan
-        self._batches_due = False  # a request for batches is scheduled
+        self._record_starts = hear
+        self._requested_at = -math.inf  # last request
+        self._requests_then = 0  # requests at that time
+        self._next_request_at = math.inf  # next request
+        self._plan_pending = False  # a plan is pending
+        self._request_after_plan = False  # request again after the pending plan
+        self._batches_scheduled = False  # a request for batches is scheduled
 
     def observe(self, event: PolicyEvent) -> None:
         """Pass an event of the current moment to the policy."""
         self._policy.observe(event, self._kernel.now)
         news = isinstance(event, EpochSeen | StepsSeen)
-        if news and self._options.rebatches and not self._batches_due:
-            self._batches_due = True
-            self._kernel.call_at(self._kernel.now, self._ask_for_batches, priority=AFTER)
+        if news and self._options.rebatches and not self._batches_scheduled:
+            self._batches_scheduled = True
+            self._kernel.call_at(self._kernel.now, self._request_batches, priority=AFTER)
 
     def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:
         """Request a plan at virtual second `at`, or now.
@@ -79,45 +79,45 @@ class SimulatedPlanner:
             return
         when = now if at is None else max(at, now)
         if can_wait:
-            when = max(when, self._asked_at + options.think_s)
+            when = max(when, self._requested_at + options.think_s)
         if options.round_s > 0.0:
-            when = math.ceil(when / options.round_s - ROUNDING) * options.round_s
+            when = math.ceil(when / options.round_s - ROUND_TOLERANCE) * options.round_s
             if self._kernel.priority == AFTER:  # this round is over
                 when = max(when, now + options.round_s)
-        if when < self._next_at:
-            self._next_at = when
-            self._kernel.call_at(when, self._question, when, priority=LAST)
+        if when < self._next_request_at:
+            self._next_request_at = when
+            self._kernel.call_at(when, self._request_plan, when, priority=LAST)
 
-    def _ask_for_batches(self) -> None:
+    def _request_batches(self) -> None:
         """Request new batches for jobs on their current slots, which stalls no job.
 
         A complete plan that is pending, or was made at this time, contains batches of its own.
         """
-        self._batches_due = False
+        self._batches_scheduled = False
         now = self._kernel.now
-        if self._answer_due or self._asked_at == now:
+        if self._plan_pending or self._requested_at == now:
             return
         plan = self._policy.batches(self._reactor.view(), now)
         changes = difference(plan, self._reactor.state, now, whole=False)
         if not changes.empty:
             self._handle(PlanProposed(plan=changes, stats=None))
 
-    def _question(self, when: float) -> None:
-        if when != self._next_at:
+    def _request_plan(self, when: float) -> None:
+        if when != self._next_request_at:
             return  # replaced by an earlier request
-        self._next_at = math.inf
-        if self._answer_due:
-            self._ask_after_it = True
+        self._next_request_at = math.inf
+        if self._plan_pending:
+            self._request_after_plan = True
             return
         now = self._kernel.now
-        self._asked_then = self._asked_then + 1 if self._asked_at == now else 1
-        self._asked_at = now
-        if self._asked_then > MAX_AGAIN:
+        self._requests_then = self._requests_then + 1 if self._requested_at == now else 1
+        self._requested_at = now
+        if self._requests_then > MAX_REQUESTS_AT_ONCE:
             self.ask(now + RETRY_S)
             return
         plan = self._decide(self._reactor.view())
-        if plan.starts and self._hear is not None:
-            self._hear(plan.starts, now)
+        if plan.starts and self._record_starts is not None:
+            self._record_starts(plan.starts, now)
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
         self._propose(difference(plan, self._reactor.state, now))
@@ -138,18 +138,20 @@ class SimulatedPlanner:
         stats = self._policy.stats() if self._options.generations else None
         proposed = PlanProposed(plan=changes, stats=stats)
         if self._options.latency_s > 0.0:
-            self._answer_due = True
-            self._kernel.call_at(self._kernel.now + self._options.latency_s, self._answer, proposed)
+            self._plan_pending = True
+            self._kernel.call_at(
+                self._kernel.now + self._options.latency_s, self._deliver_plan, proposed
+            )
         else:
-            self._answer(proposed)
+            self._deliver_plan(proposed)
 
-    def _answer(self, proposed: PlanProposed) -> None:
-        self._answer_due = False
+    def _deliver_plan(self, proposed: PlanProposed) -> None:
+        self._plan_pending = False
         self._handle(proposed)
         state = self._reactor.state
         left = [name for name in state.active if state.jobs[name].group is None]
         slots = {name: tuple(placed) for name, placed in proposed.plan.local_batch.items()}
         self.observe(PlanTaken(waiting=tuple(left), slots=slots))
-        if self._ask_after_it:
-            self._ask_after_it = False
+        if self._request_after_plan:
+            self._request_after_plan = False
             self.ask()

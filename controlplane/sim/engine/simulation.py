@@ -159,7 +159,7 @@ class Simulation:
 
         `back_after_s` is at least `RETURN_S`.
         """
-        self.kernel.call_at(at, self._node_dies, node, back_after_s)
+        self.kernel.call_at(at, self._lose_node, node, back_after_s)
 
     # --- the core's inputs and commands
 
@@ -183,25 +183,25 @@ class Simulation:
         if self._record is not None:
             self._record(now, event, commands)
         self.histories.add(self.reactor.records)
-        self._teach()
+        self._notify_policy()
         for command in commands:
             match command:
                 case SendDelta():
                     self._agents.apply(command.node, command.delta)
                 case Announce():
-                    self._announced(command)
+                    self._handle_announcement(command)
                 case AskForPlan() if self.planner is not None:
                     self.planner.ask(can_wait=is_epoch)
                 case Accept():
                     self._accepted = command.job
 
-    def _teach(self) -> None:
+    def _notify_policy(self) -> None:
         if self.planner is not None:
             for record in self.reactor.records:
                 if (observed := policy_events.of_record(record, self.reactor.state)) is not None:
                     self.planner.observe(observed)
 
-    def _announced(self, command: Announce) -> None:
+    def _handle_announcement(self, command: Announce) -> None:
         event = command.event
         name = event.job
         if name is None or not event.event.startswith("job."):
@@ -209,9 +209,9 @@ class Simulation:
         job = self.reactor.state.jobs[name]
         self._job_log.note(job, self.kernel.now)
         if job.ended and name in self.jobs and event.event == f"job.{job.phase.value}":
-            self._job_ended(name)
+            self._end_job(name)
 
-    def _job_ended(self, name: JobId) -> None:
+    def _end_job(self, name: JobId) -> None:
         self.jobs[name].ended = True  # its workers may still have to be stopped
         if not self.jobs[name].workers:
             del self.jobs[name]
@@ -257,7 +257,7 @@ class Simulation:
 
     # --- nodes
 
-    def _node_dies(self, node: NodeId, back_after_s: float) -> None:
+    def _lose_node(self, node: NodeId, back_after_s: float) -> None:
         now = self.kernel.now
         if self._agents.is_down(node):
             return
@@ -266,9 +266,9 @@ class Simulation:
         suspected = NodeSuspected(node=node, silent_s=SUSPECT_S)
         self.kernel.call_at(now + SUSPECT_S, self._handle, suspected)
         self.kernel.call_at(now + LOST_S, self._handle, NodeLost(node=node, silent_s=LOST_S))
-        self.kernel.call_at(now + max(back_after_s, RETURN_S), self._node_returns, node)
+        self.kernel.call_at(now + max(back_after_s, RETURN_S), self._return_node, node)
 
-    def _node_returns(self, node: NodeId) -> None:
+    def _return_node(self, node: NodeId) -> None:
         self._agents.return_node(node)
         self._nodes.greet(node)
 

@@ -20,9 +20,9 @@ from controlplane.sim.models.job_model import StepParts
 from schemas.ids import JobId, node_of
 from schemas.nodes import Group
 
-REPORT_DRAWS: Final = 78  # random stream of the errors of reports
-JOB_DRAWS: Final = 79  # random stream of the constant error of a job
-WAIT_DRAWS: Final = 80  # random stream of the errors of waits for reductions
+REPORT_STREAM: Final = 78  # random stream of the errors of reports
+JOB_STREAM: Final = 79  # random stream of the constant error of a job
+WAIT_STREAM: Final = 80  # random stream of the errors of waits for reductions
 
 
 class MeasuredFigures:
@@ -39,7 +39,7 @@ class MeasuredFigures:
 
     def error(self, job: JobId) -> float:
         """Draw the factor of error of one report: log-normal around 1."""
-        return self._drawn(job, REPORT_DRAWS)
+        return self._drawn(job, REPORT_STREAM)
 
     def _drawn(self, job: JobId, stream: int) -> float:
         spread = self._options.noise
@@ -61,7 +61,7 @@ class MeasuredFigures:
             return None
         pass_s, wait_s = true.pass_s / faster, true.sync_s / faster
         if wait_s > 0.0:
-            wait_s = min(wait_s * self._drawn(job, WAIT_DRAWS), pass_s)
+            wait_s = min(wait_s * self._drawn(job, WAIT_STREAM), pass_s)
         return replace(true, pass_s=pass_s, sync_s=wait_s)
 
     def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
@@ -70,7 +70,7 @@ class MeasuredFigures:
         A live worker needs two sizes of batch: its share and the group's, or a pass and the step
         (`elastic.metrics`). A worker that is alone and takes its step in one pass has only one.
         """
-        if true is None or not (self._options.noise_scale_alone or _has_two_batches(job)):
+        if true is None or not (self._options.noise_scale_alone or _measures_two_batches(job)):
             return None
         return true * self._scale_error(job.id) * self.error(job.id)
 
@@ -81,24 +81,24 @@ class MeasuredFigures:
             return 1.0
         known = self._scale_errors.get(job)
         if known is None:
-            rng = default_rng((self._options.seed, JOB_DRAWS, crc32(job.encode())))
+            rng = default_rng((self._options.seed, JOB_STREAM, crc32(job.encode())))
             known = self._scale_errors[job] = most ** float(rng.uniform(-1.0, 1.0))
         return known
 
 
-def _has_two_batches(job: JobProcesses) -> bool:
+def _measures_two_batches(job: JobProcesses) -> bool:
     parts = job.training.throughput.parts
     alone = job.group is None or len(job.group.members) == 1
     return not alone or (parts is not None and parts.passes > 1)
 
 
 FIRST_REPORT_S: Final = 2.0  # minimum delay of a group's first report
-WARM_STEPS: Final = 12  # minimum steps before the first report
-LEAST_SPEED: Final = 1e-9  # samples per second
+MIN_REPORTED_STEPS: Final = 12  # minimum steps before the first report
+MIN_SPEED: Final = 1e-9  # samples per second
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
+class _ReportingGroup:
     job: JobProcesses
     version: int
     began_at: float  # steps of the job at the start of the group
@@ -134,15 +134,15 @@ class StepTelemetry:
         training, group = job.training, job.group
         if group is None:
             return
-        speed = max(training.throughput.samples_per_s, LEAST_SPEED)
+        speed = max(training.throughput.samples_per_s, MIN_SPEED)
         step_s = training.throughput.step_s or group.global_batch / speed
-        wait_s = max(FIRST_REPORT_S, WARM_STEPS * step_s)
+        wait_s = max(FIRST_REPORT_S, MIN_REPORTED_STEPS * step_s)
         begin = max(self._kernel.now, training.stalled_until)
-        watched = _Watched(job, group.version, training.steps)
-        self._kernel.call_at(begin + wait_s, self._report, watched, wait_s, 0)
+        reporting = _ReportingGroup(job, group.version, training.steps)
+        self._kernel.call_at(begin + wait_s, self._report, reporting, wait_s, 0)
 
-    def _report(self, watched: _Watched, wait_s: float, reported: int) -> None:
-        job, version = watched.job, watched.version
+    def _report(self, reporting: _ReportingGroup, wait_s: float, reported: int) -> None:
+        job, version = reporting.job, reporting.version
         group = job.group
         known = self._reactor.state.jobs[job.id]
         if group is None or group.version != version or known.group is None:
@@ -150,13 +150,13 @@ class StepTelemetry:
         now, training = self._kernel.now, job.training
         training.advance(now)
         if training.throughput.samples_per_s > 0.0 and known.group.version == version:
-            group_steps = max(1, int(training.steps - watched.began_at))
+            group_steps = max(1, int(training.steps - reporting.began_at))
             self._planner.observe(self._steps(job, group, known.family, group_steps))
             if reported <= 1:  # the speed has just become known
                 self._planner.ask()
         if reported:
             wait_s = min(2.0 * wait_s, max(self._longest_s, wait_s))
-        self._kernel.call_at(now + wait_s, self._report, watched, wait_s, reported + 1)
+        self._kernel.call_at(now + wait_s, self._report, reporting, wait_s, reported + 1)
 
     def _steps(self, job: JobProcesses, group: Group, family: str, group_steps: int) -> StepsSeen:
         training = job.training
@@ -191,6 +191,6 @@ def _usage(job: JobProcesses) -> tuple[float, float]:
     training, placement = job.training, job.placement()
     demand, workers = demand_of_model(training.model), sum(placement)
     alone = training.model.throughput(placement, training.batch, training.epoch)
-    share = min(1.0, training.throughput.samples_per_s / max(alone.samples_per_s, LEAST_SPEED))
+    share = min(1.0, training.throughput.samples_per_s / max(alone.samples_per_s, MIN_SPEED))
     sent = 1.0 if demand.servers else 2.0 * (workers - 1) / workers
     return share * demand.cores, share * sent * demand.gradient_bytes_per_s

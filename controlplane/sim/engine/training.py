@@ -23,32 +23,32 @@ class SharedNodes:
 
     def __init__(self, interference: Interference) -> None:
         self._interference = interference
-        self._training_on: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
+        self._workers_on: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
 
     def enter(self, job: JobProcesses) -> None:
         """Record the nodes of the job's group, and only these."""
         self.leave(job.id)
         for member in job.group.members if job.group is not None else ():
-            here = self._training_on.setdefault(node_of(member.slot), {})
+            here = self._workers_on.setdefault(node_of(member.slot), {})
             here[job.id] = here.get(job.id, 0) + 1
 
     def leave(self, job: JobId) -> None:
         """Remove the job from all nodes."""
-        for here in self._training_on.values():
+        for here in self._workers_on.values():
             here.pop(job, None)
 
     def neighbours(self, job: JobId) -> list[JobId]:
         """Return the other jobs that train on the job's nodes, each once."""
         return list(dict.fromkeys(
             other
-            for here in self._training_on.values() if job in here
+            for here in self._workers_on.values() if job in here
             for other in here if other != job
         ))  # fmt: skip
 
     def remaining_speed(self, job: JobProcesses) -> float:
         """Return the share of its speed that a training job keeps, in (0, 1]."""
         at: Mapping[NodeId, dict[JobId, int]] = {
-            node: self._training_on[node] for node in job.nodes()
+            node: self._workers_on[node] for node in job.nodes()
         }
         return self._interference.remaining_speed(job.id, at)
 
@@ -78,7 +78,7 @@ class GroupTraining:
             for node in nodes
             for slot in node.slots
         }
-        self._all_usual = set(self._slot_speeds.values()) == {1.0}
+        self._all_standard_speed = set(self._slot_speeds.values()) == {1.0}
 
     # --- groups begin and end
 
@@ -136,7 +136,7 @@ class GroupTraining:
         training = job.training
         usual = training.model.throughput(job.placement(), training.batch, training.epoch)
         factor = 1.0
-        if not self._all_usual and job.group is not None:
+        if not self._all_standard_speed and job.group is not None:
             factor = min(self._slot_speeds[member.slot] for member in job.group.members)
         if self.shared_nodes is not None:
             factor *= self.shared_nodes.remaining_speed(job)
@@ -160,16 +160,16 @@ class GroupTraining:
         crash_at = _crash_progress(job)
         if crash_at is not None and crash_at < training.model.epoch_ends_at(training.epoch):
             when = training.due_at(crash_at, self._kernel.now)
-            self._kernel.call_at(when, self._script_fails, job, training.revision)
+            self._kernel.call_at(when, self._fail_script, job, training.revision)
             return
         when, priority = exact, USUAL
         if self._options.whole_seconds:
             when, round_s = float(round(exact)), self._options.round_s
             on_round = round_s > 0 and when % round_s == 0
             priority = AFTER if on_round and exact > when else USUAL
-        self._kernel.call_at(when, self._epoch_ends, job, training.revision, priority=priority)
+        self._kernel.call_at(when, self._end_epoch, job, training.revision, priority=priority)
 
-    def _epoch_ends(self, job: JobProcesses, revision: int) -> None:
+    def _end_epoch(self, job: JobProcesses, revision: int) -> None:
         training = job.training
         if training.revision != revision or job.group is None:
             return
@@ -217,7 +217,7 @@ class GroupTraining:
         for name in [member.worker for member in group.members]:
             self._processes.exit(job, name, code=0)
 
-    def _script_fails(self, job: JobProcesses, revision: int) -> None:
+    def _fail_script(self, job: JobProcesses, revision: int) -> None:
         group = job.group
         if job.training.revision != revision or group is None:
             return

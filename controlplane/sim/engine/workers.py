@@ -36,7 +36,7 @@ class WorkerProcesses:
 
         If its slot has another process, the worker is ready no earlier than that process exits.
         """
-        version, rank = born_as(member.worker)
+        version, rank = version_and_rank(member.worker)
         worker = WorkerProcess(
             slot=member.slot, version=version, rank=rank, ready_at=self._kernel.now + start_s
         )
@@ -126,7 +126,7 @@ class WorkerProcesses:
         self.report(job, name, ready)
 
 
-def born_as(name: WorkerId) -> tuple[Version, Rank]:
+def version_and_rank(name: WorkerId) -> tuple[Version, Rank]:
     """Return the version and rank in a worker's name (`schemas.ids.worker_id`)."""
     _, version, rank = name.rsplit(".", 2)
     return Version(int(version[1:])), Rank(int(rank[1:]))

@@ -26,7 +26,7 @@ from schemas.ids import Seconds
 SLOTS_PER_NODE: Final = 4
 GAMMA: Final = 0.99  # discount per round
 GRID_S: Final = 5.0  # length of a round
-HUNDRED_S: Final = 100.0  # unit of a reward: minus one job during this time
+REWARD_UNIT_S: Final = 100.0  # unit of a reward: minus one job during this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def training_scenario(slots: int, jobs: int, interval_s: float) -> Scenario:
     )
 
 
-class _Remembering(RestoringPolicy):
+class _EventCollector(RestoringPolicy):
     """FIFO policy that collects the events a policy would observe."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def past(jobs: int, seed: int) -> list[PolicyEvent]:
 
     They contain speeds at users' sizes, and lengths.
     """
-    fifo = _Remembering()
+    fifo = _EventCollector()
     simulate("fifo", training_scenario(64, jobs, 30.0), seed, made=fifo)
     return fifo.heard
 
@@ -149,7 +149,7 @@ def returns(result: SimulationResult) -> FloatArray:
     begun = np.array([job.submitted_at for job in result.jobs])[:, None]
     over = np.array(ends)[:, None]
     inside = np.clip(edges, begun, over)
-    rewards = -np.diff(inside, axis=1).sum(axis=0) / HUNDRED_S
+    rewards = -np.diff(inside, axis=1).sum(axis=0) / REWARD_UNIT_S
     found = np.zeros(len(rewards) + 1)
     for at in range(len(rewards) - 1, -1, -1):
         found[at] = rewards[at] + GAMMA * found[at + 1]

@@ -48,7 +48,7 @@ from controlplane.sim.learning.drl_episodes import (
 from controlplane.sim.learning.training_run import Trained
 from controlplane.sim.scenario import Scenario
 
-NEVER = -1e9  # logit of an illegal action
+ILLEGAL_LOGIT = -1e9  # logit of an illegal action
 
 
 class ActorNet(nn.Module):
@@ -71,9 +71,9 @@ class ActorNet(nn.Module):
             Shape (B, 3 N + 1); far below 0 where an action is not legal.
         """
         spread = cluster[:, None, :].expand(-1, jobs.shape[1], -1)
-        per_job = _through(self.job, torch.cat((jobs, spread), dim=2)).flatten(1)
-        logits = torch.cat((per_job, _through(self.end, cluster)), dim=1)
-        return torch.log_softmax(logits.masked_fill(~legal, NEVER), dim=1)
+        per_job = _forward(self.job, torch.cat((jobs, spread), dim=2)).flatten(1)
+        logits = torch.cat((per_job, _forward(self.end, cluster)), dim=1)
+        return torch.log_softmax(logits.masked_fill(~legal, ILLEGAL_LOGIT), dim=1)
 
     def arrays(self) -> dict[str, FloatArray]:
         """Return the parameters in the layout of the model file."""
@@ -118,7 +118,7 @@ def _layers(widths: Sequence[int]) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
 
 
-def _through(layers: nn.ModuleList, values: Tensor) -> Tensor:
+def _forward(layers: nn.ModuleList, values: Tensor) -> Tensor:
     for place, layer in enumerate(layers):
         values = layer(values)
         if place + 1 < len(layers):
@@ -126,7 +126,7 @@ def _through(layers: nn.ModuleList, values: Tensor) -> Tensor:
     return values
 
 
-SHORT_FIRST: Final = 0.55  # exponent of the remaining time in the worth of a slot
+WORTH_EXPONENT: Final = 0.55  # exponent of the remaining time in the worth of a slot
 PATIENCE_S: Final = 60.0  # added to the remaining time
 
 
@@ -148,7 +148,7 @@ def teacher_action(moment: Moment) -> int:
     now = np.maximum(sizes, table.least)
     step_s = table.step_s(now)
     rest_s = step_s * table.steps_left
-    worth = (rest_s + PATIENCE_S) ** -SHORT_FIRST
+    worth = (rest_s + PATIENCE_S) ** -WORTH_EXPONENT
     gain = (1.0 - table.step_s(now + 1) / step_s) * worth
     if begun.size:
         row = int(begun[0])
@@ -156,13 +156,13 @@ def teacher_action(moment: Moment) -> int:
         return row * ACTIONS + MORE if grows_on and sizes[row] < _enough(moment, row) else end
     starts = legal[:, MORE] & waits
     if starts.any():
-        return _first(starts, rest_s, MORE)
+        return _action_at_least(starts, rest_s, MORE)
     if waits.any():
         shrinks = legal[:, FEWER] & (sizes > table.least)
         loss = (table.step_s(np.maximum(now - 1, 1)) / step_s - 1.0) * worth
-        return _first(shrinks, loss, FEWER) if shrinks.any() else end
+        return _action_at_least(shrinks, loss, FEWER) if shrinks.any() else end
     grows = legal[:, MORE] & ~waits & (gain > 0.0)
-    return _first(grows, -gain, MORE) if grows.any() else end
+    return _action_at_least(grows, -gain, MORE) if grows.any() else end
 
 
 def _enough(moment: Moment, row: int) -> int:
@@ -171,15 +171,15 @@ def _enough(moment: Moment, row: int) -> int:
     return 2 * have if have else moment.table.room // max(1, len(moment.sizes))
 
 
-def _first(rows: BoolArray, least: FloatArray, what: int) -> int:
+def _action_at_least(rows: BoolArray, least: FloatArray, what: int) -> int:
     return int(np.where(rows, least, np.inf).argmin()) * ACTIONS + what
 
 
-TRACES_FROM: Final = 1_000_000  # first seed of training traces
-TRACES_EACH: Final = 100_000  # seeds of traces per seed of a training
-LOOKED_AT: Final = 90_000  # offset of the validation traces
-MOST_GAIN: Final = 3.0  # limit of advantages, standard deviations
-PAST: Final = 99_000  # offset of the trace behind the past events
+FIRST_TRACE: Final = 1_000_000  # first seed of training traces
+TRACES_PER_SEED: Final = 100_000  # seeds of traces per seed of a training
+VALIDATION_OFFSET: Final = 90_000  # offset of the validation traces
+MAX_ADVANTAGE: Final = 3.0  # limit of advantages, standard deviations
+PAST_OFFSET: Final = 99_000  # offset of the trace behind the past events
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class DrlTrainer:
         self._net = ActorNet()
         self._adam = self._new_adam(self._recipe.warm_rate)
         self._replay: list[Experience] = []
-        self._best: dict[str, FloatArray] = self._net.arrays()
+        self._greedy_pick: dict[str, FloatArray] = self._net.arrays()
         self._best_score = math.inf
         self._first_score = math.nan
         self._heuristic: dict[int, float] = {}  # completion times of the heuristic, by trace
@@ -244,16 +244,18 @@ class DrlTrainer:
         row = self._imitate(iteration, rng) if warm else self._reinforce(iteration, rng)
         last = iteration + 1 == recipe.iterations
         look = last or (iteration + 1) % recipe.look_every == 0
-        score = self._look() if look else math.nan
+        score = self._validate() if look else math.nan
         return {"phase": "imitates" if warm else "reinforced", **row, "jct_vs_heuristic": score}
 
     def state(self) -> dict[str, Any]:
         """Return weights, optimiser state and replay buffer."""
         return {
             "net": {name: value.clone() for name, value in self._net.state_dict().items()},
-            "adam": _copied(self._adam.state_dict()),
+            "adam": _deep_copy(self._adam.state_dict()),
             "replay": pack(self._replay),
-            "best": {name: torch.from_numpy(value.copy()) for name, value in self._best.items()},
+            "best": {
+                name: torch.from_numpy(value.copy()) for name, value in self._greedy_pick.items()
+            },
             "best_score": self._best_score,
             "first_score": self._first_score,
         }
@@ -263,7 +265,7 @@ class DrlTrainer:
         self._net.load_state_dict(state["net"])
         self._adam.load_state_dict(state["adam"])
         self._replay = unpack(state["replay"])
-        self._best = {name: value.numpy() for name, value in state["best"].items()}
+        self._greedy_pick = {name: value.numpy() for name, value in state["best"].items()}
         self._best_score, self._first_score = state["best_score"], state["first_score"]
 
     def trained(self) -> Trained:
@@ -279,7 +281,7 @@ class DrlTrainer:
                 f" nodes of 4; traces from seed {self._trace(0)} on"
             ),
             figures={k: round(v, 4) for k, v in looked.items() if math.isfinite(v)},
-            arrays=self._best,
+            arrays=self._greedy_pick,
         )
 
     # --- two ways to learn
@@ -298,8 +300,10 @@ class DrlTrainer:
         for place, slots in enumerate(recipe.sizes):
             scenario, model = self._scenario(slots, rng), self._model()
             at = iteration * len(recipe.sizes) + place
-            decisions, result = episode(model, scenario, self._trace(at), pick, self._heard(at))
-            self._remember([Experience(decision, 0.0) for decision in decisions])
+            decisions, result = episode(
+                model, scenario, self._trace(at), pick, self._past_events(at)
+            )
+            self._add_experience([Experience(decision, 0.0) for decision in decisions])
             jcts.append(average_jct_s(result))
         losses = [self._imitation_step(rng) for _ in range(recipe.warm_updates)]
         return {
@@ -318,13 +322,13 @@ class DrlTrainer:
         slots = recipe.sizes[iteration % len(recipe.sizes)]
         scenario = self._scenario(slots, rng)
         trace = self._trace(iteration * len(recipe.sizes))
-        model, heard = self._model(), self._heard(iteration // len(recipe.sizes))
+        model, heard = self._model(), self._past_events(iteration // len(recipe.sizes))
         played = [
             episode(model, scenario, trace, drawn(rng), heard) for _ in range(recipe.rollouts)
         ]
         gains = advantages([returns(result) for _, result in played])
         for (decisions, _), gain in zip(played, gains, strict=True):
-            self._remember(
+            self._add_experience(
                 [
                     Experience(decision, float(gain[min(int(decision.at / GRID_S), len(gain) - 1)]))
                     for decision in decisions
@@ -381,7 +385,7 @@ class DrlTrainer:
         many = len(self._replay)
         return [self._replay[at] for at in rng.integers(many, size=min(many, self._recipe.batch))]
 
-    def _remember(self, experience: Sequence[Experience]) -> None:
+    def _add_experience(self, experience: Sequence[Experience]) -> None:
         self._replay.extend(experience)
         del self._replay[: -self._recipe.replay]
 
@@ -390,20 +394,20 @@ class DrlTrainer:
         return training_scenario(slots, self._recipe.jobs, float(rng.uniform(low, high)))
 
     def _trace(self, place: int) -> int:
-        return TRACES_FROM + TRACES_EACH * self._seed + place
+        return FIRST_TRACE + TRACES_PER_SEED * self._seed + place
 
-    def _heard(self, place: int) -> list[PolicyEvent]:
+    def _past_events(self, place: int) -> list[PolicyEvent]:
         """Return the past events of an episode: many for every other one, otherwise none."""
         if place % 2:
             return []
         if self._past is None:
-            self._past = past(self._recipe.past, self._trace(PAST))
+            self._past = past(self._recipe.past, self._trace(PAST_OFFSET))
         return self._past
 
     def _model(self) -> LearnedModel:
         return model_of(self._net.arrays(), self._recipe.sizes)
 
-    def _look(self) -> float:
+    def _validate(self) -> float:
         """Compare the current model with the heuristic, and keep it if it is the best so far.
 
         Return the geometric mean of completion times over the heuristic's on equal traces.
@@ -411,17 +415,17 @@ class DrlTrainer:
         recipe, model, ratios = self._recipe, self._model(), []
         for place, slots in enumerate(recipe.sizes * recipe.looks):
             scenario = training_scenario(slots, recipe.jobs, sum(recipe.intervals_s) / 2)
-            seed, heard = self._trace(LOOKED_AT + place), self._heard(place)
-            _, ours = episode(model, scenario, seed, _best, heard)
+            seed, heard = self._trace(VALIDATION_OFFSET + place), self._past_events(place)
+            _, ours = episode(model, scenario, seed, _greedy_pick, heard)
             if seed not in self._heuristic:
-                _, theirs = episode(model, scenario, seed, _taught, heard)
+                _, theirs = episode(model, scenario, seed, _teacher_pick, heard)
                 self._heuristic[seed] = average_jct_s(theirs)
             ratios.append(average_jct_s(ours) / self._heuristic[seed])
         score = float(np.exp(np.mean(np.log(ratios))))
         if math.isnan(self._first_score):
             self._first_score = score
         if score < self._best_score:
-            self._best_score, self._best = score, self._net.arrays()
+            self._best_score, self._greedy_pick = score, self._net.arrays()
         return score
 
 
@@ -431,7 +435,7 @@ def advantages(found: Sequence[FloatArray]) -> list[FloatArray]:
     padded = np.array([np.pad(values, (0, longest - len(values))) for values in found])
     gains = padded - padded.mean(axis=0)
     scale = float(gains.std()) or 1.0
-    return [np.clip(gain / scale, -MOST_GAIN, MOST_GAIN) for gain in gains]
+    return [np.clip(gain / scale, -MAX_ADVANTAGE, MAX_ADVANTAGE) for gain in gains]
 
 
 def model_of(arrays: Mapping[str, FloatArray], sizes: Sequence[int]) -> LearnedModel:
@@ -450,19 +454,19 @@ def model_of(arrays: Mapping[str, FloatArray], sizes: Sequence[int]) -> LearnedM
     return LearnedModel(card, arrays)
 
 
-def _best(_: Moment, odds: FloatArray) -> tuple[int, int]:
+def _greedy_pick(_: Moment, odds: FloatArray) -> tuple[int, int]:
     return int(odds.argmax()), -1
 
 
-def _taught(moment: Moment, _: FloatArray) -> tuple[int, int]:
+def _teacher_pick(moment: Moment, _: FloatArray) -> tuple[int, int]:
     return teacher_action(moment), -1
 
 
-def _copied(value: Any) -> Any:
+def _deep_copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
+        return {key: _deep_copy(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_copied(inner) for inner in value]
+        return [_deep_copy(inner) for inner in value]
     return value

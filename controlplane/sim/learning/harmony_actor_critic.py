@@ -34,7 +34,7 @@ from controlplane.sim.learning.harmony_testbed import (
     pattern,
 )
 
-SUMMARY: Final = 7  # inputs of the critic besides those by class
+SUMMARY_INPUTS: Final = 7  # inputs of the critic besides those by class
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Rollout:
             return {name: 1.0 - losses[name] for name in training}
 
         shared = SharedNodes(model, bed.sizes)
-        Episode(bed.arrivals, shared, speeds, bed.start_s).run(self._place, self._pass)
+        Episode(bed.arrivals, shared, speeds, bed.start_s).run(self._place, self._add_reward)
 
     def _place(self, shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) -> None:
         state = critic_inputs(shared, job, line)
@@ -92,7 +92,7 @@ class Rollout:
         mixed = (1.0 - self.explore) * policy + self.explore * other
         self.placements.append(Placement(state, choices, math.log(mixed)))
 
-    def _pass(self, passed_s: float, speed: float, jobs: int) -> None:
+    def _add_reward(self, passed_s: float, speed: float, jobs: int) -> None:
         """Add the reward of an interval: sum of normalised speeds minus the number of jobs.
 
         Paper: the sum of normalised speeds of the concurrent jobs. Here: minus its value if every
@@ -109,7 +109,7 @@ class Rollout:
 def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) -> FloatArray:
     """Return the inputs of the critic: job set and overall placement; shape (7 + 3 classes,)."""
     classes, losses = shared.model.classes, shared.losses()
-    found = np.zeros(SUMMARY + 3 * classes)
+    found = np.zeros(SUMMARY_INPUTS + 3 * classes)
     found[0] = (math.fsum(1.0 - loss for loss in losses.values()) - 1.0) / WORKERS
     found[1] = (len(losses) - 1) / WORKERS  # excludes the job that is placed now
     found[2] = len(line) / WORKERS
@@ -117,22 +117,22 @@ def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) ->
     found[4] = float((shared.free == shared.sizes).mean())
     found[5] = float((shared.free > 0).mean())
     found[6] = job.size / WORKERS
-    found[SUMMARY + job.number] = 1.0
+    found[SUMMARY_INPUTS + job.number] = 1.0
     for one in shared.jobs.values():
-        found[SUMMARY + classes + one.number] += sum(one.workers.values()) / WORKERS
+        found[SUMMARY_INPUTS + classes + one.number] += sum(one.workers.values()) / WORKERS
     for waiting in line:
-        found[SUMMARY + 2 * classes + waiting.number] += waiting.size / WORKERS
+        found[SUMMARY_INPUTS + 2 * classes + waiting.number] += waiting.size / WORKERS
     return found
 
 
 def critic_width(classes: int) -> int:
     """Return the number of inputs of the critic."""
-    return SUMMARY + 3 * classes
+    return SUMMARY_INPUTS + 3 * classes
 
 
 LAMBDA: Final = 0.95  # of generalised advantages
-MOST_RATIO: Final = 2.0  # limit of the weight of placements that have become more probable
-RATES: Final = (3e-3, 3e-3)  # learning rates of actor and critic
+MAX_RATIO: Final = 2.0  # limit of the weight of placements that have become more probable
+LEARNING_RATES: Final = (3e-3, 3e-3)  # learning rates of actor and critic
 ENTROPY: Final = 0.003
 Batch = dict[str, Tensor]
 
@@ -145,14 +145,14 @@ class ActorCritic:
         self.actor, self.sharpness, self.critic = actor, sharpness, critic
         self.optimiser = torch.optim.Adam(
             [
-                {"params": [*actor.parameters(), sharpness], "lr": RATES[0]},
-                {"params": critic.parameters(), "lr": RATES[1]},
+                {"params": [*actor.parameters(), sharpness], "lr": LEARNING_RATES[0]},
+                {"params": critic.parameters(), "lr": LEARNING_RATES[1]},
             ]
         )
 
     def slow_down(self, share: float) -> None:
         """Set the learning rates to a share of the usual ones."""
-        for group, rate in zip(self.optimiser.param_groups, RATES, strict=True):
+        for group, rate in zip(self.optimiser.param_groups, LEARNING_RATES, strict=True):
             group["lr"] = rate * share
 
     def values(self, placements: Sequence[Placement]) -> FloatArray:
@@ -184,7 +184,7 @@ class ActorCritic:
         placed = batch["placed"]
         log_probability = (chosen * placed).sum(dim=1)
         entropy = -((logs.exp() * logs).sum(dim=-1) * placed).sum() / placed.sum()
-        ratio = (log_probability.detach() - batch["log_probability"]).exp().clamp(max=MOST_RATIO)
+        ratio = (log_probability.detach() - batch["log_probability"]).exp().clamp(max=MAX_RATIO)
         actor_loss = -(ratio * batch["advantage"] * log_probability).mean()
         critic_loss = ((self.critic(batch["state"])[:, 0] - batch["value"]) ** 2).mean()
         loss = actor_loss + critic_loss - ENTROPY * entropy

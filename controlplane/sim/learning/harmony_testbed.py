@@ -27,7 +27,7 @@ from controlplane.sim.scenario import HARMONY, Scenario
 from controlplane.sim.scenario_loading import model_of, trace_of, usual_demands
 from schemas.ids import JobId, NodeId
 
-ROUNDING: Final = 1e-9  # relative; a job with so little work left has ended
+WORK_TOLERANCE: Final = 1e-9  # relative; a job with so little work left has ended
 Speeds = Callable[[SharedNodes, Sequence[str]], Mapping[str, float]]
 PassTime = Callable[[float, float, int], None]
 Place = Callable[[SharedNodes, "Arrival", Sequence["Arrival"]], None]
@@ -66,7 +66,7 @@ class Episode:
     now: float = 0.0
     ends: dict[str, float] = field(default_factory=dict)  # by job, seconds
     _coming: deque[Arrival] = field(default_factory=deque)
-    _line: deque[Arrival] = field(default_factory=deque)
+    _queue: deque[Arrival] = field(default_factory=deque)
     _running: dict[str, _Running] = field(default_factory=dict)
 
     def run(self, place: Place, pass_time: PassTime | None = None) -> None:
@@ -78,13 +78,13 @@ class Episode:
         waiting.
         """
         self._coming.extend(self.arrivals)
-        while self._coming or self._line or self._running:
+        while self._coming or self._queue or self._running:
             while self._coming and self._coming[0].at <= self.now:
-                self._line.append(self._coming.popleft())
-            while self._line and self._line[0].size <= int(self.shared.free.sum()):
-                job = self._line.popleft()
+                self._queue.append(self._coming.popleft())
+            while self._queue and self._queue[0].size <= int(self.shared.free.sum()):
+                job = self._queue.popleft()
                 self.shared.add(job.name, job.number, job.size)
-                place(self.shared, job, self._line)
+                place(self.shared, job, self._queue)
                 self._running[job.name] = _Running(job, job.work_s, self.now + self.start_s)
             self._advance(pass_time)
 
@@ -97,11 +97,11 @@ class Episode:
             until = min(until, due)
         passed = until - self.now
         if pass_time is not None and passed > 0.0:
-            pass_time(passed, math.fsum(speeds.values()), len(self._running) + len(self._line))
+            pass_time(passed, math.fsum(speeds.values()), len(self._running) + len(self._queue))
         self.now = until
         for name, speed in speeds.items():
             job = self._running[name]
-            if job.left_s <= speed * passed * (1.0 + ROUNDING):
+            if job.left_s <= speed * passed * (1.0 + WORK_TOLERANCE):
                 self.ends[name] = until
                 del self._running[name]
                 self.shared.remove(name)
@@ -116,7 +116,7 @@ PATTERNS: Final[tuple[Literal["uniform", "poisson", "google"], ...]] = (
     "google",
 )
 LOADS: Final = (0.8, 1.3)  # factor of the usual interval between submissions
-LOADS_DRAWN: Final = 7  # random stream of these draws
+LOAD_STREAM: Final = 7  # random stream of these draws
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ def _work_s(model: JobModel, slots: int, widest: int) -> float:
 
 def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
     """Draw a trace of Harmony's testbed, with one of the paper's arrival patterns at some load."""
-    rng = default_rng((seed, LOADS_DRAWN))
+    rng = default_rng((seed, LOAD_STREAM))
     scenario = replace(
         HARMONY,
         jobs=jobs,
@@ -234,11 +234,18 @@ def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
 
 
 # Columns of `gang_placement.features_of`.
-ROOM, HERE, FITS, JOBS = 2, 3, 4, 11
+FREE_SLOTS, OWN_WORKERS, FITS, JOBS = 2, 3, 4, 11
 EXPLORED_PATTERNS: Final[Mapping[str, Mapping[int, float]]] = {
-    "packed": {FITS: 4.0, HERE: 8.0, ROOM: -1.0},  # on few nodes, the tightest that fit
-    "balanced": {HERE: -8.0, ROOM: 1.0},  # on the emptiest nodes, each worker on a different one
-    "least loaded": {JOBS: -8.0, HERE: 1.0},  # on nodes with the fewest jobs
+    "packed": {
+        FITS: 4.0,
+        OWN_WORKERS: 8.0,
+        FREE_SLOTS: -1.0,
+    },  # on few nodes, the tightest that fit
+    "balanced": {
+        OWN_WORKERS: -8.0,
+        FREE_SLOTS: 1.0,
+    },  # on the emptiest nodes, each worker on a different one
+    "least loaded": {JOBS: -8.0, OWN_WORKERS: 1.0},  # on nodes with the fewest jobs
 }
 
 

@@ -36,10 +36,10 @@ from controlplane.sim.learning.harmony_testbed import (
 from controlplane.sim.learning.training_run import Trained
 from controlplane.sim.traces.generators import MOST_WORKERS
 
-FIRST_SEED: Final = 1_000_000  # of training traces; smaller seeds are for comparisons
-NOISE: Final = 0.05  # standard deviation of a report's logarithm
-MEMORY: Final = 0.9  # decay per round of the mean of actors
-BUFFERED: Final = 12  # rounds whose placements are replayed, first in, first out
+FIRST_TRACE: Final = 1_000_000  # of training traces; smaller seeds are for comparisons
+REPORT_NOISE: Final = 0.05  # standard deviation of a report's logarithm
+MEAN_DECAY: Final = 0.9  # decay per round of the mean of actors
+BUFFERED_ROUNDS: Final = 12  # rounds whose placements are replayed, first in, first out
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,14 @@ class HarmonyDrlTrainer:
         self._learner = ActorCritic(self._nets.actor, self._nets.sharpness, self._nets.critic)
         self._fit: RewardFit | None = None
         self._fit_state: dict[str, Any] | None = None
-        self._buffer: deque[Batch] = deque(maxlen=BUFFERED)
+        self._buffer: deque[Batch] = deque(maxlen=BUFFERED_ROUNDS)
         self._mean: dict[str, torch.Tensor] = {}  # of actors
         self._best: dict[str, torch.Tensor] | None = None  # best mean in validation
         self._best_jct = math.inf  # relative to placement on the least loaded nodes
         self._figures: dict[str, float] = {}
-        self._bars: tuple[float, float] | None = None  # least loaded, greedy; mean JCTs, seconds
+        self._baselines: tuple[float, float] | None = (
+            None  # least loaded, greedy; mean JCTs, seconds
+        )
 
     @property
     def settings(self) -> Mapping[str, float | str]:
@@ -136,7 +138,7 @@ class HarmonyDrlTrainer:
             self._nets.sharpness.copy_(state["sharpness"])
         self._learner.optimiser.load_state_dict(state["learner"])
         self._fit_state, self._mean, self._best = state["fit"], state["mean"], state["best"]
-        self._buffer = deque(state["buffer"], maxlen=BUFFERED)
+        self._buffer = deque(state["buffer"], maxlen=BUFFERED_ROUNDS)
         self._best_jct, self._figures = state["best_jct"], dict(state["figures"])
 
     def trained(self) -> Trained:
@@ -162,12 +164,12 @@ class HarmonyDrlTrainer:
         return self._fit
 
     def _history(self) -> History:
-        rng = default_rng((self._seed, FIRST_SEED))
+        rng = default_rng((self._seed, FIRST_TRACE))
         beds = [self._bed(number) for number in range(self._schedule.histories)]
-        nothing, nobody = Networks(0).reward_model(), Networks(0).placing()
-        record = Recorder(nothing.classes, NOISE, rng)
+        nothing, untrained = Networks(0).reward_model(), Networks(0).placing()
+        record = Recorder(nothing.classes, REPORT_NOISE, rng)
         for bed in beds:
-            record_history(bed, nothing, nobody, record, rng)
+            record_history(bed, nothing, untrained, record, rng)
         return record.history()
 
     # --- actor and critic
@@ -201,7 +203,7 @@ class HarmonyDrlTrainer:
         for _ in range(schedule.updates):
             rows = torch.randint(len(replayed["state"]), (schedule.batch,), generator=generator)
             losses.append(self._learner.learn({k: v[rows] for k, v in replayed.items()}))
-        self._take_into_mean()
+        self._update_mean()
         critic, entropy = np.mean(losses, axis=0).tolist()
         return critic, entropy
 
@@ -210,14 +212,14 @@ class HarmonyDrlTrainer:
 
         Return its mean JCT over that of least loaded, and of greedy placement.
         """
-        if self._bars is None:
-            nobody = Networks(0).placing()
-            self._bars = (
-                self._mean_jct(nobody, pattern("least loaded")),
-                self._mean_jct(nobody, best),
+        if self._baselines is None:
+            untrained = Networks(0).placing()
+            self._baselines = (
+                self._mean_jct(untrained, pattern("least loaded")),
+                self._mean_jct(untrained, best),
             )
         mine = self._mean_jct(self._averaged().placing(), best)
-        least_loaded, greedy = mine / self._bars[0], mine / self._bars[1]
+        least_loaded, greedy = mine / self._baselines[0], mine / self._baselines[1]
         if least_loaded < self._best_jct:
             self._best, self._best_jct = copy.deepcopy(self._mean), least_loaded
             self._figures |= {"jct_vs_least_loaded": least_loaded, "jct_vs_greedy": greedy}
@@ -231,12 +233,12 @@ class HarmonyDrlTrainer:
         ]
         return float(np.mean([mean_jct_s(bed, reward, actor, choose) for bed in beds]))
 
-    def _take_into_mean(self) -> None:
+    def _update_mean(self) -> None:
         """Update the running mean of the actors: single rounds are noisy."""
         now = {**self._nets.actor.state_dict(), "sharpness": self._nets.sharpness.detach()}
         for name, value in now.items():
             before = self._mean.get(name, value)
-            self._mean[name] = (before + (1.0 - MEMORY) * (value - before)).clone()
+            self._mean[name] = (before + (1.0 - MEAN_DECAY) * (value - before)).clone()
 
     def _averaged(self, mean: Mapping[str, torch.Tensor] | None = None) -> Networks:
         """Return networks with a mean actor, by default the current mean; the rest is untrained."""
@@ -248,7 +250,7 @@ class HarmonyDrlTrainer:
         return nets
 
     def _bed(self, number: int) -> HarmonyTestbed:
-        return draw_testbed(FIRST_SEED + 10_000 * self._seed + number, self._schedule.jobs)
+        return draw_testbed(FIRST_TRACE + 10_000 * self._seed + number, self._schedule.jobs)
 
 
 def mean_jct_s(bed: HarmonyTestbed, reward: RewardModel, actor: Actor, choose: Choose) -> float:

@@ -131,8 +131,8 @@ def shipped_curves() -> RecordedCurves:
 
 
 WORK_CORE_S: Final = 12_500.0  # mean work of a job: 130% of what 640 cores do in 15 s
-SPREAD: Final = 0.8  # of the logarithm of a job's work; chosen
-MOST_CORES: Final = 4096  # of a job: with linear speeds, any number of cores is useful
+WORK_SPREAD: Final = 0.8  # of the logarithm of a job's work; chosen
+MAX_CORES: Final = 4096  # of a job: with linear speeds, any number of cores is useful
 SAMPLES: Final = 2**20  # of a job's data set; each iteration passes over all of it
 # Spark starts tasks on other executors with the next iteration. Chosen: tenths of a second.
 COSTS: Final = ChangeCosts(start_s=0.5, restart_s=0.5, prepare_s=0.2, switch_s=0.05)
@@ -187,7 +187,7 @@ class CurvesModel:
             what = f"job {job.name} asks for {job.slots} cores"
             raise TraceError(what, "give at least 1", "slots")
         rng = default_rng((seed, crc32(job.name.encode())))
-        spread = rng.lognormal(-(SPREAD**2) / 2.0, SPREAD)  # mean 1
+        spread = rng.lognormal(-(WORK_SPREAD**2) / 2.0, WORK_SPREAD)  # mean 1
         return CurvesJob(
             job,
             curve,
@@ -230,7 +230,7 @@ class CurvesJob:
             batch_size=SAMPLES,
             max_batch_size=SAMPLES,
             max_local_batch=SAMPLES,
-            slots=(1, max(MOST_CORES, job.slots)),
+            slots=(1, max(MAX_CORES, job.slots)),
             slots_wanted=job.slots,
             stop=StopRule(epochs=curve.iterations) if stated else None,
             retries=1,

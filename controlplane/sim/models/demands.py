@@ -20,7 +20,7 @@ from numpy.random import default_rng
 from schemas.ids import JobId, NodeId
 
 Bound = Literal["cpu", "pcie", "network", "compute"]
-BOUNDS: Final[tuple[Bound, ...]] = ("cpu", "pcie", "network", "compute")
+BOTTLENECKS: Final[tuple[Bound, ...]] = ("cpu", "pcie", "network", "compute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ DEMANDS: Final[Mapping[str, Demand]] = {
 }
 # fmt: on
 
-KNOWN_AS: Final[Mapping[str, str]] = {  # part of a name -> key of `DEMANDS`; first match
+FAMILY_ALIASES: Final[Mapping[str, str]] = {  # part of a name -> key of `DEMANDS`; first match
     **{name: name for name in DEMANDS},
     "resnet": "resnet50", "resnext": "resnext110", "cifar": "resnext110", "vgg": "vgg16",
     "imagenet": "resnet50", "transformer": "bert", "lstm": "wlm", "lm": "wlm", "language": "wlm",
@@ -102,14 +102,14 @@ def demand_of(family: str) -> Demand:
         family: of jobs, such as `vgg16-imagenet`.
     """
     name = family.lower()
-    known = next((KNOWN_AS[part] for part in KNOWN_AS if part in name), None)
-    return DEMANDS[known] if known is not None else _made_up(name)
+    known = next((FAMILY_ALIASES[part] for part in FAMILY_ALIASES if part in name), None)
+    return DEMANDS[known] if known is not None else _invented_demand(name)
 
 
-def _made_up(name: str) -> Demand:
+def _invented_demand(name: str) -> Demand:
     """Draw a demand in the range of the known ones; equal names get equal demands."""
     rng = default_rng(crc32(name.encode()))
-    bound = BOUNDS[int(rng.integers(len(BOUNDS)))]
+    bound = BOTTLENECKS[int(rng.integers(len(BOTTLENECKS)))]
     weights = {"cpu": (0.6, 0.1, 0.2), "pcie": (0.1, 0.5, 0.2), "network": (0.1, 0.2, 0.5)}
     return Demand(
         bound,

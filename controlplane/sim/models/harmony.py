@@ -28,8 +28,8 @@ BATCHES: Final[Mapping[str, int]] = {  # per worker, samples; chosen as in tutor
 EPOCHS: Final = 20  # per job
 JOB_S: Final = 900.0  # mean duration of a job alone; chosen
 SLOTS_PER_NODE: Final = 2
-MOST_SERVERS: Final = 64
-LOSS_FALLS: Final = 3.0  # total fall of the loss: exp(-3)
+MAX_SERVERS: Final = 64
+LOSS_FALL: Final = 3.0  # total fall of the loss: exp(-3)
 # Chosen: the container exists; a process starts, reads its data, and joins.
 COSTS: Final = ChangeCosts(start_s=10.0, restart_s=10.0, prepare_s=8.0, switch_s=1.0)
 
@@ -46,9 +46,9 @@ def workload_of(name: str) -> tuple[str, int]:
     found = re.fullmatch(r"(.+)-(\d{1,4})ps", name)
     if found is not None:
         model, servers = found[1], int(found[2])
-    if model not in BATCHES or servers > MOST_SERVERS:
+    if model not in BATCHES or servers > MAX_SERVERS:
         what = f"{name[:60]!r} is not a workload of Harmony's testbed"
-        hint = f"choose from {', '.join(BATCHES)}, with up to {MOST_SERVERS} servers: vgg16-2ps"
+        hint = f"choose from {', '.join(BATCHES)}, with up to {MAX_SERVERS} servers: vgg16-2ps"
         raise TraceError(what, hint, "workload")
     return model, servers
 
@@ -205,7 +205,7 @@ class HarmonyJob:
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """Return a made-up loss that falls exponentially."""
-        loss = math.exp(-LOSS_FALLS * epoch / EPOCHS)
+        loss = math.exp(-LOSS_FALL * epoch / EPOCHS)
         return EpochMetrics(train_loss=loss, metrics={}, noise_scale=None)
 
     def loss_left(self, epoch: int) -> float | None:

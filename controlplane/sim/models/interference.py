@@ -23,7 +23,13 @@ import msgspec
 from numpy.random import default_rng
 
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.demands import KNOWN_AS, Bound, Demand, Interference, TrainingJobs
+from controlplane.sim.models.demands import (
+    FAMILY_ALIASES,
+    Bound,
+    Demand,
+    Interference,
+    TrainingJobs,
+)
 from schemas.ids import JobId, NodeId
 
 Kind = Literal["none", "pollux", "pairwise", "class", "resources", "gavel"]
@@ -31,7 +37,7 @@ KINDS: Final = "none, pollux:SHARE, pairwise:SHARE, class:SHARE, resources:SHARE
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class InterferenceSpec:
     """Kind of a rule, with its mean slow-down or its file."""
 
     kind: Kind
@@ -39,7 +45,7 @@ class Form:
     file: str = ""
 
 
-def parse_interference(text: str) -> Form:
+def parse_interference(text: str) -> InterferenceSpec:
     """Parse `none`, a kind with a share as in `pairwise:0.25`, or `gavel:FILE`.
 
     A share of 0 is `none`.
@@ -49,7 +55,7 @@ def parse_interference(text: str) -> Form:
     """
     kind, _, rest = text.partition(":")
     if kind == "gavel" and rest:
-        return Form("gavel", file=rest)
+        return InterferenceSpec("gavel", file=rest)
     try:
         share = float(rest) if rest else 0.0
     except ValueError:
@@ -57,13 +63,13 @@ def parse_interference(text: str) -> Form:
     if kind == "gavel" or kind not in get_args(Kind) or not 0.0 <= share < 1.0:
         hint = "with 0 <= SHARE < 1"
         raise TraceError(f"interference {text!r} is not one of {KINDS}", hint, "interference")
-    return Form(cast("Kind", kind), share) if share else Form("none")
+    return InterferenceSpec(cast("Kind", kind), share) if share else InterferenceSpec("none")
 
 
 USUAL_GPU: Final = "v100"
-LEAST_SPEED: Final = 0.01  # smallest share of the speed kept
+MIN_SPEED: Final = 0.01  # smallest share of the speed kept
 # Measured job that represents an unmeasured model: by kind, at middle batches.
-NEAREST: Final[Mapping[str, str]] = {
+NEAREST_MEASURED: Final[Mapping[str, str]] = {
     "resnet50": "ResNet-50 (batch size 32)", "vgg16": "ResNet-50 (batch size 64)",
     "alexnet": "ResNet-50 (batch size 16)", "inception": "ResNet-50 (batch size 128)",
     "resnext110": "ResNet-18 (batch size 128)", "googlenet": "ResNet-18 (batch size 64)",
@@ -71,7 +77,7 @@ NEAREST: Final[Mapping[str, str]] = {
     "wlm": "LM (batch size 20)", "ctc": "LM (batch size 5)", "speech": "LM (batch size 80)",
     "recommendation": "Recommendation (batch size 2048)", "yolo": "CycleGAN",
 }  # fmt: skip
-OTHERS: Final = "A3C"  # represents all unknown models
+UNKNOWN_JOB: Final = "A3C"  # represents all unknown models
 
 Pairs = Mapping[str, Mapping[str, float]]  # job -> neighbour -> share of the speed kept
 
@@ -98,8 +104,8 @@ def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
         for gpu, rows in table.items()
         if not gpu.endswith("_unconsolidated")
     }
-    if USUAL_GPU not in found or OTHERS not in found[USUAL_GPU]:
-        raise _refused(path, f"has no pairs of {OTHERS} on {USUAL_GPU}")
+    if USUAL_GPU not in found or UNKNOWN_JOB not in found[USUAL_GPU]:
+        raise _refused(path, f"has no pairs of {UNKNOWN_JOB} on {USUAL_GPU}")
     return found
 
 
@@ -125,7 +131,7 @@ def _pairs(path: Path, gpu: str, rows: Any) -> dict[str, dict[str, float]]:
             raise _refused(path, f"{gpu}, {name}: a speed is not a number of at least 0")
         worst = min((speed for speed in beside.values() if speed > 0.0), default=alone)
         found[name] = {
-            other: min(1.0, max(LEAST_SPEED, (speed or worst) / alone))
+            other: min(1.0, max(MIN_SPEED, (speed or worst) / alone))
             for other, speed in beside.items()
         }
     return found
@@ -180,12 +186,12 @@ class MeasuredInterference:
 
 
 def measured_name(family: str, known: Pairs) -> str:
-    """Return the measured job that represents a family: itself, or the nearest by `NEAREST`."""
+    """Return the measured job that represents a family: itself, or the most similar one."""
     if family in known:
         return family
-    part = next((KNOWN_AS[part] for part in KNOWN_AS if part in family.lower()), "")
-    near = NEAREST.get(part, OTHERS)
-    return near if near in known else OTHERS
+    part = next((FAMILY_ALIASES[part] for part in FAMILY_ALIASES if part in family.lower()), "")
+    near = NEAREST_MEASURED.get(part, UNKNOWN_JOB)
+    return near if near in known else UNKNOWN_JOB
 
 
 # Loss of a job (first) beside another one (second), by bottleneck; chosen: largest beside its
@@ -197,7 +203,7 @@ LOSSES: Final[Mapping[tuple[Bound, Bound], float]] = {
     ("network", "compute"): 0.1, ("compute", "cpu"): 0.4, ("compute", "pcie"): 0.1,
     ("compute", "network"): 0.1, ("compute", "compute"): 0.1,
 }  # fmt: skip
-STEPS: Final = 60  # of bisection
+BISECTION_STEPS: Final = 60  # of bisection
 
 
 @dataclass(slots=True)
@@ -269,7 +275,7 @@ def class_scale(share: float, bounds: Iterable[Bound]) -> float:
     """
     pairs = [LOSSES[pair] for pair in permutations(bounds, 2)]
     low, high = 0.0, 1e3
-    for _ in range(STEPS):
+    for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2.0
         mean = sum(1.0 - math.exp(-middle * loss) for loss in pairs) / max(1, len(pairs))
         low, high = (middle, high) if mean < share else (low, middle)
@@ -280,7 +286,7 @@ Amounts = tuple[float, float, float]  # cores, PCIe bytes/s, sent network bytes/
 # A node of Harmony's testbed has 8 cores, 2 GPUs, a NIC of 50 Gb/s. Of that NIC the servers' TCP
 # reaches about 12 Gb/s; chosen. PCIe: 4 GB/s, through the host's memory and back; chosen.
 PER_SLOT: Final[Amounts] = (4.0, 2.0e9, 0.75e9)
-MOST_SCALE: Final = 1e6
+MAX_SCALE: Final = 1e6
 
 
 def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, int]:
@@ -429,19 +435,19 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
     def mean(scale: float) -> float:
         return sum(pair.loss(scale) for pair in pairs) / max(1, len(pairs))
 
-    most = mean(MOST_SCALE)
+    most = mean(MAX_SCALE)
     if most < share:
         what = f"interference: these jobs slow each other down by at most {most:.2f} on average"
         raise TraceError(what, "give a smaller SHARE", "interference")
-    low, high = 0.0, MOST_SCALE
-    for _ in range(STEPS):
+    low, high = 0.0, MAX_SCALE
+    for _ in range(BISECTION_STEPS):
         middle = math.sqrt(max(low, 1e-9) * high)
         low, high = (middle, high) if mean(middle) < share else (low, middle)
     return high
 
 
 def make_interference(
-    form: Form, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
+    spec: InterferenceSpec, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
 ) -> Interference | None:
     """Return the rule, or None without interference.
 
@@ -452,17 +458,17 @@ def make_interference(
     Raises:
         TraceError: if a file cannot be used, or the share cannot be reached.
     """
-    match form.kind:
+    match spec.kind:
         case "none":
             return None
         case "pollux":
-            return DistributedInterference(form.share, lambda job: len(jobs.placement(job)) > 1)
+            return DistributedInterference(spec.share, lambda job: len(jobs.placement(job)) > 1)
         case "pairwise":
-            return PairwiseInterference(form.share, seed, jobs.family)
+            return PairwiseInterference(spec.share, seed, jobs.family)
         case "class":
-            scale = class_scale(form.share, [demand.bound for demand in demands])
+            scale = class_scale(spec.share, [demand.bound for demand in demands])
             return ClassInterference(lambda job: jobs.demand(job).bound, scale)
         case "resources":
-            return ResourceInterference(jobs, scale_for(form.share, demands))
+            return ResourceInterference(jobs, scale_for(spec.share, demands))
         case "gavel":
-            return MeasuredInterference(read_pairs(Path(form.file)), jobs)
+            return MeasuredInterference(read_pairs(Path(spec.file)), jobs)

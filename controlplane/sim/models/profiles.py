@@ -29,9 +29,9 @@ from controlplane.sim.models.job_model import (
 from controlplane.sim.results import TraceJob
 from schemas.jobs import KEEP, JobSpec, StopRule
 
-LEAST_STEP_S: Final = 1e-9
-LEAST_NOISE: Final = 1e-30
-MOST_NOISE: Final = 1e30
+MIN_STEP_S: Final = 1e-9
+MIN_NOISE: Final = 1e-30
+MAX_NOISE: Final = 1e30
 VALIDATION: Final = ("progress", "iteration", "grad_sqr", "grad_var")
 
 PassTimes = tuple[float, float]  # seconds of a pass, and of its synchronisation
@@ -102,7 +102,7 @@ def read_sizes(file: Path) -> dict[Size, NDArray[np.float64]]:
 
 
 def _times(row: CsvRow) -> PassTimes:
-    step_s = row.number("step_time", LEAST_STEP_S)
+    step_s = row.number("step_time", MIN_STEP_S)
     return step_s, row.number("sync_time", 0.0, step_s)
 
 
@@ -125,8 +125,8 @@ def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
             EpochProfile(
                 row.number("progress"),
                 row.number("iteration"),
-                row.number("grad_sqr", 0.0, MOST_NOISE),
-                row.number("grad_var", LEAST_NOISE, MOST_NOISE),
+                row.number("grad_sqr", 0.0, MAX_NOISE),
+                row.number("grad_var", MIN_NOISE, MAX_NOISE),
             )
             for row in with_header(file, VALIDATION, ("metric",))
         ]
@@ -147,8 +147,10 @@ EPOCHS: Final[Mapping[str, int]] = {  # of a job of each application
     "ncf": 10,
     "yolov3": 50,
 }
-MOST_LOCAL: Final[Mapping[str, int]] = {"yolov3": 8}  # larger measured batches ran out of memory
-MOST_NODES: Final = 16  # measured at most
+MAX_LOCAL_BATCH: Final[Mapping[str, int]] = {
+    "yolov3": 8
+}  # larger measured batches ran out of memory
+MAX_NODES: Final = 16  # measured at most
 
 
 class MeasuredApplication:
@@ -172,7 +174,7 @@ class MeasuredApplication:
         self._sizes = read_sizes(folder / "scalability.csv")
         locals_ = [local for table in self._placements.values() for local in table]
         self.least_local = min(self._placements[1,])
-        self.most_local = MOST_LOCAL.get(self.name, max(locals_))
+        self.most_local = MAX_LOCAL_BATCH.get(self.name, max(locals_))
         self._validation = read_validation(folder, self.epochs)
         self.batches = sorted(self._validation)
         self.first_batch, self.most_batch = self.batches[0], self.batches[-1]
@@ -207,7 +209,7 @@ class MeasuredApplication:
             step = np.interp(low, batches, [table[batch][0] for batch in batches])
             sync = np.interp(low, batches, [table[batch][1] for batch in batches])
             return float(step), float(sync)
-        point = (min(len(placement), MOST_NODES), sum(placement), low)
+        point = (min(len(placement), MAX_NODES), sum(placement), low)
         step, sync = self._interpolated()([point])[0].tolist()
         if math.isnan(step):
             self._missing(placement, local)
@@ -273,10 +275,10 @@ class MeasuredApplication:
         return low, high, (batch - low) / (high - low)
 
 
-ONE_SLOT: Final = frozenset({"ncf"})  # applications that run on one slot only
-PASSES: Final = 8  # largest number of passes of an elastic job on one slot
-MOST_SLOTS: Final = 64
-TINY: Final = 1e-8
+SINGLE_SLOT: Final = frozenset({"ncf"})  # applications that run on one slot only
+MAX_PASSES: Final = 8  # largest number of passes of an elastic job on one slot
+MAX_SLOTS: Final = 64
+CEIL_TOLERANCE: Final = 1e-8
 MAX_NAME: Final = 100
 
 
@@ -320,11 +322,11 @@ class ProfiledJob:
     def _step(self, placement: Placement, batch: int) -> tuple[int, StepParts]:
         """Return the batch as divided into equal passes, and these passes."""
         app, slots = self.app, sum(placement)
-        share = math.ceil(batch / slots - TINY)
-        more = math.ceil(share / app.most_local - TINY) - 1
+        share = math.ceil(batch / slots - CEIL_TOLERANCE)
+        more = math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1
         if slots == 1 and batch > app.first_batch:
             more = max(1, more)
-        local = math.ceil(share / (more + 1) - TINY)
+        local = math.ceil(share / (more + 1) - CEIL_TOLERANCE)
         local = max(1, min(local, app.most_batch // (slots * (more + 1))))
         step_s, sync_s = app.speed(placement, local)
         return slots * local * (more + 1), StepParts(step_s, sync_s, local, more + 1)
@@ -414,8 +416,8 @@ class ProfilesModel:
         return self._applications[name]
 
     def _elastic(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
-        alone = app.name in ONE_SLOT
-        local = app.most_batch if alone else min(app.most_batch, app.most_local * PASSES)
+        alone = app.name in SINGLE_SLOT
+        local = app.most_batch if alone else min(app.most_batch, app.most_local * MAX_PASSES)
         return JobSpec(
             name=job.name,
             script="train.py",
@@ -423,19 +425,19 @@ class ProfilesModel:
             batch_size=app.most_batch if alone else app.first_batch,
             max_batch_size=app.most_batch,
             max_local_batch=local,
-            slots=(1, 1) if alone else (1, MOST_SLOTS),
-            slots_wanted=1 if alone else min(job.slots, MOST_SLOTS),
+            slots=(1, 1) if alone else (1, MAX_SLOTS),
+            slots_wanted=1 if alone else min(job.slots, MAX_SLOTS),
             stop=stop,
             retries=1,
         )
 
     def _fixed(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
-        alone = app.name in ONE_SLOT
+        alone = app.name in SINGLE_SLOT
         batch = job.batch or app.first_batch * job.slots
         if batch > app.most_batch:
             what = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
             raise TraceError(f"{what}, not {batch}", "lower its batch_size", "batch_size")
-        most = 1 if alone else max(1, min(MOST_SLOTS, batch // app.least_local))
+        most = 1 if alone else max(1, min(MAX_SLOTS, batch // app.least_local))
         return JobSpec(
             name=job.name,
             script="train.py",

@@ -93,8 +93,8 @@ def efficiency(batch: int, first: int, phi: float) -> float:
     return float(statistical_efficiency(np.array(float(batch)), float(first), phi))
 
 
-MOST_EPOCHS: Final = 10_000_000
-TINY: Final = 1e-6  # of an epoch
+MAX_EPOCHS: Final = 10_000_000
+EPOCH_TOLERANCE: Final = 1e-6  # of an epoch
 
 
 class RecordedModel:
@@ -203,10 +203,10 @@ class RecordedJob:
         self._learns = learns
         self._total = max(1.0, samples * (curves.mean_efficiency if learns else 1.0))
         self._epoch_samples = job.epoch_samples
-        epochs = max(1, math.ceil(self._total / job.epoch_samples - TINY))
-        if epochs > MOST_EPOCHS:
+        epochs = max(1, math.ceil(self._total / job.epoch_samples - EPOCH_TOLERANCE))
+        if epochs > MAX_EPOCHS:
             what = f"job {job.name}: {epochs} epochs of {job.epoch_samples} samples"
-            raise TraceError(what, f"correct its samples: at most {MOST_EPOCHS} epochs", "samples")
+            raise TraceError(what, f"correct its samples: at most {MAX_EPOCHS} epochs", "samples")
         self._epochs = epochs
         self._phi: dict[int, float | None] = {}
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
@@ -330,23 +330,23 @@ def _stop(job: Submission, epochs: int) -> StopRule | None:
     return StopRule(epochs=epochs) if job.stated_samples is not None else None
 
 
-def _costs(own: ChangeTimes, everybody: ChangeTimes, given: ChangeCosts) -> ChangeCosts:
+def _costs(own: ChangeTimes, cluster: ChangeTimes, given: ChangeCosts) -> ChangeCosts:
     """Return the costs of the family, otherwise of the cluster, otherwise the given ones.
 
     A change without newcomers took as long as its members needed to agree on a step and to change.
     Training pauses only in the second part, so the measurement is an upper limit of the given
     value. The same holds for a change with newcomers, whose last part is such a change.
     """
-    alone_s = _first(own.switch_s, everybody.switch_s, math.inf)
-    join_s = _first(own.join_s, everybody.join_s, math.inf)
+    alone_s = _first_known(own.switch_s, cluster.switch_s, math.inf)
+    join_s = _first_known(own.join_s, cluster.join_s, math.inf)
     switch_s = min(given.switch_s, alone_s, join_s)
     return ChangeCosts(
-        start_s=_first(own.start_s, everybody.start_s, given.start_s),
-        restart_s=_first(own.restart_s, everybody.restart_s, given.restart_s),
+        start_s=_first_known(own.start_s, cluster.start_s, given.start_s),
+        restart_s=_first_known(own.restart_s, cluster.restart_s, given.restart_s),
         prepare_s=join_s - switch_s if math.isfinite(join_s) else given.prepare_s,
         switch_s=switch_s,
     )
 
 
-def _first(own: float | None, everybody: float | None, given: float) -> float:
-    return next((value for value in (own, everybody) if value is not None), given)
+def _first_known(own: float | None, cluster: float | None, given: float) -> float:
+    return next((value for value in (own, cluster) if value is not None), given)

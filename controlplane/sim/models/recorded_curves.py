@@ -222,12 +222,12 @@ def words(data: str) -> Any:
 
 Run = Callable[[int], list[float]]  # seed -> losses before the first iteration and after each
 Settings = dict[str, str | float]
-DESCENT: Final = 200  # iterations
-STAGES: Final = 150  # of boosted trees
-PASSES: Final = 120  # of a network over its data
-LLOYD: Final = 100  # of k-means, at most
+DESCENT_ITERATIONS: Final = 200  # iterations
+BOOSTING_STAGES: Final = 150  # of boosted trees
+NETWORK_PASSES: Final = 120  # of a network over its data
+MAX_LLOYD_ITERATIONS: Final = 100  # of k-means, at most
 TOPIC_PASSES: Final = 60
-NEVER: Final = 1e-12  # learning rate without any effect
+NO_LEARNING_RATE: Final = 1e-12  # learning rate without any effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def _linear_regression() -> Iterator[Training]:
 
         def run(_: int, data: str = data, scaled: str = scaled, step: float = step) -> list[float]:
             features, targets = load(data, scaled)
-            return descend(least_squares(features, outputs(targets)), DESCENT, step)
+            return descend(least_squares(features, outputs(targets)), DESCENT_ITERATIONS, step)
 
         settings: Settings = {"scaled": scaled, "step": step}
         yield Training("linear-regression", "sublinear", data, settings, run)
@@ -283,7 +283,7 @@ def _logistic_regression() -> Iterator[Training]:
 
         def run(_: int, data: str = data, scaled: str = scaled, step: float = step) -> list[float]:
             features, labels = load(data, scaled)
-            return descend(softmax(features, classes(labels)), DESCENT, step)
+            return descend(softmax(features, classes(labels)), DESCENT_ITERATIONS, step)
 
         settings: Settings = {"scaled": scaled, "step": step}
         yield Training("logistic-regression", "sublinear", data, settings, run)
@@ -297,7 +297,7 @@ def _logistic_lbfgs() -> Iterator[Training]:
 
         def run(_: int, data: str = data, ridge: float = ridge) -> list[float]:
             features, labels = load(data)
-            return minimise(softmax(features, classes(labels), ridge), DESCENT)
+            return minimise(softmax(features, classes(labels), ridge), DESCENT_ITERATIONS)
 
         yield Training("logistic-lbfgs", "linear", data, {"ridge": ridge}, run)
 
@@ -310,7 +310,9 @@ def _linear_svm() -> Iterator[Training]:
 
         def run(_: int, data: str = data, step: float = step, ridge: float = ridge) -> list[float]:
             features, labels = load(data)
-            return descend(hinge(features, one_hot(labels), ridge), DESCENT, step, "root")
+            return descend(
+                hinge(features, one_hot(labels), ridge), DESCENT_ITERATIONS, step, "root"
+            )
 
         settings: Settings = {"step": step, "ridge": ridge}
         yield Training("svm-linear", "sublinear", data, settings, run)
@@ -332,7 +334,7 @@ def _polynomial_svm() -> Iterator[Training]:
             )  # fmt: skip
             mapped = StandardScaler(with_mean=False).fit_transform(kernel.fit_transform(features))
             scaled = np.asarray(mapped) / np.sqrt(mapped.shape[1])
-            return descend(hinge(scaled, one_hot(labels), 1e-4), DESCENT, step, "root")
+            return descend(hinge(scaled, one_hot(labels), 1e-4), DESCENT_ITERATIONS, step, "root")
 
         settings: Settings = {"degree": degree, "step": step}
         yield Training("svm-polynomial", "sublinear", data, settings, run)
@@ -355,7 +357,7 @@ def _lloyd(data: str, clusters: int, seed: int) -> list[float]:
     features, _ = load(data)
     centres = features[np.random.default_rng(seed).choice(len(features), clusters, replace=False)]
     losses: list[float] = []
-    while len(losses) <= LLOYD:
+    while len(losses) <= MAX_LLOYD_ITERATIONS:
         distances = np.square(features).sum(axis=1)[:, None] - 2.0 * features @ centres.T
         loss = float((distances + np.square(centres).sum(axis=1)).min(axis=1).mean())
         if losses and loss >= losses[-1]:
@@ -403,7 +405,7 @@ def _boosted_classifiers() -> Iterator[Training]:
         def run(seed: int, data: str = data, rate: float = rate, depth: int = depth) -> list[float]:
             features, labels = load(data)
             model = GradientBoostingClassifier(
-                learning_rate=rate, n_estimators=STAGES, max_depth=depth, subsample=0.7,
+                learning_rate=rate, n_estimators=BOOSTING_STAGES, max_depth=depth, subsample=0.7,
                 max_features="sqrt", random_state=seed,
             ).fit(features, labels)  # fmt: skip
             priors = np.full((len(labels), 1), 1.0) * classes(labels).mean(axis=0)
@@ -424,7 +426,7 @@ def _boosted_regressions() -> Iterator[Training]:
             features, targets = load(data)
             scaled = outputs(targets)[:, 0]
             model = GradientBoostingRegressor(
-                learning_rate=rate, n_estimators=STAGES, max_depth=depth, random_state=seed
+                learning_rate=rate, n_estimators=BOOSTING_STAGES, max_depth=depth, random_state=seed
             ).fit(features, scaled)
             stages = [np.full(len(scaled), scaled.mean()), *model.staged_predict(features)]
             return [float(np.mean(np.square(scaled - each))) for each in stages]
@@ -450,10 +452,10 @@ def _network(data: str, width: int, solver: str, rate: float, seed: int) -> list
     def network(rate: float) -> Any:
         return MLPClassifier((width,), solver=solver, learning_rate_init=rate, random_state=seed)
 
-    untrained = network(NEVER).partial_fit(features, labels, classes=known)
+    untrained = network(NO_LEARNING_RATE).partial_fit(features, labels, classes=known)
     losses = [float(log_loss(labels, untrained.predict_proba(features)))]
     model = network(rate)
-    for _ in range(PASSES):
+    for _ in range(NETWORK_PASSES):
         model.partial_fit(features, labels, classes=known)
         losses.append(float(log_loss(labels, model.predict_proba(features))))
     return losses

@@ -4,7 +4,7 @@ No closed form is fitted to step times: the policies fit one to their observatio
 the same form would prove them right. Between two measurements a step time is interpolated linearly.
 Beyond all of them it is extrapolated, and marked so: a step grows with the local batch, and with
 the slots, by the power between the two nearest measurements, from 0 (not at all) to 1 (in
-proportion); with a single measurement, by a published power (`OF_BATCH`, `OF_SLOTS`). A group
+proportion); with a single measurement, by a published power (`BATCH_POWER`, `SLOTS_POWER`). A group
 within a node where only groups across nodes were measured, or vice versa, is as fast as the other
 kind of the same size.
 """
@@ -25,14 +25,14 @@ from controlplane.sim.results import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec
 
-LEAST: Final = 1e-9  # smallest positive number
-MOST: Final = 1e12  # largest number: 30,000 years in seconds
-NEAR_END: Final = 1.0 - 1e-6  # share of the work at which a failed job fails again
+MIN_POSITIVE: Final = 1e-9  # smallest positive number
+MAX_NUMBER: Final = 1e12  # largest number: 30,000 years in seconds
+FAILURE_SHARE: Final = 1.0 - 1e-6  # share of the work at which a failed job fails again
 
-Positive = Annotated[float, msgspec.Meta(ge=LEAST, le=MOST)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=MOST)]
+Positive = Annotated[float, msgspec.Meta(ge=MIN_POSITIVE, le=MAX_NUMBER)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_NUMBER)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Ending = Literal["succeeded", "failed", "cancelled", "unfinished"]
 
@@ -49,19 +49,19 @@ class ChangeTimes(msgspec.Struct, frozen=True, kw_only=True):
 class EpochSpeed(msgspec.Struct, frozen=True, array_like=True):
     """Measured speed of a whole epoch on one group."""
 
-    nodes: Some
-    slots: Some
-    batch: Some  # global, samples per step
+    nodes: PositiveInt
+    slots: PositiveInt
+    batch: PositiveInt  # global, samples per step
     samples_per_s: Positive
     sync_s: NotNegative | None = None  # per step, in the reduction; None: not reported
-    passes: Some | None = None  # per step and worker
+    passes: PositiveInt | None = None  # per step and worker
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True):
     """Report of one epoch of a job."""
 
-    number: Some
-    batch: Some  # global, at its end
+    number: PositiveInt
+    batch: PositiveInt  # global, at its end
     noise_scale: Positive | None  # of the gradients, samples
     train_loss: float | None
     speed: EpochSpeed | None = None  # None: several groups trained it
@@ -75,7 +75,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="f
     speeds: tuple[EpochSpeed, ...]
     epoch_samples: Count  # ||D||, the largest
     took: ChangeTimes = ChangeTimes()
-    finished: tuple[Some, ...] = ()  # samples of each succeeded job
+    finished: tuple[PositiveInt, ...] = ()  # samples of each succeeded job
     furthest: Count = 0  # largest number of samples of any job
 
 
@@ -90,8 +90,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     ended: Ending
     ended_after_s: NotNegative | None  # after the submission; None: not ended
     samples: Count  # processed
-    stated_samples: Some | None  # stated work, if it does not depend on a metric
-    epoch_samples: Some  # ||D|| of the job or its family
+    stated_samples: PositiveInt | None  # stated work, if it does not depend on a metric
+    epoch_samples: PositiveInt  # ||D|| of the job or its family
     epochs: tuple[Epoch, ...]  # the last thousand at most
 
 
@@ -123,7 +123,7 @@ def _trace_job(job: Submission) -> TraceJob:
         batch=job.spec.batch_size,
         user=job.user,
         cancelled_after_s=job.ended_after_s if job.ended == "cancelled" else None,
-        crashes_at=NEAR_END if job.ended == "failed" else None,
+        crashes_at=FAILURE_SHARE if job.ended == "failed" else None,
         samples=job.samples or None,
     )
 
@@ -131,11 +131,11 @@ def _trace_job(job: Submission) -> TraceJob:
 # Powers of the growth of step times where a family has a single measurement.
 # By local batch: the median of the six applications in Pollux' published tables (OSDI 2021) on
 # one GPU, from the smallest to the largest batch; the range is 0.15 to 0.82.
-OF_BATCH: Final = 0.7
+BATCH_POWER: Final = 0.7
 # By slots, at the same local batch: the median of the 19 workloads that Gavel published both on
 # 1 and on 8 GPUs (`trace_csv.STEPS_PER_S`); the range is -0.19 to 0.57.
-OF_SLOTS: Final = 0.1
-LEAST_STEP_S: Final = 1e-9
+SLOTS_POWER: Final = 0.1
+MIN_STEP_S: Final = 1e-9
 
 
 class StepTime(NamedTuple):
@@ -166,7 +166,7 @@ class _Line:
             return StepTime(seconds, extrapolated=False)
         edge = slice(0, 2) if local < least else slice(-2, None)
         points = list(zip(self._locals[edge], self._seconds[edge], strict=True))
-        return StepTime(_beyond(points, local, OF_BATCH), extrapolated=True)
+        return StepTime(_extrapolate(points, local, BATCH_POWER), extrapolated=True)
 
 
 class StepTimes:
@@ -179,7 +179,7 @@ class StepTimes:
             size = _Size(speed.nodes, speed.slots, speed.batch)
             seen.setdefault(size, []).append(speed.batch / speed.samples_per_s)
         self._known: dict[tuple[Placement, int], StepTime] = {}
-        self._reductions = _reductions(family.speeds)
+        self._reduction_times = _reduction_times(family.speeds)
         sizes = list(seen)
         self._exact = {
             shape: _line(seen, [size for size in sizes if size[:2] == shape])
@@ -218,7 +218,7 @@ class StepTimes:
             step_s: seconds of the step.
         """
         size = _Size(len(placement), sum(placement), batch)
-        sync_s, passes = self._reductions.get(size, (0.0, 0))
+        sync_s, passes = self._reduction_times.get(size, (0.0, 0))
         if not passes:
             return None
         sync_s = min(sync_s, step_s)
@@ -250,10 +250,10 @@ class StepTimes:
             found = _across_slots(same or other, size.slots, local)
             if not same:
                 found = StepTime(found.seconds, extrapolated=True)
-        return StepTime(max(LEAST_STEP_S, found.seconds), found.extrapolated)
+        return StepTime(max(MIN_STEP_S, found.seconds), found.extrapolated)
 
 
-def _reductions(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, int]]:
+def _reduction_times(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, int]]:
     """Return mean reduction seconds and passes of a step by size, where workers reported them."""
     told: dict[_Size, list[tuple[float, int]]] = {}
     for speed in speeds:
@@ -288,10 +288,10 @@ def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepT
         return StepTime(seconds, one.extrapolated or other.extrapolated)
     pair = sizes[:2] if place == 0 else sizes[-2:]
     points = [(float(size), lines[size].at(local).seconds) for size in pair]
-    return StepTime(_beyond(points, float(slots), OF_SLOTS), extrapolated=True)
+    return StepTime(_extrapolate(points, float(slots), SLOTS_POWER), extrapolated=True)
 
 
-def _beyond(points: Sequence[tuple[float, float]], where: float, usual: float) -> float:
+def _extrapolate(points: Sequence[tuple[float, float]], where: float, usual: float) -> float:
     """Extrapolate beyond one or two points by the power between them; `usual` for one point.
 
     Points are (batch or slots, seconds), in increasing order.

@@ -54,7 +54,7 @@ GPUS: Final = {
     12: 0.0000851, 16: 0.0024195, 24: 0.0000851, 32: 0.0008146, 64: 0.0000730, 128: 0.0000365,
 }
 # fmt: on
-HOLES: Final = 0.999  # quantile; longer gaps are holes in the trace
+MAX_GAP_QUANTILE: Final = 0.999  # quantile; longer gaps are holes in the trace
 
 
 def sample(rng: Generator, n: int, *, longest_s: float | None = None) -> FloatArray:
@@ -79,13 +79,13 @@ def sample_gaps(rng: Generator, n: int) -> FloatArray:
     Independence loses that busy hours follow busy hours. Gaps above the quantile of 99.9% (38
     minutes; the longest is three days) are left out: they are holes in the trace.
     """
-    top = HOLES
+    top = MAX_GAP_QUANTILE
     return np.expm1(np.interp(rng.uniform(0.0, top, n), SHARES, np.log1p(GAP_S)))
 
 
 def mean_gap_s() -> float:
     """Return the mean of `sample_gaps`."""
-    middle = (np.arange(100_000) + 0.5) / 100_000 * HOLES
+    middle = (np.arange(100_000) + 0.5) / 100_000 * MAX_GAP_QUANTILE
     return float(np.expm1(np.interp(middle, SHARES, np.log1p(GAP_S))).mean())
 
 
@@ -103,10 +103,10 @@ def sample_gpus(rng: Generator, n: int, most: int) -> IntArray:
 
 
 HOUR_S: Final = 3600.0
-STRETCH: Final = 20  # jobs per rate
+JOBS_PER_RATE: Final = 20  # jobs per rate
 # Share of the submissions of the Philly trace in each hour of the day, by its clocks; see the
 # module's docstring for the source.
-BY_HOUR: Final = (
+HOURLY_SHARES: Final = (
     0.0531, 0.0410, 0.0466, 0.0460, 0.0292, 0.0480, 0.0697, 0.0870,
     0.0462, 0.0419, 0.0427, 0.0362, 0.0312, 0.0294, 0.0266, 0.0270,
     0.0367, 0.0278, 0.0334, 0.0303, 0.0423, 0.0382, 0.0472, 0.0421,
@@ -171,7 +171,7 @@ def google(
     sizes = rng.geometric(1.0 / together, jobs)
     sigma = np.sqrt(np.log1p(spread**2))
     rates = rng.lognormal(-(sigma**2) / 2.0, sigma, jobs)  # by stretch; mean 1
-    each = rates[(np.cumsum(sizes) // STRETCH) % max(1, jobs)]
+    each = rates[(np.cumsum(sizes) // JOBS_PER_RATE) % max(1, jobs)]
     slowed = np.exp(sigma**2)  # the mean of 1 / rate
     gaps = rng.exponential(together * mean_s, jobs) / each / slowed
     return np.repeat(np.cumsum(gaps), sizes)[:jobs]
@@ -194,7 +194,7 @@ def _by_day(moments: FloatArray, begin_hour: float) -> FloatArray:
     """Stretch quiet hours and compress busy ones; a whole day stays a day."""
     if not 0.0 <= begin_hour < 24.0:  # noqa: PLR2004 - hours of a day
         raise ValueError(f"begin_hour {begin_hour} is not in [0, 24)")
-    share = np.concatenate([[0.0], np.cumsum(BY_HOUR) / np.sum(BY_HOUR)])
+    share = np.concatenate([[0.0], np.cumsum(HOURLY_SHARES) / np.sum(HOURLY_SHARES)])
     hours = np.arange(25.0)
     day_s = 24.0 * HOUR_S
     begin = np.interp(begin_hour, hours, share) * day_s

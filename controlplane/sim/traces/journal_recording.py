@@ -23,8 +23,8 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.replay import earliest
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.models.recording import (
-    LEAST,
-    MOST,
+    MAX_NUMBER,
+    MIN_POSITIVE,
     ChangeTimes,
     Ending,
     Epoch,
@@ -62,7 +62,7 @@ def replay_journal(
     """
     jobs: list[Job] = []
     histories = JobHistories()
-    there: Slots = {}
+    present: Slots = {}
     largest: list[Slots] = [{}]
     damaged = 0
 
@@ -71,21 +71,21 @@ def replay_journal(
         entered = False
         for at, event in inputs:
             if not entered and at >= since:
-                entered, largest[0] = True, dict(there)
+                entered, largest[0] = True, dict(present)
             match event:
                 case NodeGreeted():
-                    there[event.node] = len(event.spec.slots)
+                    present[event.node] = len(event.spec.slots)
                 case NodeLost():
-                    there.pop(event.node, None)
-            if since <= at < until and sum(there.values()) > sum(largest[0].values()):
-                largest[0] = dict(there)
+                    present.pop(event.node, None)
+            if since <= at < until and sum(present.values()) > sum(largest[0].values()):
+                largest[0] = dict(present)
             yield at, event
 
-    with closing(_opened(path)) as database:
+    with closing(_open_database(path)) as database:
         reader = Reader(path, database)
         try:
             core, first = earliest(reader)
-            there |= {
+            present |= {
                 node.node: len(node.spec.slots)
                 for node in core.state.nodes.values()
                 if node.phase is not NodePhase.LOST
@@ -96,7 +96,7 @@ def replay_journal(
                 histories.add(core.records)
                 jobs += [record.last for record in core.records if isinstance(record, JobLeft)]
             if reader.records.complete:  # includes inputs that are not kept
-                jobs, damaged = _left(reader)
+                jobs, damaged = _past_jobs(reader)
             jobs += core.state.jobs.values()
             if (kept := reader.records).complete:
                 histories.jobs = {job.job: kept.of(job.job) for job in jobs}
@@ -109,7 +109,7 @@ def replay_journal(
     return jobs, histories, largest[0], damaged
 
 
-def _left(reader: Reader) -> tuple[list[Job], int]:
+def _past_jobs(reader: Reader) -> tuple[list[Job], int]:
     found, damaged = [], 0
     for row in reader.ended.behind(0):
         try:
@@ -119,7 +119,7 @@ def _left(reader: Reader) -> tuple[list[Job], int]:
     return found, damaged
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open_database(path: Path) -> sqlite3.Connection:
     """Open the database read-only; a database that is not in use is not even locked.
 
     Without a write-ahead log beside it the file is complete; SQLite would create the log's files to
@@ -154,11 +154,11 @@ ENDINGS: Final[Mapping[Phase, Ending]] = {
     Phase.FAILED: "failed",
     Phase.CANCELLED: "cancelled",
 }
-UNMEASURED: Final = "no job of its family trained a whole epoch on one group"
+NO_SPEEDS: Final = "no job of its family trained a whole epoch on one group"
 TOO_LARGE: Final = "it needs more slots than the cluster had"
-NOTHING: Final = "it ended before its first epoch did"
-DAMAGED: Final = "its row in the journal is damaged (`ones admin check`)"
-ENDLESS: Final = "it had not ended, and did not state how much work it was"
+NO_EPOCH: Final = "it ended before its first epoch did"
+DAMAGED_ROW: Final = "its row in the journal is damaged (`ones admin check`)"
+UNKNOWN_LENGTH: Final = "it had not ended, and did not state how much work it was"
 
 
 def recording_from_journal(
@@ -198,7 +198,7 @@ def recording_from_journal(
     names = _names(window, users=users)
     taken, left_out = _submissions(window, histories, families, names, most=sum(slots.values()))
     if damaged:
-        left_out[DAMAGED] += damaged
+        left_out[DAMAGED_ROW] += damaged
     if not taken:
         why = "; ".join(f"{count}: {reason}" for reason, count in left_out.items())
         raise TraceError(f"{journal}: none of {len(window)} jobs can be replayed ({why})", "wait")
@@ -206,7 +206,7 @@ def recording_from_journal(
     return Recording(
         name=journal.stem,
         nodes=_groups(slots.values()),
-        took=_took(histories.of(job.job) for job in jobs),
+        took=_change_times(histories.of(job.job) for job in jobs),
         families=tuple(family for family in families.values() if family.name in used),
         jobs=tuple(taken),
         left_out=dict(left_out),
@@ -226,7 +226,7 @@ def _submissions(
     taken = []
     for job in window:
         family = families[job.family]
-        reason = _unfit(job, family, most)
+        reason = _unfit_reason(job, family, most)
         if reason:
             left_out[reason] += 1
             continue
@@ -255,16 +255,16 @@ def _names(jobs: Iterable[Job], *, users: bool) -> dict[str, str]:
     return {user: user if users else f"user-{place}" for place, user in enumerate(order, start=1)}
 
 
-def _unfit(job: Job, family: Family, most: int) -> str:
+def _unfit_reason(job: Job, family: Family, most: int) -> str:
     """Return why a job cannot be replayed; empty if it can."""
     if not family.speeds:
-        return UNMEASURED
+        return NO_SPEEDS
     if job.spec.slots[0] > most:
         return TOO_LARGE
     if not job.progress.samples_done and job.phase in {Phase.SUCCEEDED, Phase.FAILED}:
-        return NOTHING
+        return NO_EPOCH
     if not job.ended and _stated(job, family) is None:
-        return ENDLESS
+        return UNKNOWN_LENGTH
     return ""
 
 
@@ -284,7 +284,7 @@ def _submission(
         at=at,
         user=user,
         family=family.name,
-        spec=_bare(job.spec, family.name, most),
+        spec=_anonymous_spec(job.spec, family.name, most),
         ended=ENDINGS.get(job.phase, "unfinished"),
         ended_after_s=max(0.0, job.accounting.since - job.submitted_at) if job.ended else None,
         samples=job.progress.samples_done,
@@ -322,7 +322,7 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
     return tuple(found)
 
 
-def _bare(spec: JobSpec, family: str, most: int) -> JobSpec:
+def _anonymous_spec(spec: JobSpec, family: str, most: int) -> JobSpec:
     """Return what policies may see of a specification, with at most the cluster's slots."""
     return JobSpec(
         name=spec.name,
@@ -347,7 +347,7 @@ def _family(name: str, jobs: Sequence[Job], histories: JobHistories) -> Family:
             _speed(info) for job in jobs for info in histories.of(job.job).epochs if _measured(info)
         ),
         epoch_samples=max(job.progress.epoch_length for job in jobs),
-        took=_took(histories.of(job.job) for job in jobs),
+        took=_change_times(histories.of(job.job) for job in jobs),
         finished=tuple(samples for samples in succeeded if samples),
         furthest=max(job.progress.samples_done for job in jobs),
     )
@@ -371,14 +371,14 @@ def _speed(info: EpochInfo) -> EpochSpeed:
 
 
 def _positive(number: float | None) -> float | None:
-    return number if number is not None and LEAST <= number <= MOST else None
+    return number if number is not None and MIN_POSITIVE <= number <= MAX_NUMBER else None
 
 
 def _loss(info: EpochInfo) -> float | None:
     return info.train_loss if math.isfinite(info.train_loss or 0.0) else None
 
 
-def _took(histories: Iterable[JobHistory]) -> ChangeTimes:
+def _change_times(histories: Iterable[JobHistory]) -> ChangeTimes:
     starts: list[float] = []
     restarts: list[float] = []
     joins: list[float] = []

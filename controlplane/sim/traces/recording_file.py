@@ -47,8 +47,8 @@ def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> N
 
 
 VERSION: Final = 1
-MOST_LINE_BYTES: Final = 1 << 26  # a family line has a measurement for each epoch
-MOST_LINES: Final = 1_000_000
+MAX_LINE_BYTES: Final = 1 << 26  # a family line has a measurement for each epoch
+MAX_LINES: Final = 1_000_000
 NO_RECORDING: Final = "name a file that a recording was written to"
 Line = TypeVar("Line")
 
@@ -145,7 +145,7 @@ def _read_jobs(
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
-            while raw := file.readline(MOST_LINE_BYTES):
+            while raw := file.readline(MAX_LINE_BYTES):
                 yield raw
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
@@ -155,7 +155,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _next(path: Path, lines: Iterator[bytes], number: int) -> bytes:
     raw = next(lines, None)
-    if raw is None or number > MOST_LINES:
+    if raw is None or number > MAX_LINES:
         what = f"{path}:{number}: the file ends before all its jobs" if number > 1 else str(path)
         raise TraceError(what if number > 1 else f"{what}:1: the file is empty", NO_RECORDING)
     return raw

@@ -38,9 +38,9 @@ REQUIRED: Final = ("name", "time", "application", "num_replicas", "batch_size")
 OPTIONAL: Final = (
     "user", "cancelled_after_s", "crashes_at", "samples", "value", "deadline_s", "decay"
 )  # fmt: skip
-MOST_SLOTS: Final = 1_000_000
-LEAST_DEADLINE_S: Final = 1e-3
-LEAST_SHARE: Final = 1e-9  # of a job's work, before and after a crash
+MAX_SLOTS: Final = 1_000_000
+MIN_DEADLINE_S: Final = 1e-3
+MIN_SHARE: Final = 1e-9  # of a job's work, before and after a crash
 
 
 def read_trace(path: Path) -> Trace:
@@ -97,12 +97,12 @@ def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
 
 
 def _job(row: CsvRow) -> TraceJob:
-    shares = (LEAST_SHARE, 1.0 - LEAST_SHARE)
+    shares = (MIN_SHARE, 1.0 - MIN_SHARE)
     return TraceJob(
         name=row.text("name"),
         at=Seconds(row.number("time")),
         workload=row.text("application"),
-        slots=row.whole("num_replicas", 1, MOST_SLOTS),
+        slots=row.whole("num_replicas", 1, MAX_SLOTS),
         batch=row.whole("batch_size"),
         user=row.text("user") if row.given("user") else "trace",
         cancelled_after_s=(
@@ -117,7 +117,7 @@ def _job(row: CsvRow) -> TraceJob:
 def _utility(row: CsvRow) -> Utility:
     return Utility(
         value=row.number("value", 0.0, MAX_UTILITY),
-        deadline_s=row.number("deadline_s", LEAST_DEADLINE_S) if row.given("deadline_s") else inf,
+        deadline_s=row.number("deadline_s", MIN_DEADLINE_S) if row.given("deadline_s") else inf,
         decay=row.number("decay") if row.given("decay") else 0.0,
     )
 
@@ -186,9 +186,9 @@ Layout = Literal["pollux", "gavel", "tiresias", "philly"]
 GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its duration only
 
 TIRESIAS: Final = ("job_id", "num_gpu", "submit_time", "duration")
-TIRESIAS_TOO: Final = ("iterations", "model_name", "interval")
+TIRESIAS_OPTIONAL: Final = ("iterations", "model_name", "interval")
 PHILLY: Final = ("timestamp", "duration", "num_gpus")
-PHILLY_TOO: Final = ("gpu_time", "cluster")
+PHILLY_OPTIONAL: Final = ("gpu_time", "cluster")
 # Layouts of Gavel's simulator, newest first, down to its oldest traces. The layout of nine
 # columns has the directory inside the command, the one of seven has no priorities.
 GAVEL: Final[Mapping[int, tuple[str, ...]]] = {
@@ -205,7 +205,7 @@ GAVEL: Final[Mapping[int, tuple[str, ...]]] = {
         *("arrival_time", "scale_factor"),
     ),
 }
-CLOCK: Final = "%Y-%m-%d %H:%M:%S"
+TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 
 
 def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -> Trace:
@@ -229,8 +229,8 @@ def _pollux(path: Path) -> Iterator[TraceJob]:
 
 def _tiresias(path: Path) -> Iterator[TraceJob]:
     """Read `60_job.csv` and similar files of https://github.com/SymbioticLab/Tiresias."""
-    for row in with_header(path, TIRESIAS, TIRESIAS_TOO):
-        slots = row.whole("num_gpu", 1, MOST_SLOTS)
+    for row in with_header(path, TIRESIAS, TIRESIAS_OPTIONAL):
+        slots = row.whole("num_gpu", 1, MAX_SLOTS)
         yield TraceJob(
             name=f"job-{row.text('job_id')}",
             at=Seconds(row.number("submit_time")),
@@ -242,10 +242,10 @@ def _tiresias(path: Path) -> Iterator[TraceJob]:
 def _philly(path: Path) -> Iterator[TraceJob]:
     """Read Microsoft's trace in the layout of Pollux' artifact; the first job comes at 0."""
     timed = []
-    for row in with_header(path, PHILLY, PHILLY_TOO):
-        slots = row.whole("num_gpus", 1, MOST_SLOTS)
+    for row in with_header(path, PHILLY, PHILLY_OPTIONAL):
+        slots = row.whole("num_gpus", 1, MAX_SLOTS)
         workload = _workload(row, "duration", slots * row.number("duration"))
-        timed.append((_clock(row), slots, workload))
+        timed.append((_parse_time(row), slots, workload))
     begin = min((at for at, _, _ in timed), default=None)
     for number, (at, slots, workload) in enumerate(timed):
         since = Seconds((at - (begin or at)).total_seconds())
@@ -255,7 +255,7 @@ def _philly(path: Path) -> Iterator[TraceJob]:
 def _gavel(path: Path) -> Iterator[TraceJob]:
     """Read traces of https://github.com/stanford-futuredata/gavel: steps at the speed of V100s."""
     for number, row in enumerate(without_header(path, "\t", GAVEL)):
-        slots = row.whole("scale_factor", 1, MOST_SLOTS)
+        slots = row.whole("scale_factor", 1, MAX_SLOTS)
         duration = row.whole("total_steps", 1) / _steps_per_s(row, slots)
         yield TraceJob(
             name=f"job-{number}",
@@ -283,10 +283,10 @@ def _workload(row: CsvRow, column: str, gpu_time_s: float) -> str:
     return f"{GPU_TIME}{gpu_time_s:.6g}"
 
 
-def _clock(row: CsvRow) -> dt.datetime:
+def _parse_time(row: CsvRow) -> dt.datetime:
     said = row.text("timestamp")
     try:
-        return dt.datetime.strptime(said, CLOCK)  # noqa: DTZ007 - only differences matter
+        return dt.datetime.strptime(said, TIME_FORMAT)  # noqa: DTZ007 - only differences matter
     except ValueError:
         hint = "write it like 2017-10-09 07:01:55"
         raise row.error("timestamp", f"{said!r} is not a time", hint) from None

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.csv_parsing import MOST_LINE_BYTES
+from controlplane.sim.csv_parsing import MAX_LINE_BYTES
 from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
@@ -148,7 +148,7 @@ def test_a_crash_is_inside_the_work(tmp_path: Path, share: str) -> None:
 def test_a_line_of_ten_megabytes_is_refused_without_reading_it_all(tmp_path: Path) -> None:
     path = file_with(tmp_path, HEADER.encode() + b"a" * 10_000_000)
 
-    assert complaint(path).startswith(f"FILE:2: longer than {MOST_LINE_BYTES} bytes; this is no")
+    assert complaint(path).startswith(f"FILE:2: longer than {MAX_LINE_BYTES} bytes; this is no")
 
 
 def test_a_file_without_an_end_is_refused() -> None:
@@ -157,11 +157,11 @@ def test_a_file_without_an_end_is_refused() -> None:
 
 
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.sim.csv_parsing.MOST_JOBS", 2)
+    monkeypatch.setattr("controlplane.sim.csv_parsing.MAX_JOBS", 2)
     path = file_with(tmp_path, HEADER + "a,1,m,1,1\nb,1,m,1,1\nc,1,m,1,1\n")
     assert complaint(path) == "FILE:4: more than 2 jobs; split the file"
 
-    monkeypatch.setattr("controlplane.sim.csv_parsing.MOST_LINES", 5)
+    monkeypatch.setattr("controlplane.sim.csv_parsing.MAX_LINES", 5)
     path = file_with(tmp_path, HEADER + "\n" * 20)
     assert complaint(path) == "FILE: more than 5 lines; split the file"
 
