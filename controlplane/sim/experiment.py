@@ -43,11 +43,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Simulate = Callable[[Cell], SimulationResult]  # module-level: workers import it
-OnProgress = Callable[["Progress"], None]
+OnProgress = Callable[["ExperimentProgress"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ExperimentProgress:
     """State of an experiment, reported at its start and after each cell."""
 
     done: int  # including results that the file had before
@@ -185,7 +185,7 @@ def bar(title: str = "simulating") -> Iterator[OnProgress]:
     with progress.Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(title, total=None, last="")
 
-        def show(state: Progress) -> None:
+        def show(state: ExperimentProgress) -> None:
             over = state.done + state.failed
             failed = f"{state.failed} failed " if state.failed else ""
             last = failed + (str(state.cell) if state.cell else "")
@@ -269,7 +269,7 @@ class _Experiment:
         self, cell: Cell | None = None, result: SimulationResult | None = None
     ) -> None:
         counts = (len(self.found), len(self.failures), len(self.cells))
-        self.on_progress(Progress(*counts, cell=cell, result=result))
+        self.on_progress(ExperimentProgress(*counts, cell=cell, result=result))
 
 
 @contextlib.contextmanager

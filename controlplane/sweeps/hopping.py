@@ -95,8 +95,8 @@ class Weights:
     visits: float = 0.0  # exponent of the remaining visits of a model, as another factor
 
 
-class Progress:
-    """Remaining work of a problem; changes when units begin and end."""
+class GreedyOrder:
+    """Greedy order of visits, with the remaining work; changes when units begin and end."""
 
     def __init__(self, problem: HopProblem, weights: Weights | None = None) -> None:
         """Start from the problem's state, in which its running units have begun and not ended."""

@@ -23,7 +23,7 @@ from controlplane.sweeps.orders import (
 )
 from controlplane.sweeps.replicas import keep_states, partition_holders
 from controlplane.sweeps.search import epochs_of_new, next_decisions
-from controlplane.sweeps.sweep_state import Lease, Place, SweepState
+from controlplane.sweeps.sweep_state import Lease, SweepState, SweepWorker
 from controlplane.sweeps.trial_changes import (
     Fault,
     add_score,
@@ -73,7 +73,7 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
     ]
 
 
-def _takes_units(state: SweepState, place: Place) -> bool:
+def _takes_units(state: SweepState, place: SweepWorker) -> bool:
     if place.revoked:
         return False
     return place.attempt is None or not state.leases[place.attempt].void
@@ -87,7 +87,7 @@ def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
     return max(MIN_FIRST_PATIENCE_S, FIRST_PATIENCE_FACTOR * expected)
 
 
-def waits_for_unit(state: SweepState, place: Place, now: Seconds) -> bool:
+def waits_for_unit(state: SweepState, place: SweepWorker, now: Seconds) -> bool:
     """True if a revoked worker may finish its unit first."""
     lease = state.leases[place.attempt] if place.attempt is not None else None
     if lease is None or lease.void or place.within_s <= 0.0:
@@ -279,7 +279,7 @@ class Sweep:
 
     def worker_came(self, worker: WorkerId, node: NodeId, now: Seconds) -> list[Order]:
         """Add a worker that is ready to take units."""
-        self.state.workers[worker] = Place(node)
+        self.state.workers[worker] = SweepWorker(node)
         return self._advance(now)
 
     def worker_gone(

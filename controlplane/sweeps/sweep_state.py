@@ -68,7 +68,7 @@ def _moving_average(before: float | None, newest: float) -> float:
 
 
 @dataclass(slots=True)
-class Place:
+class SweepWorker:
     """Worker of the sweep."""
 
     node: NodeId
@@ -131,7 +131,7 @@ class SweepState:
     models: list[ModelState] = field(default_factory=list)
     paused: set[int] = field(default_factory=set)
     deleted: set[int] = field(default_factory=set)  # trials excluded from the best
-    workers: dict[WorkerId, Place] = field(default_factory=dict)
+    workers: dict[WorkerId, SweepWorker] = field(default_factory=dict)
     staged: dict[NodeId, set[int]] = field(default_factory=dict)  # partitions by node
     leases: dict[Attempt, Lease] = field(default_factory=dict)
     stored: StoredStates = field(default_factory=StoredStates)
@@ -158,7 +158,7 @@ class SweepState:
         stopped = [] if lease is None else [StopUnit(lease.order.attempt, worker)]
         return [*stopped, ReleaseWorker(worker)]
 
-    def end_lease(self, attempt: Attempt) -> tuple[Lease, Place, list[ReleaseWorker]] | None:
+    def end_lease(self, attempt: Attempt) -> tuple[Lease, SweepWorker, list[ReleaseWorker]] | None:
         """End a unit, or return None if it does not count any more.
 
         Its worker becomes idle, or leaves if it was revoked.

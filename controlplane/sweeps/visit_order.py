@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from controlplane.sweeps.configurations import stream
 from controlplane.sweeps.hopping import (
+    GreedyOrder,
     HopProblem,
     Partitions,
-    Progress,
     Visit,
     Weights,
     makespan_bound,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from random import Random
 
 
-class FixedOrder(Progress):
+class FixedOrder(GreedyOrder):
     """Order in which each model visits partitions round and round from a start of its own.
 
     Idle slots and models decide when a unit begins, not which. Epoch e of model i begins with
@@ -53,7 +53,7 @@ class FixedOrder(Progress):
         return (later & -later) << turn if later else todo & -todo
 
 
-class RandomOrder(Progress):
+class RandomOrder(GreedyOrder):
     """Order in which each idle slot takes a random unit of an idle model (section 5.4)."""
 
     def __init__(self, problem: HopProblem, rng: Random) -> None:
@@ -91,7 +91,7 @@ def makespan(
 
     `seconds` gives the real duration of units; None: the expected one.
     """
-    progress = Progress(problem, weights)
+    progress = GreedyOrder(problem, weights)
     takes = seconds or problem.seconds
     now = 0.0
     ends: list[tuple[float, Visit]] = []
@@ -139,7 +139,7 @@ MAX_PLANNED_VISITS: Final = (
 
 def visit_order(
     state: SweepState, problem: HopProblem, numbers: list[int], workers: list[WorkerId]
-) -> Progress | RandomOrder:
+) -> GreedyOrder | RandomOrder:
     """Return the order that decides which units begin now; chosen weights are kept in `state`.
 
     `numbers` (of trials) and `workers` are in the order of the problem's models and slots.
@@ -149,8 +149,8 @@ def visit_order(
     if state.order == "fixed":
         return FixedOrder(problem, [number + state.models[number].epoch for number in numbers])
     if state.order == "rollouts":
-        return Progress(problem, _weights(state, problem, numbers, workers))
-    return Progress(problem)
+        return GreedyOrder(problem, _weights(state, problem, numbers, workers))
+    return GreedyOrder(problem)
 
 
 def _weights(

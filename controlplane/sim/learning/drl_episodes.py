@@ -30,7 +30,7 @@ REWARD_UNIT_S: Final = 100.0  # unit of a reward: minus one job during this time
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TakenAction:
     """Action that was taken, with its inputs and alternatives."""
 
     at: Seconds
@@ -51,13 +51,13 @@ class RecordingDrl(Drl):
     def __init__(self, model: LearnedModel, pick: Pick, options: DrlOptions | None = None) -> None:
         super().__init__(options, model)
         self._pick = pick
-        self.decisions: list[Decision] = []
+        self.decisions: list[TakenAction] = []
 
     def pick(self, moment: Moment, odds: FloatArray, now: Seconds) -> int:
         """Return the chosen action, and record it."""
         action, taught = self._pick(moment, odds)
         self.decisions.append(
-            Decision(
+            TakenAction(
                 at=now,
                 jobs=moment.jobs,
                 cluster=moment.cluster,
@@ -121,7 +121,7 @@ def episode(
     seed: int,
     pick: Pick,
     heard: Sequence[PolicyEvent] = (),
-) -> tuple[list[Decision], SimulationResult]:
+) -> tuple[list[TakenAction], SimulationResult]:
     """Simulate a scenario with a recorded policy; return its decisions in order, and the result.
 
     `heard` are events observed before the episode: a long-running cluster knows its jobs.
@@ -160,7 +160,7 @@ def returns(result: SimulationResult) -> FloatArray:
 class Experience:
     """Decision with its advantage."""
 
-    decision: Decision
+    decision: TakenAction
     gain: float  # advantage, in standard deviations over the episodes of the trace
 
 
@@ -188,7 +188,7 @@ def unpack(packed: dict[str, Any]) -> list[Experience]:
     legal, found, at, bit = packed["legal"].numpy(), [], 0, 0
     for row, numbers in enumerate(packed["numbers"].tolist()):
         many = int(numbers[5])
-        decision = Decision(
+        decision = TakenAction(
             at=Seconds(numbers[0]),
             jobs=jobs[at : at + many],
             cluster=clusters[row],

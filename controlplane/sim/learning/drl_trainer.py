@@ -34,8 +34,8 @@ from controlplane.prediction import BoolArray, FloatArray
 from controlplane.sim.learning.drl_episodes import (
     GAMMA,
     GRID_S,
-    Decision,
     Experience,
+    TakenAction,
     average_jct_s,
     drawn,
     episode,
@@ -83,10 +83,10 @@ class ActorNet(nn.Module):
         }
 
 
-class Batch:
+class ActionBatch:
     """Decisions as tensors, padded to the largest number of jobs."""
 
-    def __init__(self, decisions: Sequence[Decision]) -> None:
+    def __init__(self, decisions: Sequence[TakenAction]) -> None:
         most = max(len(decision.jobs) for decision in decisions)
         width = decisions[0].jobs.shape[1]
         jobs = np.zeros((len(decisions), most, width), dtype=np.float32)
@@ -341,7 +341,7 @@ class DrlTrainer:
 
     def _imitation_step(self, rng: Generator) -> float:
         decisions = [experience.decision for experience in self._sample(rng)]
-        batch = Batch(decisions)
+        batch = ActionBatch(decisions)
         logs = self._net(batch.jobs, batch.cluster, batch.legal)
         taught = batch.index([decision.taught for decision in decisions])
         loss = -logs.gather(1, taught[:, None]).mean()
@@ -355,7 +355,7 @@ class DrlTrainer:
         """
         recipe, sample = self._recipe, self._sample(rng)
         decisions = [experience.decision for experience in sample]
-        batch = Batch(decisions)
+        batch = ActionBatch(decisions)
         logs = self._net(batch.jobs, batch.cluster, batch.legal)
         taken = batch.index([decision.action for decision in decisions])
         before = torch.tensor([max(d.probability, 1e-9) for d in decisions]).log()

@@ -134,7 +134,7 @@ LAMBDA: Final = 0.95  # of generalised advantages
 MAX_RATIO: Final = 2.0  # limit of the weight of placements that have become more probable
 LEARNING_RATES: Final = (3e-3, 3e-3)  # learning rates of actor and critic
 ENTROPY: Final = 0.003
-Batch = dict[str, Tensor]
+TensorBatch = dict[str, Tensor]
 
 
 class ActorCritic:
@@ -175,7 +175,7 @@ class ActorCritic:
             found[at] = later = error + one.discount * LAMBDA * later
         return found, found + values[:-1]
 
-    def learn(self, batch: Batch) -> tuple[float, float]:
+    def learn(self, batch: TensorBatch) -> tuple[float, float]:
         """Take a step on placements of the buffer; return the critic's loss and the entropy."""
         scores = self.actor(batch["features"])[..., 0] - self.sharpness * batch["costs"]
         scores = scores.masked_fill(~batch["allowed"], -1e9)
@@ -202,7 +202,7 @@ def as_batch(
     values: FloatArray,
     most_workers: int,
     most_nodes: int,
-) -> Batch:
+) -> TensorBatch:
     """Return placements as padded tensors; `values` are the critic's targets, shape (B,)."""
     inputs = placements[0].choices[0].among.features.shape[1]
     shape = (len(placements), most_workers, most_nodes)
@@ -234,7 +234,7 @@ def as_batch(
     }
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def joined(batches: Sequence[TensorBatch]) -> TensorBatch:
     """Concatenate batches."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 

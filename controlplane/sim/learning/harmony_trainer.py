@@ -17,9 +17,9 @@ from controlplane.policy.learned.gang_model import FEATURES, Actor, Choose, best
 from controlplane.policy.learned.shared_nodes import RewardModel, SharedNodes
 from controlplane.sim.learning.harmony_actor_critic import (
     ActorCritic,
-    Batch,
     Networks,
     Rollout,
+    TensorBatch,
     arrays_of,
     as_batch,
     joined,
@@ -70,7 +70,7 @@ class HarmonyDrlTrainer:
         self._learner = ActorCritic(self._nets.actor, self._nets.sharpness, self._nets.critic)
         self._fit: RewardFit | None = None
         self._fit_state: dict[str, Any] | None = None
-        self._buffer: deque[Batch] = deque(maxlen=BUFFERED_ROUNDS)
+        self._buffer: deque[TensorBatch] = deque(maxlen=BUFFERED_ROUNDS)
         self._mean: dict[str, torch.Tensor] = {}  # of actors
         self._best: dict[str, torch.Tensor] | None = None  # best mean in validation
         self._best_jct = math.inf  # relative to placement on the least loaded nodes

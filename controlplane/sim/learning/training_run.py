@@ -193,7 +193,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingStatus:
     """Progress of a training."""
 
     iteration: int = 0  # finished iterations
@@ -205,7 +205,7 @@ class InterruptedTrainingError(TrainingError):
     """Raised at Ctrl-C; the training can be resumed."""
 
 
-def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> Progress:
+def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> TrainingStatus:
     """Train until the iterations or the CPU seconds are used up, and write the model.
 
     The state is saved every half minute and at Ctrl-C, which discards the running iteration. The
@@ -217,7 +217,7 @@ def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> Pr
             file cannot be written.
     """
     _check_place(order, resume=resume)
-    done = _restored(trainer, order) if resume else Progress()
+    done = _restored(trainer, order) if resume else TrainingStatus()
     spent_before, began = done.cpu_s, time.process_time()
     kept, kept_at = trainer.state(), time.monotonic()
     try:
@@ -251,7 +251,7 @@ def _check_place(order: Order, *, resume: bool) -> None:
         raise TrainingError(what, "resume it with --resume, or remove the file")
 
 
-def _restored(trainer: Trainer, order: Order) -> Progress:
+def _restored(trainer: Trainer, order: Order) -> TrainingStatus:
     state = read_state(order.state)
     told = {"policy": order.policy, "seed": order.seed, **trainer.settings}
     for name, value in told.items():
@@ -260,10 +260,10 @@ def _restored(trainer: Trainer, order: Order) -> Progress:
             what = f"{order.state}: a training with {name} {was}, not {value}"
             raise TrainingError(what, "use its settings, or remove it and start again")
     trainer.restore(state["trainer"])
-    return Progress(state["iteration"], state["cpu_s"], state["rows"])
+    return TrainingStatus(state["iteration"], state["cpu_s"], state["rows"])
 
 
-def _keep(trainer: Trainer, order: Order, done: Progress, state: dict[str, Any]) -> None:
+def _keep(trainer: Trainer, order: Order, done: TrainingStatus, state: dict[str, Any]) -> None:
     told = {"policy": order.policy, "seed": order.seed, **trainer.settings}
     write_state(
         order.state,
@@ -277,7 +277,7 @@ def _keep(trainer: Trainer, order: Order, done: Progress, state: dict[str, Any])
     )
 
 
-def _write(trainer: Trainer, order: Order, done: Progress) -> None:
+def _write(trainer: Trainer, order: Order, done: TrainingStatus) -> None:
     trained = trainer.trained()
     card = ModelCard(
         policy=order.policy,

@@ -27,7 +27,7 @@ from schemas.jobs import JobSpec, StopRule
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ProgressCurve:
     """Piecewise linear curve, constant beyond its ends; None everywhere without points."""
 
     shares: Sequence[float] = ()  # of the job's progress, increasing
@@ -62,7 +62,7 @@ class ReportedCurves:
             {epoch.number: epoch for epoch in job.epochs}.values(), key=lambda e: e.number
         )
         measured = [epoch for epoch in epochs if epoch.noise_scale]
-        by_number = Curve(
+        by_number = ProgressCurve(
             [float(epoch.number) for epoch in measured],
             [math.log(epoch.noise_scale or 1.0) for epoch in measured],
         )
@@ -75,12 +75,14 @@ class ReportedCurves:
         self.mean_efficiency = float(np.mean(efficiencies)) if efficiencies else 1.0
         ends = (np.cumsum(efficiencies) / sum(efficiencies)).tolist() if efficiencies else []
         known = [place for place, epoch in enumerate(epochs) if epoch.noise_scale]
-        self.noise = Curve([ends[at] for at in known], [levels[at] or 0.0 for at in known])
+        self.noise = ProgressCurve([ends[at] for at in known], [levels[at] or 0.0 for at in known])
         if not known and usual is not None:
-            self.noise = Curve([1.0], [usual])
+            self.noise = ProgressCurve([1.0], [usual])
         losses = [(end, e.train_loss) for end, e in zip(ends, epochs, strict=True)]
         losses_known = [(end, loss) for end, loss in losses if loss is not None]
-        self.loss = Curve([end for end, _ in losses_known], [loss for _, loss in losses_known])
+        self.loss = ProgressCurve(
+            [end for end, _ in losses_known], [loss for _, loss in losses_known]
+        )
 
 
 def efficiency(batch: int, first: int, phi: float) -> float:

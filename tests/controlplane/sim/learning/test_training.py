@@ -15,8 +15,8 @@ from controlplane.policy.registry import make
 from controlplane.sim.cluster import TrainingError
 from controlplane.sim.learning.drl_episodes import drawn, episode, past, training_scenario
 from controlplane.sim.learning.drl_trainer import (
+    ActionBatch,
     ActorNet,
-    Batch,
     DrlTrainer,
     Recipe,
     advantages,
@@ -160,7 +160,7 @@ def test_torch_and_numpy_evaluate_the_same_network() -> None:
     decisions, _ = episode(
         model, training_scenario(8, 3, 5.0), 7, drawn(np.random.default_rng(1)), past(2, 8)
     )
-    batch = Batch(decisions)
+    batch = ActionBatch(decisions)
     net = ActorNet()
     net.load_state_dict({k: v.clone() for k, v in _tensors(model.arrays).items()})
 
