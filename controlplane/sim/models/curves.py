@@ -9,7 +9,6 @@ cluster only, as in the paper.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -21,7 +20,15 @@ import msgspec
 from numpy.random import default_rng
 
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    EpochMetrics,
+    JobModel,
+    Placement,
+    Throughput,
+    TrainingModel,
+    job_name,
+)
 from controlplane.sim.results import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
@@ -138,7 +145,7 @@ SAMPLES: Final = 2**20  # of a job's data set; each iteration passes over all of
 COSTS: Final = ChangeCosts(start_s=0.5, restart_s=0.5, prepare_s=0.2, switch_s=0.05)
 
 
-class CurvesModel:
+class CurvesModel(TrainingModel):
     """Model of jobs that replay loss curves."""
 
     def __init__(
@@ -164,11 +171,6 @@ class CurvesModel:
         self._work_core_s = work_core_s
         self._scaling = scaling
         self._stated = stated
-
-    @property
-    def whole_seconds(self) -> bool:
-        """False: epochs end at any time."""
-        return False
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
@@ -198,8 +200,8 @@ class CurvesModel:
         )
 
 
-class CurvesJob:
-    """Job that replays a curve; implements `JobModel`."""
+class CurvesJob(JobModel):
+    """Job that replays a curve; an iteration passes over all samples."""
 
     def __init__(
         self,
@@ -221,9 +223,10 @@ class CurvesJob:
         self._curve = curve
         self._iteration_s = core_s / curve.iterations  # on one core
         self._scaling = scaling
-        self._costs = costs
-        self._spec = JobSpec(
-            name=re.sub(r"[^A-Za-z0-9_-]+", "-", job.name).lstrip("-_")[:48] or "job",
+        self.application, self.costs = curve.family, costs
+        self.epochs, self.epoch_samples = curve.iterations, SAMPLES
+        self.spec = JobSpec(
+            name=job_name(job.name),
             script="train.py",
             args=(curve.name,),
             family=curve.family,
@@ -236,47 +239,10 @@ class CurvesJob:
             retries=1,
         )
 
-    @property
-    def application(self) -> str:
-        """Algorithm of the curve."""
-        return self._curve.family
-
-    @property
-    def spec(self) -> JobSpec:
-        """Submitted specification."""
-        return self._spec
-
-    @property
-    def epoch_samples(self) -> int:
-        """||D||: an iteration passes over all samples."""
-        return SAMPLES
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Costs of the job's changes."""
-        return self._costs
-
-    @property
-    def epochs(self) -> int:
-        """Iterations of the curve."""
-        return self._curve.iterations
-
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput, which depends on the number of cores only."""
         step_s = self._iteration_s / float(sum(placement)) ** self._scaling
         return Throughput(batch / step_s, batch / step_s, step_s)
-
-    def epoch_ends_at(self, epoch: int) -> float:
-        """Return the progress after `epoch` + 1 passes over the data."""
-        return float((epoch + 1) * SAMPLES)
-
-    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Return 0: the batch never changes."""
-        return 0.0
-
-    def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return None: the job measures no noise scale."""
-        return None
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """Return the recorded loss after `epoch` iterations."""

@@ -17,7 +17,15 @@ from typing import Final, Literal
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.demands import Demand, demand_of
 from controlplane.sim.models.interference import PER_SLOT, node_demand, stretch
-from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    EpochMetrics,
+    JobModel,
+    Placement,
+    Throughput,
+    TrainingModel,
+    job_name,
+)
 from controlplane.sim.results import TraceJob
 from schemas.ids import NodeId
 from schemas.jobs import JobSpec, StopRule
@@ -64,7 +72,7 @@ def slowest_node(demand: Demand, placement: Mapping[NodeId, int], slots_per_node
     return max(stretch(demand, own, own, (capacity[0], capacity[1], capacity[2])) for own in asks)
 
 
-class HarmonyModel:
+class HarmonyModel(TrainingModel):
     """Model of jobs in Harmony's testbed."""
 
     def __init__(
@@ -85,11 +93,6 @@ class HarmonyModel:
         self._slots_per_node = slots_per_node
         self._job_s = job_s
         self._stated = stated
-
-    @property
-    def whole_seconds(self) -> bool:
-        """False: epochs end at any time."""
-        return False
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
@@ -114,8 +117,8 @@ class HarmonyModel:
         )
 
 
-class HarmonyJob:
-    """Job of Harmony's testbed; implements `JobModel`."""
+class HarmonyJob(JobModel):
+    """Job of Harmony's testbed; all have the same number of epochs."""
 
     def __init__(
         self,
@@ -136,15 +139,14 @@ class HarmonyJob:
             stated: whether policies know the number of epochs.
         """
         self.demand = demand
-        self._model = model
         self._batch = BATCHES[model] * job.slots
         self._slots_per_node = slots_per_node
         samples = job.samples or job_s * self._batch / demand.step_s
-        self._epoch_samples = max(1, round(samples / EPOCHS))
-        self._costs = costs
+        self.epoch_samples = max(1, round(samples / EPOCHS))
+        self.application, self.costs, self.epochs = model, costs, EPOCHS
         self._steps: dict[Placement, float] = {}
-        self._spec = JobSpec(
-            name=re.sub(r"[^A-Za-z0-9_-]+", "-", job.name).lstrip("-_")[:48] or "job",
+        self.spec = JobSpec(
+            name=job_name(job.name),
             script="train.py",
             args=(job.workload,),
             family=model,
@@ -157,31 +159,6 @@ class HarmonyJob:
             retries=1,
         )
 
-    @property
-    def application(self) -> str:
-        """Model, whatever the number of servers."""
-        return self._model
-
-    @property
-    def spec(self) -> JobSpec:
-        """Submitted specification."""
-        return self._spec
-
-    @property
-    def epoch_samples(self) -> int:
-        """||D||."""
-        return self._epoch_samples
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Costs of the job's changes."""
-        return self._costs
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs, equal for all jobs; the length of an epoch differs."""
-        return EPOCHS
-
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput, which the slowest node limits."""
         step_s = self._steps.get(placement)
@@ -191,27 +168,11 @@ class HarmonyJob:
             self._steps[placement] = step_s
         return Throughput(batch / step_s, batch / step_s, step_s)
 
-    def epoch_ends_at(self, epoch: int) -> float:
-        """Return the progress after `epoch` + 1 passes over the data."""
-        return float((epoch + 1) * self._epoch_samples)
-
-    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Return 0: the batch never changes."""
-        return 0.0
-
-    def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return None: the job measures no noise scale."""
-        return None
-
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """Return a made-up loss that falls exponentially."""
         loss = math.exp(-LOSS_FALL * epoch / EPOCHS)
         return EpochMetrics(train_loss=loss, metrics={}, noise_scale=None)
 
-    def loss_left(self, epoch: int) -> float | None:
-        """Return None: the loss is made up."""
-        return None
-
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Return the remaining steps."""
-        return max(0.0, EPOCHS * self._epoch_samples - progress) / self._batch
+        return max(0.0, EPOCHS * self.epoch_samples - progress) / self._batch

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import math
+import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, Protocol
+from typing import Literal
 from zlib import crc32
 
 from numpy.random import default_rng
@@ -97,34 +99,20 @@ class EpochMetrics:
     noise_scale: float | None  # of the gradients, samples
 
 
-class JobModel(Protocol):
-    """Ground truth about one job. Progress is counted in samples at the job's first batch."""
+class JobModel(ABC):
+    """Ground truth about one job. Progress is counted in samples at the job's first batch.
 
-    @property
-    def application(self) -> str:
-        """Name of the workload, for results by application."""
-        ...
+    Defaults: an epoch is a pass at the first batch, changes of the batch lose nothing, and the job
+    measures no noise scale.
+    """
 
-    @property
-    def spec(self) -> JobSpec:
-        """Submitted specification."""
-        ...
+    application: str  # name of the workload, for results by application
+    spec: JobSpec  # as submitted
+    epoch_samples: int  # ||D||
+    costs: ChangeCosts
+    epochs: int  # total
 
-    @property
-    def epoch_samples(self) -> int:
-        """||D||, samples."""
-        ...
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Costs of the job's changes."""
-        ...
-
-    @property
-    def epochs(self) -> int:
-        """Total number of epochs of the job."""
-        ...
-
+    @abstractmethod
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput of a group.
 
@@ -136,14 +124,10 @@ class JobModel(Protocol):
         Raises:
             TraceError: if the model cannot tell for such a group.
         """
-        ...
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """Return the progress at the end of epoch `epoch` (0-based).
-
-        Progress is in samples at the first batch, since the job's start.
-        """
-        ...
+        """Return the progress at the end of epoch `epoch` (0-based), samples at the first batch."""
+        return float((epoch + 1) * self.epoch_samples)
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         """Return the progress that is lost when the global batch changes.
@@ -153,7 +137,7 @@ class JobModel(Protocol):
             batch: global batch after the change, samples.
             epoch: number of finished epochs.
         """
-        ...
+        return 0.0
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
         """Return the noise scale of the gradients as a worker measures it, in samples, or None.
@@ -162,8 +146,9 @@ class JobModel(Protocol):
             epoch: number of finished epochs; the result is for the running epoch.
             batch: global, samples per step.
         """
-        ...
+        return None
 
+    @abstractmethod
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """Return the report at the end of an epoch, with the noise scale of this epoch.
 
@@ -171,19 +156,16 @@ class JobModel(Protocol):
             epoch: number of finished epochs, including this one.
             batch: global, samples per step, at the end of the epoch.
         """
-        ...
 
     def loss_left(self, epoch: int) -> float | None:
-        """Return the share of the total loss reduction that remains; it is reported to no policy.
+        """Return the share of the total loss reduction that remains; no policy sees it.
 
-        Args:
-            epoch: number of finished epochs.
-
-        Returns:
-            1 before the first epoch, 0 at the smallest loss; None: the loss is made up.
+        1 before the first epoch (`epoch` finished ones: 0), 0 at the smallest loss; None if the
+        loss is made up or unknown.
         """
-        ...
+        return None
 
+    @abstractmethod
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Return the remaining steps at the first batch, as published simulators count for Optimus.
 
@@ -191,17 +173,14 @@ class JobModel(Protocol):
             epoch: number of finished epochs.
             progress: samples at the first batch.
         """
-        ...
 
 
-class TrainingModel(Protocol):
+class TrainingModel(ABC):
     """Factory of job models."""
 
-    @property
-    def whole_seconds(self) -> bool:
-        """True if epochs end at whole seconds, as in Pollux' simulator."""
-        ...
+    whole_seconds: bool = False  # epochs end at whole seconds, as in Pollux' simulator
 
+    @abstractmethod
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> JobModel:
@@ -215,7 +194,11 @@ class TrainingModel(Protocol):
         Raises:
             TraceError: if the workload is unknown, or its numbers are invalid.
         """
-        ...
+
+
+def job_name(name: str) -> str:
+    """Return a trace's name for a job without the characters that a job's name may not have."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:48] or "job"
 
 
 @cache
@@ -231,21 +214,17 @@ def packed(slots: int, widest: int) -> Placement:
 STREAM = 91  # random stream of these draws
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyStops:
+class EarlyStops(TrainingModel):
     """Training model in which some jobs succeed after a part of their epochs.
 
     The part is uniform in (0, 1), rounded up to whole epochs. What users state is unchanged: a
     policy does not learn that a job will leave early, or that it has.
     """
 
-    model: TrainingModel
-    share: float  # of the jobs
-
-    @property
-    def whole_seconds(self) -> bool:
-        """Same as in the underlying model."""
-        return self.model.whole_seconds
+    def __init__(self, model: TrainingModel, share: float) -> None:
+        """Let a share of the jobs of `model` leave early."""
+        self.model, self.share = model, share
+        self.whole_seconds = model.whole_seconds
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
@@ -259,32 +238,14 @@ class EarlyStops:
         return ShortenedJob(whole, max(1, math.ceil(part * whole.epochs)))
 
 
-@dataclass(frozen=True, slots=True)
-class ShortenedJob:
+class ShortenedJob(JobModel):
     """Job that leaves early, and otherwise equals the whole job."""
 
-    whole: JobModel
-    epochs: int
-
-    @property
-    def application(self) -> str:
-        """Same as in the whole job."""
-        return self.whole.application
-
-    @property
-    def spec(self) -> JobSpec:
-        """Same as in the whole job."""
-        return self.whole.spec
-
-    @property
-    def epoch_samples(self) -> int:
-        """Same as in the whole job."""
-        return self.whole.epoch_samples
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Same as in the whole job."""
-        return self.whole.costs
+    def __init__(self, whole: JobModel, epochs: int) -> None:
+        """Let a job leave after `epochs` epochs."""
+        self.whole, self.epochs = whole, epochs
+        self.application, self.spec = whole.application, whole.spec
+        self.epoch_samples, self.costs = whole.epoch_samples, whole.costs
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Delegate to the whole job."""

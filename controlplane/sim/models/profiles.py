@@ -22,9 +22,11 @@ from controlplane.sim.csv_parsing import CsvRow, with_header
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
+    JobModel,
     Placement,
     StepParts,
     Throughput,
+    TrainingModel,
 )
 from controlplane.sim.results import TraceJob
 from schemas.jobs import KEEP, JobSpec, StopRule
@@ -282,29 +284,20 @@ CEIL_TOLERANCE: Final = 1e-8
 MAX_NAME: Final = 100
 
 
-@dataclass(slots=True)
-class ProfiledJob:
-    """Job of a measured application; implements `JobModel`."""
+@dataclass
+class ProfiledJob(JobModel):
+    """Job of a measured application."""
 
     app: MeasuredApplication
     spec: JobSpec
     costs: ChangeCosts
     _steps: dict[tuple[Placement, int], tuple[int, StepParts]] = field(default_factory=dict)
 
-    @property
-    def application(self) -> str:
-        """Name of the folder."""
-        return self.app.name
-
-    @property
-    def epoch_samples(self) -> int:
-        """||D||, as processed with the smallest batch."""
-        return round(self.app.iterations(self.app.first_batch, 0) * self.app.first_batch)
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs of the application."""
-        return self.app.epochs
+    def __post_init__(self) -> None:
+        """Take the rest from the application; ||D|| as processed with the smallest batch."""
+        app = self.app
+        self.application, self.epochs = app.name, app.epochs
+        self.epoch_samples = round(app.iterations(app.first_batch, 0) * app.first_batch)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput: gain over the first batch, divided by the duration of a step."""
@@ -335,10 +328,6 @@ class ProfiledJob:
         """Return the smallest progress of any measured batch at the end of the epoch."""
         return self.app.ends[min(epoch, self.epochs - 1)] * self.app.first_batch
 
-    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Return 0: no losses were measured."""
-        return 0.0
-
     def noise_scale(self, epoch: int, batch: int) -> float | None:
         """Return phi with gain = B / B0 (phi + B0) / (phi + B); None where |g|^2 is 0.
 
@@ -353,10 +342,6 @@ class ProfiledJob:
         noise = self.noise_scale(max(0, epoch - 1), batch)
         return EpochMetrics(train_loss=None, metrics={}, noise_scale=noise)
 
-    def loss_left(self, epoch: int) -> float | None:
-        """Return None: no losses were published."""
-        return None
-
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Return the steps to the start of the last epoch, at least 1.
 
@@ -369,7 +354,7 @@ class ProfiledJob:
         return self.app.iterations(batch, last) - self.app.iterations(batch, epoch)
 
 
-class ProfilesModel:
+class ProfilesModel(TrainingModel):
     """Model of the applications in a folder."""
 
     def __init__(

@@ -20,10 +20,17 @@ from msgspec.structs import replace
 from controlplane.prediction.lengths import remaining_samples
 from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    EpochMetrics,
+    JobModel,
+    Placement,
+    Throughput,
+    TrainingModel,
+)
 from controlplane.sim.models.recording import ChangeTimes, Family, Recording, StepTimes, Submission
 from controlplane.sim.results import TraceJob
-from schemas.jobs import JobSpec, StopRule
+from schemas.jobs import StopRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,7 @@ MAX_EPOCHS: Final = 10_000_000
 EPOCH_TOLERANCE: Final = 1e-6  # of an epoch
 
 
-class RecordedModel:
+class RecordedModel(TrainingModel):
     """Model of the jobs of a recording."""
 
     def __init__(
@@ -137,11 +144,6 @@ class RecordedModel:
             name: float(np.mean(np.log(values))) for name, values in noise.items() if values
         }
 
-    @property
-    def whole_seconds(self) -> bool:
-        """False: epochs end at any time."""
-        return False
-
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> RecordedJob:
@@ -173,8 +175,8 @@ class RecordedModel:
         )
 
 
-class RecordedJob:
-    """Recorded job; implements `JobModel`."""
+class RecordedJob(JobModel):
+    """Recorded job; its last epoch may be shorter than the others."""
 
     def __init__(
         self,
@@ -204,39 +206,18 @@ class RecordedJob:
         self._curves = curves
         self._learns = learns
         self._total = max(1.0, samples * (curves.mean_efficiency if learns else 1.0))
-        self._epoch_samples = job.epoch_samples
+        self.epoch_samples = job.epoch_samples
         epochs = max(1, math.ceil(self._total / job.epoch_samples - EPOCH_TOLERANCE))
         if epochs > MAX_EPOCHS:
             what = f"job {job.name}: {epochs} epochs of {job.epoch_samples} samples"
             raise TraceError(what, f"correct its samples: at most {MAX_EPOCHS} epochs", "samples")
-        self._epochs = epochs
+        self.epochs = epochs
         self._phi: dict[int, float | None] = {}
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
-        self._application = job.family
-        self._costs = costs
+        self.application, self.costs = job.family, costs
         retries = 0 if job.ended == "failed" else job.spec.retries
         stop = _stop(job, epochs) if stated else None
-        self.spec: JobSpec = replace(job.spec, stop=stop, retries=retries)
-
-    @property
-    def application(self) -> str:
-        """Family of the job."""
-        return self._application
-
-    @property
-    def epoch_samples(self) -> int:
-        """||D||."""
-        return self._epoch_samples
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Costs of the job's changes."""
-        return self._costs
-
-    @property
-    def epochs(self) -> int:
-        """Work in passes at the first batch; the last one may be shorter."""
-        return self._epochs
+        self.spec = replace(job.spec, stop=stop, retries=retries)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the measured, interpolated or extrapolated throughput.
@@ -264,18 +245,14 @@ class RecordedJob:
 
     def epoch_ends_at(self, epoch: int) -> float:
         """Return the progress after `epoch` + 1 passes at the first batch, up to the total work."""
-        if epoch >= self._epochs - 1:
+        if epoch >= self.epochs - 1:
             return self._total
-        return float((epoch + 1) * self._epoch_samples)
-
-    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Return 0: no losses were recorded."""
-        return 0.0
+        return float((epoch + 1) * self.epoch_samples)
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
         """Return the noise scale in the middle of an epoch; it does not depend on the batch."""
         if epoch not in self._phi:
-            share = min(1.0, (epoch + 0.5) * self._epoch_samples / self._total)
+            share = min(1.0, (epoch + 0.5) * self.epoch_samples / self._total)
             level = self._curves.noise.at(share)
             self._phi[epoch] = None if level is None else math.exp(level)
         return self._phi[epoch]
@@ -288,10 +265,6 @@ class RecordedJob:
             metrics={},
             noise_scale=self.noise_scale(max(0, epoch - 1), batch),
         )
-
-    def loss_left(self, epoch: int) -> float | None:
-        """Return None: the loss of a longer training was not recorded."""
-        return None
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Return the remaining steps at the submitted batch."""

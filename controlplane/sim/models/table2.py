@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,9 +16,12 @@ from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
+    JobModel,
     Placement,
     StepParts,
     Throughput,
+    TrainingModel,
+    job_name,
     packed,
 )
 from controlplane.sim.models.table2_constants import (
@@ -112,7 +114,7 @@ GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its GPU seconds
 Steps = dict[tuple[Placement, int], StepParts]  # by placement and global batch
 
 
-class Table2Model:
+class Table2Model(TrainingModel):
     """Model of the jobs of the paper's Table 2."""
 
     def __init__(self, *, stated: bool = False, erratic: bool = False) -> None:
@@ -125,11 +127,6 @@ class Table2Model:
         self._stated = stated
         self._erratic = erratic
         self._steps: dict[str, Steps] = {name: {} for name in ROWS}
-
-    @property
-    def whole_seconds(self) -> bool:
-        """False: epochs end at any time."""
-        return False
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
@@ -161,8 +158,12 @@ class Table2Model:
         return workload_of(closest(gpu_s, job.slots))
 
 
-class Table2Job:
-    """Job of Table 2; implements `JobModel`."""
+class Table2Job(JobModel):
+    """Job of Table 2.
+
+    Paper: an epoch is a pass over the data. Here: it is the value of such a pass at the first
+    batch, so that a batch that learns less from a sample takes longer, not more epochs.
+    """
 
     def __init__(
         self,
@@ -191,43 +192,18 @@ class Table2Job:
         if job.samples is not None:  # recorded: the target must still be checkable
             usual = job.samples / workload.samples - ABOVE_TARGET
         self._to_target = max(1, round(usual))
-        self._workload = workload
+        self.application, self.epoch_samples = workload.application, workload.samples
         self._row = row
-        self._epochs = self._to_target + ABOVE_TARGET
-        self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self._epochs + 1)]
+        self.epochs = self._to_target + ABOVE_TARGET
+        self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self.epochs + 1)]
         self._reports = reports(row, self._to_target, self._phi, rng, erratic=erratic)
         self._steps = steps[workload.application]
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
-        stop = _stop(row, self._epochs, stated=stated)
+        stop = _stop(row, self.epochs, stated=stated)
         if stated and job.utility is not None:  # a stated deadline implies a known length
-            stop = StopRule(samples=self._epochs * workload.samples)
-        self._spec = _spec(job, workload, stop, batch)
-        self._costs = costs_of(row)
-
-    @property
-    def application(self) -> str:
-        """Model and data set, whatever the size."""
-        return self._workload.application
-
-    @property
-    def spec(self) -> JobSpec:
-        """Submitted specification."""
-        return self._spec
-
-    @property
-    def epoch_samples(self) -> int:
-        """||D||."""
-        return self._workload.samples
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Costs of the job's changes."""
-        return self._costs
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs until the accuracy was above the target ten times in a row."""
-        return self._epochs
+            stop = StopRule(samples=self.epochs * workload.samples)
+        self.spec = _spec(job, workload, stop, batch)
+        self.costs = costs_of(row)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput of a group; an epoch has one noise scale."""
@@ -242,17 +218,9 @@ class Table2Job:
         self._throughputs[key] = throughput
         return throughput
 
-    def epoch_ends_at(self, epoch: int) -> float:
-        """Return the progress at the end of an epoch: the value of a pass at the first batch.
-
-        Paper: an epoch is a pass over the data. Here: it is the value of such a pass at the first
-        batch, so that a batch that learns less from a sample takes longer, not more epochs.
-        """
-        return float((epoch + 1) * self._workload.samples)
-
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         """Return the progress lost when the global batch jumps; may exceed the job's progress."""
-        return lost_epochs(before, batch) * self._workload.samples
+        return lost_epochs(before, batch) * self.epoch_samples
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
         """Return the noise scale measured in the running epoch, with the error of its report.
@@ -266,21 +234,17 @@ class Table2Job:
 
         Its noise scale is that of the finished epoch, with an error of measurement.
         """
-        return self._reports[min(epoch, self._epochs)]
-
-    def loss_left(self, epoch: int) -> float | None:
-        """Return None: the loss is made up."""
-        return None
+        return self._reports[min(epoch, self.epochs)]
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Return the remaining steps at the submitted batch and the current noise scale."""
-        batch = self._spec.batch_size
+        batch = self.spec.batch_size
         useful = efficiency(self._row, batch, self._true_scale(epoch))
-        left = self._epochs * self._workload.samples - progress
+        left = self.epochs * self.epoch_samples - progress
         return max(0.0, left) / batch / useful
 
     def _true_scale(self, epoch: int) -> float:
-        return self._phi[min(epoch, self._epochs)]
+        return self._phi[min(epoch, self.epochs)]
 
     def _step_parts(self, placement: Placement, batch: int) -> StepParts:
         key = (placement, batch)
@@ -324,7 +288,7 @@ def _spec(
     if batch == "elastic":
         first, most = row.first, row.most
     return JobSpec(
-        name=_job_name(job.name),
+        name=job_name(job.name),
         script="train.py",
         args=(workload.name,),
         family=workload.name,
@@ -336,7 +300,3 @@ def _spec(
         stop=stop,
         retries=1,
     )
-
-
-def _job_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:48] or "job"
