@@ -302,7 +302,7 @@ def _describe_exit(code: int | None) -> str:
 
 
 def _run_worker(simulate: Simulate, cell: Cell, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches workers too; parent kills
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills workers
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         message = RESULT_PREFIX + msgspec.json.encode(simulate(cell))

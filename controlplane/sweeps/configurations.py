@@ -52,10 +52,7 @@ def grid(space: Space) -> list[dict[str, Value]]:
 
 
 def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[str, Value]:
-    """Return a configuration near `values`: each value is redrawn or moved a little.
-
-    `resample` is the probability that a value is redrawn.
-    """
+    """Return a near configuration: each value is redrawn with probability `resample`, or moved."""
 
     def near(name: str) -> Value:
         parameter = space[name]

@@ -266,10 +266,7 @@ def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
 
 
 def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
-    """Stop trials whose best score is below the median of the others' running means.
-
-    Section 3.2.2 of the paper.
-    """
+    """Stop trials with a best below the median of the others' means (Golovin, section 3.2.2)."""
     found: list[Decision] = []
     means: dict[int, list[float]] = {}  # epochs -> ascending, of all trials that reached them
     for trial in trials:

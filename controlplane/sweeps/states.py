@@ -65,10 +65,7 @@ class ModelState:
         return (StateName(self.trial, version), *reversed(theirs))
 
     def todo(self, granted: int) -> Partitions:
-        """Return the partitions that the next visit may be of; none: it waits for the searcher.
-
-        `granted` is the number of epochs that the trial may train to.
-        """
+        """Return the partitions that may be visited next; none: the trial waits for a grant."""
         if self.again:
             return 1 << self.visits[self.at].partition
         done = len(self.visits) % self.partitions
@@ -84,10 +81,7 @@ class ModelState:
         return self.visits[version - 1].digest
 
     def visited(self, partition: int, digest: str = "") -> bool:
-        """Record a visit, and return whether it was done for the first time.
-
-        The digest of a repeated visit replaces the earlier one.
-        """
+        """Record a visit; return True if it is new. A repeated visit replaces its digest."""
         first = not self.again
         if first:
             self.visits.append(VisitDone(self.trial, partition, digest))

@@ -2,7 +2,7 @@
 
 `Sweep` is the only way to change a sweep. Equal reports in equal order lead to equal orders: the
 journalled reports are the ledger, and recovery reads them again. `begin_units` decides which units
-begin where.
+begin where. Times are in seconds on the controller's clock.
 """
 
 from __future__ import annotations
@@ -53,10 +53,7 @@ STAGING_TIMEOUT_S: Final = 3600.0  # until state and data are there
 
 
 def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
-    """Lease the units that can begin.
-
-    `now` is in seconds on the controller's clock, as everywhere in this module.
-    """
+    """Lease the units that can begin."""
     workers = [name for name, place in state.workers.items() if _takes_units(state, place)]
     if not any(state.workers[name].attempt is None for name in workers):
         return []
@@ -119,10 +116,7 @@ def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
 def hop_problem(
     state: SweepState, workers: list[WorkerId], numbers: list[int], now: Seconds
 ) -> HopProblem:
-    """Express the sweep as a hopping problem.
-
-    `workers` and `numbers` (of trials) are in the order of the problem's slots and models.
-    """
+    """Express the sweep as a problem with slots for `workers` and models for trials `numbers`."""
     slot_of = {worker: at for at, worker in enumerate(workers)}
     model_of = {number: at for at, number in enumerate(numbers)}
     homes = _homes(state, workers)
@@ -483,10 +477,7 @@ class Sweep:
         return self._advance(now)
 
     def graduate_ended_epoch(self, trial: int, metrics: Mapping[str, float]) -> None:
-        """Record an epoch that a graduated trial trained in its job.
-
-        Without a finite value of the metric that counts, the trial's score stays.
-        """
+        """Record an epoch of a graduated trial; without a finite metric its score stays."""
         score_graduate(self.state, trial, score(self.state.spec, metrics)[0])
 
     def close(self, why: str) -> list[Order]:

@@ -28,10 +28,7 @@ class UnitTimes:
         return trial in self._cost
 
     def cost(self, trial: int) -> float:
-        """Return the seconds of a unit of this trial on a worker of slowness 1.
-
-        Before the first measurement, the mean of other trials.
-        """
+        """Return a trial's seconds per unit at slowness 1; the usual ones before a measurement."""
         found = self._cost.get(trial)
         return self.usual if found is None else found
 

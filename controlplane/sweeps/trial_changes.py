@@ -123,9 +123,10 @@ def unit_fault(
 def refuse_data(
     state: SweepState, node: NodeId, partition: int, why: str, *, for_good: bool = False
 ) -> list[Order]:
-    """Record that a node could not provide a partition, repeatedly or for good.
+    """Record that a node could not provide a partition (`for_good`: a retry would fail, too).
 
-    Then only other nodes get the partition; without another node with workers the sweep is stuck.
+    After `MAX_FAILED_STAGINGS` failures only other nodes get the partition; without another node
+    with workers the sweep is stuck.
     """
     failed = state.data.failed
     failed[node, partition] = (
@@ -167,7 +168,7 @@ def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
 
 
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
-    """Give up units that take far too long, with their workers; a second hang fails a trial."""
+    """Give up late units with their workers; after `MAX_HANGS` a trial fails."""
     found: list[Order] = []
     for lease in list(state.leases.values()):
         if lease.deadline > now:

@@ -70,10 +70,7 @@ Decision = Add | Grant | Stop
 
 
 def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
-    """Return the number of the best trial and the epoch of its best score; None without scores.
-
-    Among equal scores the earliest epoch wins, then the first trial.
-    """
+    """Return number and epoch of the best score (earliest epoch, then first trial), or None."""
     found = min(
         (
             (-score, trial.began_at + at, trial.number)
@@ -150,10 +147,7 @@ def _changed(
 
 
 def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Return metrics over all partitions, weighted by samples.
-
-    A metric that some units lack is the mean of the others.
-    """
+    """Return mean metrics over partitions, weighted by the samples of units that have them."""
     names = dict.fromkeys(name for metrics, _ in parts for name in metrics)
     found: dict[str, float] = {}
     for name in names:

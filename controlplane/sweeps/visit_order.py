@@ -87,10 +87,7 @@ def makespan(
     weights: Weights | None = None,
     seconds: Callable[[Visit], float] | None = None,
 ) -> float:
-    """Return the seconds until all work is done in the greedy order.
-
-    `seconds` gives the real duration of units; None: the expected one.
-    """
+    """Return the seconds of the greedy order; `seconds` gives real durations of units."""
     progress = GreedyOrder(problem, weights)
     takes = seconds or problem.seconds
     now = 0.0
@@ -140,10 +137,7 @@ MAX_PLANNED_VISITS: Final = (
 def visit_order(
     state: SweepState, problem: HopProblem, numbers: list[int], workers: list[WorkerId]
 ) -> GreedyOrder | RandomOrder:
-    """Return the order that decides which units begin now; chosen weights are kept in `state`.
-
-    `numbers` (of trials) and `workers` are in the order of the problem's models and slots.
-    """
+    """Return the order of the next units; workers and trials `numbers` as in the problem."""
     if state.order == "random":
         return RandomOrder(problem, stream("visits", state.spec.seed, state.attempts))
     if state.order == "fixed":

@@ -51,8 +51,6 @@ DARK_LUMA: Final = 140.0  # luma below which white text is easier to read
 def gantt(result: SimulationResult, path: Path) -> None:
     """Draw which job held which slot when: a row per slot, a colour per job.
 
-    `path` ends with a suffix that names the format.
-
     Raises:
         ResultsError: if the allocations were not recorded, or the file cannot be written.
     """
@@ -84,9 +82,7 @@ def gantt(result: SimulationResult, path: Path) -> None:
 
 
 def utilisation(results: Sequence[SimulationResult], path: Path) -> None:
-    """Draw the share of slots that jobs held over time, one curve for each policy.
-
-    The share is averaged over short intervals and over the simulations of a policy.
+    """Draw the mean share of slots that jobs held over time, one curve for each policy.
 
     Raises:
         ResultsError: if the allocations were not recorded, or the file cannot be written.

@@ -71,9 +71,7 @@ def normalised_loss(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def slots_by_loss(results: Sequence[SimulationResult], path: Path) -> None:
-    """Draw the slot shares of jobs with high, medium and low losses in the window (SLAQ figure 3).
-
-    The first seed is drawn.
+    """Draw slot shares of jobs with high, medium and low losses, first seed (SLAQ figure 3).
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.

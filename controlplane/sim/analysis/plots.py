@@ -129,9 +129,7 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def averages(results: Sequence[SimulationResult], path: Path) -> None:
-    """Draw average times by policy, with 95% intervals over simulations.
-
-    The panels show completion, execution and queueing time.
+    """Draw average completion, execution and queueing times by policy, with 95% intervals.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.

@@ -31,10 +31,7 @@ MEANS = (
 
 
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
-    """Group results by size of the cluster, smallest first, then by policy.
-
-    Return slots -> policy -> results in their order; options are ignored.
-    """
+    """Group results by size of the cluster, smallest first, then by policy and any options."""
     found: dict[int, dict[str, list[SimulationResult]]] = {}
     for size in sorted({result.slots for result in results}):
         here = found[size] = {}
@@ -45,10 +42,7 @@ def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[Sim
 
 
 def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
-    """Return the figures `MEANS` and `LOSS_FIGURES` of one policy as means over seeds.
-
-    Units are those of `summary`. A figure is None if a seed lacks it.
-    """
+    """Return the figures of one policy as means over seeds; None if a seed lacks a figure."""
     sums = [summary(result) for result in results]
     found: dict[str, float | None] = {}
     for name in (*MEANS, *(name for name in LOSS_FIGURES if name in sums[0])):

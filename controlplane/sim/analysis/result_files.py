@@ -27,10 +27,7 @@ class _Key(msgspec.Struct, frozen=True):
 
 
 def key(result: SimulationResult | _Key) -> str:
-    """Return the identity of a result's simulation: policy, options, setting and seed.
-
-    The JSON text does not depend on the order of options.
-    """
+    """Return JSON text that identifies a result's simulation, whatever the order of options."""
     parts = (result.policy, result.options, result.setting, result.seed)
     return msgspec.json.encode(parts, order="deterministic").decode()
 
@@ -130,10 +127,7 @@ COLUMNS: Final = (
 
 
 def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
-    """Return a flat table: one row per job and result, with `COLUMNS` and its simulation.
-
-    Times are in seconds; options and setting are JSON text.
-    """
+    """Return a row per job and result: `COLUMNS` and its simulation; options as JSON text."""
     return [
         {
             "policy": result.policy,

@@ -59,10 +59,7 @@ def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
 
 
 def mean_contention(result: SimulationResult) -> FloatArray:
-    """Return the mean number of jobs over the life of each job, including itself.
-
-    An unfinished job counts until the end of the simulation. Shape (J,), at least 1.
-    """
+    """Return the mean number of jobs over the life of each job; shape (J,), at least 1."""
     begins = np.array([float(job.submitted_at) for job in result.jobs])
     ends = np.array([_end_time(job, result) for job in result.jobs])
     if not len(begins):

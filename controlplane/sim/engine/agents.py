@@ -89,10 +89,7 @@ class NodeAgents:
                 self._call_after_current(self._terminate, job, name)
 
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
-        """Report the job as cleared once no worker older than `delta` is left.
-
-        Orders may have been lost on the way.
-        """
+        """Report a job without older workers as cleared; orders may have been lost on the way."""
         job = self._jobs.get(delta.job)
         here = job.workers.values() if job is not None else ()
         if not any(node_of(w.slot) == node and w.version < delta.version for w in here):

@@ -26,10 +26,7 @@ class Kernel:
     def call_at(
         self, when: float, what: Callable[..., None], *arguments: Any, priority: int = USUAL
     ) -> None:
-        """Schedule a call at virtual second `when`, or now if that is past.
-
-        Among calls at the same time, `priority` decides: `FIRST`, `USUAL`, `LAST` or `AFTER`.
-        """
+        """Schedule a call at virtual second `when`, at least now; `priority` orders equal times."""
         self._scheduled += 1
         entry = (max(when, self.now), priority, self._scheduled, what, arguments)
         heapq.heappush(self._heap, entry)

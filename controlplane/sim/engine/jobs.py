@@ -103,10 +103,7 @@ class TrainingProgress:
         return begin + max(0.0, left) / self.throughput.progress_per_s
 
     def finish_epoch(self, now: float) -> float:
-        """End the running epoch, and return its mean samples per second of training.
-
-        The progress becomes exactly that of the epoch's end.
-        """
+        """End the running epoch exactly, and return its mean samples per second of training."""
         self.advance(now)
         self.progress = self.model.epoch_ends_at(self.epoch)
         self.epoch += 1

@@ -119,10 +119,7 @@ class StepTelemetry:
         *,
         longest_s: float,
     ) -> None:
-        """Start without groups; `longest_s` is the largest interval between reports in seconds.
-
-        `planner` observes the reports and gets a request when a group's speed becomes known.
-        """
+        """Start without groups; `longest_s` is the largest interval between reports in seconds."""
         self._kernel = kernel
         self._reactor = reactor
         self._planner = planner

@@ -349,10 +349,7 @@ class DrlTrainer:
         return float(loss.detach())
 
     def _policy_step(self, rng: Generator) -> tuple[float, float]:
-        """Take a step on the clipped surrogate, since the replay is of older networks.
-
-        Schulman et al. 2017.
-        """
+        """Take a step on the clipped surrogate (Schulman et al. 2017) of replayed decisions."""
         recipe, sample = self._recipe, self._sample(rng)
         decisions = [experience.decision for experience in sample]
         batch = ActionBatch(decisions)
@@ -408,10 +405,7 @@ class DrlTrainer:
         return model_of(self._net.arrays(), self._recipe.sizes)
 
     def _validate(self) -> float:
-        """Compare the current model with the heuristic, and keep it if it is the best so far.
-
-        Return the geometric mean of completion times over the heuristic's on equal traces.
-        """
+        """Return completion times over the heuristic's, a geometric mean; keep the best model."""
         recipe, model, ratios = self._recipe, self._model(), []
         for place, slots in enumerate(recipe.sizes * recipe.looks):
             scenario = training_scenario(slots, recipe.jobs, sum(recipe.intervals_s) / 2)

@@ -163,10 +163,7 @@ class ActorCritic:
         return values
 
     def advantages(self, placements: Sequence[Placement]) -> tuple[FloatArray, FloatArray]:
-        """Return advantages and critic's targets for all placements of an episode, in order.
-
-        Both have shape (len(placements),).
-        """
+        """Return advantages and critic's targets of an episode's placements, shape (P,) each."""
         values = np.append(self.values(placements), 0.0)
         found, later = np.zeros(len(placements)), 0.0
         for at in reversed(range(len(placements))):

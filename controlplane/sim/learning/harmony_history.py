@@ -54,10 +54,7 @@ class Recorder:
         self._log_speed: list[float] = []
 
     def __call__(self, shared: SharedNodes, speeds: dict[str, float]) -> dict[str, float]:
-        """Return the speeds unchanged, and keep noisy reports of them.
-
-        Speeds are shares of the speed alone on few nodes.
-        """
+        """Return the speeds unchanged, and keep noisy reports of them."""
         for name, speed in speeds.items():
             job, seen = shared.jobs[name], shared.look(name)
             self._beside.append(np.c_[seen.others.sum(axis=1) > 0.0, seen.inputs()])
@@ -84,10 +81,7 @@ class Recorder:
 def record_history(
     bed: HarmonyTestbed, model: RewardModel, actor: Actor, record: Recorder, rng: Generator
 ) -> None:
-    """Simulate a trace in which every job is placed by a random pattern.
-
-    Of `model` only the number of classes matters; `actor` only completes the interface.
-    """
+    """Simulate a trace in which every job is placed by a random pattern."""
     ways = [*map(pattern, EXPLORED_PATTERNS), at_random(rng)]
 
     def place(shared: SharedNodes, job: Arrival, _line: object) -> None:

@@ -155,10 +155,7 @@ class HarmonyTestbed:
         return [group.slots for group in self.scenario.nodes for _ in range(group.count)]
 
     def speeds(self, shared: SharedNodes, training: Sequence[str]) -> dict[str, float]:
-        """Return the speeds of training jobs as shares of their speed alone on few nodes.
-
-        Jobs on the nodes that are not in `training` are starting, and disturb nobody.
-        """
+        """Return the speeds of training jobs, as shares of their speed alone on few nodes."""
         self._shared = shared
         here: dict[int, dict[JobId, int]] = {}
         for name in training:

@@ -208,10 +208,7 @@ class HarmonyDrlTrainer:
         return critic, entropy
 
     def _validate(self) -> tuple[float, float]:
-        """Compare the mean actor with two rules on the validation traces, and keep the best one.
-
-        Return its mean JCT over that of least loaded, and of greedy placement.
-        """
+        """Return validation JCTs over those of least loaded and greedy; keep the best actor."""
         if self._baselines is None:
             untrained = Networks(0).placing()
             self._baselines = (

@@ -145,17 +145,11 @@ class Trainer(Protocol):
         ...
 
     def iterate(self, iteration: int) -> dict[str, float | str]:
-        """Run one iteration, possibly for seconds; return a row of the learning curve.
-
-        All rows have the same columns in the same order.
-        """
+        """Run one iteration, possibly for seconds; return a row of the curve, of fixed columns."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the complete state.
-
-        It consists of tensors, numbers, texts, lists and dictionaries.
-        """
+        """Return a copy of the state: tensors, numbers, texts, lists and dictionaries."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -96,11 +96,7 @@ FAMILY_ALIASES: Final[Mapping[str, str]] = {  # part of a name -> key of `DEMAND
 
 @cache
 def demand_of(family: str) -> Demand:
-    """Return the demand of a family's workers; unknown names get a made-up, reproducible one.
-
-    Args:
-        family: of jobs, such as `vgg16-imagenet`.
-    """
+    """Return the demand of a family, such as `vgg16-imagenet`; made up for unknown names."""
     name = family.lower()
     known = next((FAMILY_ALIASES[part] for part in FAMILY_ALIASES if part in name), None)
     return DEMANDS[known] if known is not None else _invented_demand(name)

@@ -62,11 +62,7 @@ def workload_of(name: str) -> tuple[str, int]:
 
 
 def slowest_node(demand: Demand, placement: Mapping[NodeId, int], slots_per_node: int) -> float:
-    """Return the factor by which a job's own workers on shared nodes slow its steps down.
-
-    Args:
-        placement: workers on each node, in rank order.
-    """
+    """Return the factor by which a job's own workers on shared nodes slow its steps down."""
     capacity = tuple(each * slots_per_node for each in PER_SLOT)
     asks = [node_demand(demand, placement, node) for node in placement]
     return max(stretch(demand, own, own, (capacity[0], capacity[1], capacity[2])) for own in asks)

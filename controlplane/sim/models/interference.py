@@ -269,10 +269,7 @@ class ClassInterference:
 
 
 def class_scale(share: float, bounds: Iterable[Bound]) -> float:
-    """Return the scale at which random pairs of models lose `share` of their speed on average.
-
-    `share` is a mean over both jobs of all pairs, in (0, 1).
-    """
+    """Return the scale at which random pairs of models lose `share` of their speed on average."""
     pairs = [LOSSES[pair] for pair in permutations(bounds, 2)]
     low, high = 0.0, 1e3
     for _ in range(BISECTION_STEPS):

@@ -103,7 +103,8 @@ class JobModel(ABC):
     """Ground truth about one job. Progress is counted in samples at the job's first batch.
 
     Defaults: an epoch is a pass at the first batch, changes of the batch lose nothing, and the job
-    measures no noise scale.
+    measures no noise scale. Arguments of the methods: `placement`, slots on each node in rank
+    order; `batch`, global, samples per step; `epoch`, number of finished epochs.
     """
 
     application: str  # name of the workload, for results by application
@@ -116,11 +117,6 @@ class JobModel(ABC):
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput of a group.
 
-        Args:
-            placement: slots on each node, in rank order.
-            batch: global, samples per step.
-            epoch: number of finished epochs.
-
         Raises:
             TraceError: if the model cannot tell for such a group.
         """
@@ -130,49 +126,27 @@ class JobModel(ABC):
         return float((epoch + 1) * self.epoch_samples)
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Return the progress that is lost when the global batch changes.
-
-        Args:
-            before: global batch before the change, samples.
-            batch: global batch after the change, samples.
-            epoch: number of finished epochs.
-        """
+        """Return the progress lost when the global batch changes from `before` to `batch`."""
         return 0.0
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return the noise scale of the gradients as a worker measures it, in samples, or None.
-
-        Args:
-            epoch: number of finished epochs; the result is for the running epoch.
-            batch: global, samples per step.
-        """
+        """Return the noise scale measured in the running epoch, in samples; None: not measured."""
         return None
 
     @abstractmethod
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """Return the report at the end of an epoch, with the noise scale of this epoch.
-
-        Args:
-            epoch: number of finished epochs, including this one.
-            batch: global, samples per step, at the end of the epoch.
-        """
+        """Return the report after `epoch` epochs, with the noise scale of the last one."""
 
     def loss_left(self, epoch: int) -> float | None:
         """Return the share of the total loss reduction that remains; no policy sees it.
 
-        1 before the first epoch (`epoch` finished ones: 0), 0 at the smallest loss; None if the
-        loss is made up or unknown.
+        1 before the first epoch, 0 at the smallest loss; None if the loss is made up or unknown.
         """
         return None
 
     @abstractmethod
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the remaining steps at the first batch, as published simulators count for Optimus.
-
-        Args:
-            epoch: number of finished epochs.
-            progress: samples at the first batch.
-        """
+        """Return the remaining steps at the first batch, counted as published simulators do."""
 
 
 class TrainingModel(ABC):
@@ -203,10 +177,7 @@ def job_name(name: str) -> str:
 
 @cache
 def packed(slots: int, widest: int) -> Placement:
-    """Return a placement of `slots` on as few nodes as possible, full ones first.
-
-    `widest` is the number of slots of a node.
-    """
+    """Return a placement on as few nodes of `widest` slots as possible, full ones first."""
     whole, rest = divmod(slots, widest)
     return (*(widest,) * whole, *((rest,) if rest else ()))
 

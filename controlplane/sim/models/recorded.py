@@ -59,11 +59,7 @@ class ReportedCurves:
     """
 
     def __init__(self, job: Submission, usual: float | None) -> None:
-        """Map the job's epochs to its progress.
-
-        Args:
-            usual: mean logarithm of the family's noise scales; None if there are none.
-        """
+        """Map the job's epochs to its progress; `usual` is the family's mean log noise scale."""
         self.first = job.spec.batch_size
         epochs = sorted(
             {epoch.number: epoch for epoch in job.epochs}.values(), key=lambda e: e.number
@@ -93,12 +89,7 @@ class ReportedCurves:
 
 
 def efficiency(batch: int, first: int, phi: float) -> float:
-    """Return the progress per sample, relative to the first batch.
-
-    Args:
-        batch: global, samples.
-        phi: noise scale of the gradients, samples.
-    """
+    """Return the progress per sample relative to the first batch; `phi` is in samples."""
     return float(statistical_efficiency(np.array(float(batch)), float(first), phi))
 
 
@@ -220,10 +211,7 @@ class RecordedJob(JobModel):
         self.spec = replace(job.spec, stop=stop, retries=retries)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the measured, interpolated or extrapolated throughput.
-
-        An epoch has one noise scale.
-        """
+        """Return the measured, interpolated or extrapolated throughput; an epoch has one phi."""
         key = (placement, batch, epoch)
         known = self._throughputs.get(key)
         if known is None:

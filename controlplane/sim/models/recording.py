@@ -196,12 +196,7 @@ class StepTimes:
         )
 
     def step(self, placement: Placement, batch: int) -> StepTime:
-        """Return the step time of a group.
-
-        Args:
-            placement: slots on each node.
-            batch: global, samples.
-        """
+        """Return the step time of a group with a global batch."""
         key = (placement, batch)
         known = self._known.get(key)
         if known is None:
@@ -210,13 +205,7 @@ class StepTimes:
         return known
 
     def parts(self, placement: Placement, batch: int, step_s: float) -> StepParts | None:
-        """Return how a step divides, or None if workers of exactly this size did not report it.
-
-        Args:
-            placement: slots on each node.
-            batch: global, samples.
-            step_s: seconds of the step.
-        """
+        """Return how a step of `step_s` divides, or None if such workers did not report it."""
         size = _Size(len(placement), sum(placement), batch)
         sync_s, passes = self._reduction_times.get(size, (0.0, 0))
         if not passes:

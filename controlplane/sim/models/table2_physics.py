@@ -32,10 +32,7 @@ MARGIN = 1e-4  # distance of an accuracy from its target
 
 
 def noise_scale(row: Row, share: float) -> float:
-    """Return phi in samples; it grows geometrically up to the target, then stays.
-
-    `share` is the share of the epochs to target that are finished.
-    """
+    """Return phi in samples at a share of the epochs to target; geometric growth, then constant."""
     first, last = row.noise
     return first * float((last / first) ** min(1.0, share))
 
