@@ -78,9 +78,9 @@ class CsvRow:
         """Return whether an optional column exists and is not empty."""
         return bool(self.values.get(column))
 
-    def error(self, column: str, what: str, hint: str) -> TraceError:
+    def error(self, column: str, problem: str, hint: str) -> TraceError:
         """Return the error of one value, to be raised."""
-        return TraceError(f"{self.file}:{self.line}: column {column}: {what}", hint, column)
+        return TraceError(f"{self.file}:{self.line}: column {column}: {problem}", hint, column)
 
 
 def with_header(
@@ -96,15 +96,15 @@ def with_header(
     line, names = next(lines, (1, []))
     names = [name.lower() for name in names]
     if missing := [column for column in required if column not in names]:
-        what = f"{path}:{line}: column {missing[0]} is missing"
+        problem = f"{path}:{line}: column {missing[0]} is missing"
         hint = f"the first line must name {', '.join(required)}"
-        raise TraceError(what, hint, missing[0])
+        raise TraceError(problem, hint, missing[0])
     if twice := [name for name in required if names.count(name) > 1]:
         raise TraceError(f"{path}:{line}: column {twice[0]} is duplicated", "keep one", twice[0])
     if unknown := [name for name in names if name not in {*required, *optional}]:
         known = ", ".join([*required, *optional])
-        what = f"{path}:{line}: column {_short(unknown[0])} is unknown"
-        raise TraceError(what, f"known columns are {known}", unknown[0])
+        problem = f"{path}:{line}: column {_short(unknown[0])} is unknown"
+        raise TraceError(problem, f"known columns are {known}", unknown[0])
     yield from _rows(path, lines, {len(names): names})
 
 
@@ -145,9 +145,9 @@ def _row(file: str, line: int, cells: list[str], layouts: Mapping[int, Sequence[
     if names is None:
         known = " or ".join(str(number) for number in sorted(layouts))
         fullest = layouts[max(layouts)]
-        where = fullest[len(cells)] if len(cells) < len(fullest) else fullest[-1]
-        what = f"{file}:{line}: column {where}: {len(cells)} columns instead of {known}"
-        raise TraceError(what, f"the columns are {', '.join(fullest)}", where)
+        missing = fullest[len(cells)] if len(cells) < len(fullest) else fullest[-1]
+        problem = f"{file}:{line}: column {missing}: {len(cells)} columns instead of {known}"
+        raise TraceError(problem, f"the columns are {', '.join(fullest)}", missing)
     return CsvRow(file, line, dict(zip(names, cells, strict=True)))
 
 
@@ -171,13 +171,13 @@ def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 def _decoded(file: str, line: int, raw: bytes) -> str:
     if len(raw) > MAX_LINE_BYTES:
-        what = f"{file}:{line}: longer than {MAX_LINE_BYTES} bytes"
-        raise TraceError(what, "write one job on each line; such a long line is not a trace")
+        problem = f"{file}:{line}: longer than {MAX_LINE_BYTES} bytes"
+        raise TraceError(problem, "write one job on each line; such a long line is not a trace")
     try:
         text = raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        what = f"{file}:{line}: byte {error.start + 1} is not UTF-8"
-        raise TraceError(what, "save the file as UTF-8 text") from None
+        problem = f"{file}:{line}: byte {error.start + 1} is not UTF-8"
+        raise TraceError(problem, "save the file as UTF-8 text") from None
     if "\0" in text:
         raise TraceError(f"{file}:{line}: has a NUL byte", "name a trace, which is a text file")
     return text

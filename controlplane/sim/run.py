@@ -216,5 +216,5 @@ def _check_trace(trace: Trace, scenario: Scenario) -> None:
         raise TraceError(f"trace {trace.name} has no jobs", "give one with at least one job")
     for job in trace.jobs:
         if job.slots > scenario.slots:
-            what = f"job {job.name} asks for {job.slots} slots, the cluster has {scenario.slots}"
-            raise TraceError(what, "give more nodes, or lower its num_replicas", "num_replicas")
+            problem = f"job {job.name} asks for {job.slots} slots, the cluster has {scenario.slots}"
+            raise TraceError(problem, "give more nodes, or lower its num_replicas", "num_replicas")

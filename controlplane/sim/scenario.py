@@ -102,24 +102,24 @@ def _check(scenario: Scenario) -> None:
         if value is not None:
             _bounded(name, value, 0.0)
             if value > MAX_STALL_S:
-                what = f"{name}: a cluster cancels changes that take {value:g} s"
-                raise TraceError(what, f"give at most {MAX_STALL_S:g}", name)
+                problem = f"{name}: a cluster cancels changes that take {value:g} s"
+                raise TraceError(problem, f"give at most {MAX_STALL_S:g}", name)
     for name in ("warm_up", "crash_share", "cancel_share", "early_share"):
         if getattr(scenario, name) > 1.0 - (name == "warm_up") * 1e-9:
             raise TraceError(f"{name} {getattr(scenario, name)} is no share", "give 0 to 1", name)
     if scenario.early_share and scenario.physics not in {"table2", "profiles"}:
-        what = f"early_share: physics {scenario.physics} has no scripts that leave early"
-        raise TraceError(what, "choose physics table2 or profiles, or give 0", "early_share")
+        problem = f"early_share: physics {scenario.physics} has no scripts that leave early"
+        raise TraceError(problem, "choose physics table2 or profiles, or give 0", "early_share")
     _check_reports(scenario)
     if not 0.0 < scenario.scaling <= 1.0:
-        what = f"scaling: {scenario.scaling} is not above 0 and at most 1"
-        raise TraceError(what, "give 1 for speeds as many times as there are slots", "scaling")
+        problem = f"scaling: {scenario.scaling} is not above 0 and at most 1"
+        raise TraceError(problem, "give 1 for speeds as many times as there are slots", "scaling")
     if scenario.slots < 1 or any(g.count < 1 or g.slots < 1 for g in scenario.nodes):
         raise TraceError("the cluster has no slots", "give nodes with at least one GPU", "nodes")
     if scenario.utilities and (scenario.workload or scenario.physics != "table2"):
-        what = "utilities are given to the jobs of a generated trace"
+        problem = "utilities are given to the jobs of a generated trace"
         hint = "write columns value, deadline_s and decay into the file"
-        raise TraceError(what, hint, "utilities")
+        raise TraceError(problem, hint, "utilities")
     unknown = [group.model for group in scenario.nodes if group.model not in RELATIVE_SPEEDS]
     if unknown:
         known = ", ".join(name for name in RELATIVE_SPEEDS if name)
@@ -129,12 +129,12 @@ def _check(scenario: Scenario) -> None:
 
 def _check_reports(scenario: Scenario) -> None:
     if scenario.noise is not None and not 0.0 <= scenario.noise <= MAX_NOISE:
-        what = f"noise: {scenario.noise} is not a relative error from 0 to {MAX_NOISE:g}"
-        raise TraceError(what, "give 0.05 for 5%", "noise")
+        problem = f"noise: {scenario.noise} is not a relative error from 0 to {MAX_NOISE:g}"
+        raise TraceError(problem, "give 0.05 for 5%", "noise")
     if not 1.0 <= scenario.noise_scale_error <= MAX_SCALE_ERROR:
-        what = f"noise_scale_error: {scenario.noise_scale_error} is not a factor of at least 1"
+        problem = f"noise_scale_error: {scenario.noise_scale_error} is not a factor of at least 1"
         hint = f"give 1 to {MAX_SCALE_ERROR:g}; 4: up to 4 times too large or small"
-        raise TraceError(what, hint, "noise_scale_error")
+        raise TraceError(problem, hint, "noise_scale_error")
 
 
 def _bounded(name: str, value: float, least: float) -> None:

@@ -107,8 +107,8 @@ def recording_of(scenario: Scenario) -> Recording:
         TraceError: if the file is missing or not a recording.
     """
     if not scenario.workload:
-        what = "physics recorded needs a recording of a cluster"
-        raise TraceError(what, "give --workload FILE, from `ones sim import`", "workload")
+        problem = "physics recorded needs a recording of a cluster"
+        raise TraceError(problem, "give --workload FILE, from `ones sim import`", "workload")
     return read_recording(Path(scenario.workload))
 
 

@@ -45,15 +45,19 @@ def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> lis
     """
     found: list[Decision] = []
     for level, following in pairwise(levels):
-        here = [trial for trial in trials if trial.granted >= level]
-        if any(not trial.ended and trial.epochs < level for trial in here):
+        at_rung = [trial for trial in trials if trial.granted >= level]
+        if any(not trial.ended and trial.epochs < level for trial in at_rung):
             break
-        ahead = sum(trial.granted > level for trial in here)
-        places = max(1, len(here) // eta) - ahead
-        order = [trial for trial in ranked(here, level) if trial.waits and trial.granted == level]
+        ahead = sum(trial.granted > level for trial in at_rung)
+        places = max(1, len(at_rung) // eta) - ahead
+        order = [
+            trial for trial in ranked(at_rung, level) if trial.waits and trial.granted == level
+        ]
         found += [Grant(trial.number, following) for trial in order[: max(0, places)]]
         for trial in order[max(0, places) :]:
-            why = f"not among the best {max(1, len(here) // eta)} of {len(here)} after {level}"
+            why = (
+                f"not among the best {max(1, len(at_rung) // eta)} of {len(at_rung)} after {level}"
+            )
             found.append(Stop(trial.number, f"{why} epoch{'s' * (level != 1)}"))
         if order:
             break
@@ -84,7 +88,7 @@ def asynchronous(
         promoted = _promoted_in_order(trials, levels, eta, paused)
     else:
         ranks = [ranked(trials, level) for level in levels[:-1]]
-        promoted = [[trial.number for trial in here[: len(here) // eta]] for here in ranks]
+        promoted = [[trial.number for trial in at_rung[: len(at_rung) // eta]] for at_rung in ranks]
     for (level, following), numbers in reversed(list(zip(pairwise(levels), promoted, strict=True))):
         found += [Grant(n, following) for n in numbers if _waits_at(trials[n], level)]
     if found or any(not trial.ended and not trial.waits for trial in trials):

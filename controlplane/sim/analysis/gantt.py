@@ -74,8 +74,8 @@ def gantt(result: SimulationResult, path: Path) -> None:
     for row in _first_rows(list(rows))[1:]:
         axes.axhline(row - 0.5, color="#808080", linewidth=0.6)
     axes.set_xlabel(name)
-    what = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: free"
-    axes.set_title(f"{result.policy}: {what}", loc="left", fontsize="medium")
+    title = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: free"
+    axes.set_title(f"{result.policy}: {title}", loc="left", fontsize="medium")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
@@ -138,8 +138,8 @@ def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[
 
 def _require_allocations(recorded: object) -> None:
     if not recorded:
-        what = "the result has no allocations of slots"
-        raise ResultsError(what, "repeat the simulation and record allocations")
+        problem = "the result has no allocations of slots"
+        raise ResultsError(problem, "repeat the simulation and record allocations")
 
 
 def _slots(jobs: Sequence[JobResult]) -> list[str]:

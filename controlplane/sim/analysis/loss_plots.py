@@ -90,8 +90,8 @@ def slots_by_loss(results: Sequence[SimulationResult], path: Path) -> None:
             stack.set(hatch=hatch, edgecolor="white", linewidth=0.3)
         means = [np.mean([np.nanmean(s.cores[i, g]) for s, i in map(_window, group)])
                  for g in range(len(GROUPS))]  # fmt: skip
-        told = " / ".join(f"{mean:.0%}" for mean in means)
-        axes.set_title(f"{label}: {told}", fontsize="medium")
+        mean_shares = " / ".join(f"{mean:.0%}" for mean in means)
+        axes.set_title(f"{label}: {mean_shares}", fontsize="medium")
         axes.set_xlabel("time since the first submission (s)")
         axes.set_ylim(0.0, 100.0)
         axes.margins(x=0.0)

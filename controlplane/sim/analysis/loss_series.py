@@ -52,14 +52,14 @@ def loss_series(result: SimulationResult) -> LossSeries:
     moments = np.arange(begin, max(float(result.ended_at), last + GRID_S), GRID_S)
     loss = np.array([_steps(moments, [(p.at, p.share) for p in job.losses]) for job in jobs])
     slots = np.array([_steps(moments, [(p.at, float(p.slots)) for p in job.sizes]) for job in jobs])
-    there = np.array([_is_active(moments, job) for job in jobs])
-    count = there.sum(axis=0)
-    total = np.where(there, loss, 0.0).sum(axis=0)
+    active = np.array([_is_active(moments, job) for job in jobs])
+    count = active.sum(axis=0)
+    total = np.where(active, loss, 0.0).sum(axis=0)
     third = (last - begin) / 3.0
     return LossSeries(
         times_s=moments - begin,
         mean_loss=np.where(count > 0, total / np.maximum(count, 1), np.nan),
-        cores=_by_group(np.where(there, loss, -np.inf), np.where(there, slots, 0.0), count),
+        cores=_by_group(np.where(active, loss, -np.inf), np.where(active, slots, 0.0), count),
         window_s=(third, 2.0 * third),
     )
 

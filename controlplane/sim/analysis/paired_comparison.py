@@ -66,14 +66,14 @@ def compare(
             simulation occurs twice.
     """
     left, right = _by_simulation(first), _by_simulation(second)
-    shared = [where for where in left if where in right]
-    pairs = [_paired(left[where], right[where]) for where in shared]
+    shared = [simulation for simulation in left if simulation in right]
+    pairs = [_paired(left[simulation], right[simulation]) for simulation in shared]
     times = [pair for pair in pairs if len(pair)]
     if not times:
-        what = "the two policies have no finished job of the same setting and seed in common"
-        raise ResultsError(what, "simulate both on the same traces and seeds")
+        problem = "the two policies have no finished job of the same setting and seed in common"
+        raise ResultsError(problem, "simulate both on the same traces and seeds")
     every = np.concatenate(times)
-    counted = sum(_counted(left[where], right[where]) for where in shared)
+    counted = sum(_counted(left[simulation], right[simulation]) for simulation in shared)
     return Comparison(
         first=first[0].policy,
         second=second[0].policy,
@@ -99,11 +99,13 @@ def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
 def _by_simulation(results: Sequence[SimulationResult]) -> dict[str, SimulationResult]:
     found: dict[str, SimulationResult] = {}
     for result in results:
-        where = msgspec.json.encode((result.setting, result.seed), order="deterministic").decode()
-        if where in found:
-            what = f"{result.policy} has two results of seed {result.seed} in the same setting"
-            raise ResultsError(what, "compare one policy with one set of options at a time")
-        found[where] = result
+        simulation = msgspec.json.encode(
+            (result.setting, result.seed), order="deterministic"
+        ).decode()
+        if simulation in found:
+            problem = f"{result.policy} has two results of seed {result.seed} in the same setting"
+            raise ResultsError(problem, "compare one policy with one set of options at a time")
+        found[simulation] = result
     return found
 
 

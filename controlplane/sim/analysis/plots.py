@@ -202,9 +202,9 @@ Point = tuple[int, float, float, float]  # position, value, error below and abov
 def _at_sizes(results: Sequence[SimulationResult], sizes: Sequence[int]) -> list[Point]:
     points = []
     for size in sizes:
-        here = [result for result in results if result.slots == size and finished(result)]
-        if here:
-            points.append((size, *_mean_and_error(here, PANELS[0][1])))
+        same_size = [result for result in results if result.slots == size and finished(result)]
+        if same_size:
+            points.append((size, *_mean_and_error(same_size, PANELS[0][1])))
     return points
 
 
@@ -276,8 +276,8 @@ def _mean_and_error(
     """Return the mean of the results' averages and the interval's reach below and above."""
     means = [float(v.mean()) for o in results if len(v := _values([o], measure))]
     if not means:
-        what = f"no job of {results[0].policy} finished"
-        raise ResultsError(what, "simulate for longer")
+        problem = f"no job of {results[0].policy} finished"
+        raise ResultsError(problem, "simulate for longer")
     return _with_error(means)
 
 
@@ -297,8 +297,8 @@ def draw(results: Sequence[SimulationResult], folder: Path, ours: str = "ones") 
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
     sizes = by_size(results)
-    for size, here in sizes.items():
-        mine = [result for many in here.values() for result in many]
+    for size, same_size in sizes.items():
+        mine = [result for many in same_size.values() for result in many]
         for name, plot in (("boxes", box_plots), ("cdf", cumulative),
                            ("averages", averages)):  # fmt: skip
             file = folder / f"{name}-{size}.png"

@@ -34,10 +34,10 @@ def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[Sim
     """Group results by size of the cluster, smallest first, then by policy and any options."""
     found: dict[int, dict[str, list[SimulationResult]]] = {}
     for size in sorted({result.slots for result in results}):
-        here = found[size] = {}
+        by_policy = found[size] = {}
         for result in results:
             if result.slots == size:
-                here.setdefault(result.policy, []).append(result)
+                by_policy.setdefault(result.policy, []).append(result)
     return found
 
 
@@ -58,9 +58,9 @@ def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, li
         ResultsError: if two policies have nothing in common to compare.
     """
     return {
-        size: [compare(here[ours], here[name]) for name in here if name != ours]
-        for size, here in by_size(results).items()
-        if ours in here
+        size: [compare(by_policy[ours], by_policy[name]) for name in by_policy if name != ours]
+        for size, by_policy in by_size(results).items()
+        if ours in by_policy
     }
 
 
@@ -68,8 +68,8 @@ def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str,
     """Return means, comparisons with `ours` and figures of every simulation as JSON values."""
     return {
         "sizes": {
-            str(size): {name: means(many) for name, many in here.items()}
-            for size, here in by_size(results).items()
+            str(size): {name: means(many) for name, many in by_policy.items()}
+            for size, by_policy in by_size(results).items()
         },
         "against": {
             str(size): [msgspec.to_builtins(each) for each in many]
@@ -141,14 +141,16 @@ def print_result(result: SimulationResult) -> None:
 def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
     """Print several policies side by side, and `ours` compared with each other one."""
     console = _console()
-    for size, here in by_size(results).items():
-        seeds = len(next(iter(here.values())))
+    for size, by_policy in by_size(results).items():
+        seeds = len(next(iter(by_policy.values())))
         know = results[0].setting.get("knowledge", "")
         title = f"{size} slots, means over {seeds} seed{'s' * (seeds != 1)}, knowledge {know}"
-        console.print(_side_by_side(title, here, COLUMNS))
-        if all(has_losses(result) for many in here.values() for result in many):
-            console.print(_side_by_side("losses, and what lower ones cost", here, LOSS_COLUMNS))
-        shares = [means(many)["extrapolated_share"] or 0.0 for many in here.values()]
+        console.print(_side_by_side(title, by_policy, COLUMNS))
+        if all(has_losses(result) for many in by_policy.values() for result in many):
+            console.print(
+                _side_by_side("losses, and what lower ones cost", by_policy, LOSS_COLUMNS)
+            )
+        shares = [means(many)["extrapolated_share"] or 0.0 for many in by_policy.values()]
         if max(shares) > 0.0:
             console.print(EXTRAPOLATED.format(share=f"Up to {max(shares):.0%}"))
     for size, pairs in against_each(results, ours).items():

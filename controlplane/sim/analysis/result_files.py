@@ -102,8 +102,8 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = f"{path}:{number}: {error}"
-        raise ResultsError(what, "delete the line to simulate it again") from None
+        problem = f"{path}:{number}: {error}"
+        raise ResultsError(problem, "delete the line to simulate it again") from None
 
 
 PARQUET_EXTRA: Final = "parquet"  # extra of this package

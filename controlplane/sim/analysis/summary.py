@@ -33,10 +33,10 @@ def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
     Returns:
         Job -> rho, above 0; at most 1 if the job ended no later than with its share.
     """
-    there = mean_contention(result)
+    contention = mean_contention(result)
     return {
         job.job: job.jct_s / (job.alone_s * max(1.0, jobs * job.wanted / result.slots))
-        for job, jobs in zip(result.jobs, there, strict=True)
+        for job, jobs in zip(result.jobs, contention, strict=True)
         if job.counted and job.state == "succeeded" and job.alone_s and job.jct_s is not None
     }
 
@@ -94,7 +94,7 @@ def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
         forecast on. `start_coverage`: share of starts, in [0, 1], within the stated interval,
         which is meant to hold 80% of them. Both None without forecasts.
     """
-    told = [
+    forecasts = [
         (job.forecast, float(job.started_at))
         for job in result.jobs
         if job.counted
@@ -102,12 +102,12 @@ def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
         and job.started_at is not None
         and job.started_at > job.forecast.told_at
     ]
-    if not told:
+    if not forecasts:
         return {"start_forecasts": 0, "start_error_median": None, "start_coverage": None}
-    errors = [abs(f.at - came) / (came - f.told_at) for f, came in told]
-    within = [f.earliest <= came <= f.latest for f, came in told]
+    errors = [abs(f.at - started) / (started - f.told_at) for f, started in forecasts]
+    within = [f.earliest <= started <= f.latest for f, started in forecasts]
     return {
-        "start_forecasts": len(told),
+        "start_forecasts": len(forecasts),
         "start_error_median": float(np.median(errors)),
         "start_coverage": float(np.mean(within)),
     }

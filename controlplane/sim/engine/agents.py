@@ -91,8 +91,8 @@ class NodeAgents:
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
         """Report a job without older workers as cleared; orders may have been lost on the way."""
         job = self._jobs.get(delta.job)
-        here = job.workers.values() if job is not None else ()
-        if not any(node_of(w.slot) == node and w.version < delta.version for w in here):
+        local = job.workers.values() if job is not None else ()
+        if not any(node_of(w.slot) == node and w.version < delta.version for w in local):
             self._send(node, JobCleared(job=delta.job, version=delta.version))
 
     def _terminate(self, job: JobProcesses, name: WorkerId) -> None:
@@ -101,10 +101,10 @@ class NodeAgents:
             job.group = None
         self._processes.exit(job, name, signal=SIGTERM)
 
-    def _call_after_current(self, what: Callable[..., None], *arguments: object) -> None:
+    def _call_after_current(self, call: Callable[..., None], *arguments: object) -> None:
         """Call later at the current time, after the events that are already scheduled."""
         now, priority = self._kernel.now, self._kernel.priority
-        self._kernel.call_at(now, what, *arguments, priority=priority)
+        self._kernel.call_at(now, call, *arguments, priority=priority)
 
     # --- prepare
 
@@ -221,13 +221,13 @@ class NodeAgents:
         self._down.add(node)
         hit = []
         for job in list(self._jobs.values()):
-            here = [name for name, w in job.workers.items() if node_of(w.slot) == node]
-            if not here:
+            local = [name for name, w in job.workers.items() if node_of(w.slot) == node]
+            if not local:
                 continue
-            for name in here:
+            for name in local:
                 self._processes.remove(job, name)
             group = job.group
-            if group is not None and any(member.worker in here for member in group.members):
+            if group is not None and any(member.worker in local for member in group.members):
                 hit.append(job)
         return hit
 

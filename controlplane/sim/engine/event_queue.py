@@ -24,11 +24,11 @@ class Kernel:
         self._scheduled = 0
 
     def call_at(
-        self, when: float, what: Callable[..., None], *arguments: Any, priority: int = USUAL
+        self, when: float, call: Callable[..., None], *arguments: Any, priority: int = USUAL
     ) -> None:
         """Schedule a call at virtual second `when`, at least now; `priority` orders equal times."""
         self._scheduled += 1
-        entry = (max(when, self.now), priority, self._scheduled, what, arguments)
+        entry = (max(when, self.now), priority, self._scheduled, call, arguments)
         heapq.heappush(self._heap, entry)
 
     def run(self, until: float = float("inf")) -> None:
@@ -41,12 +41,12 @@ class Kernel:
         """
         at_once = 0
         while self._heap and not self.stopped and self._heap[0][0] <= until:
-            when, self.priority, _, what, arguments = heapq.heappop(self._heap)
+            when, self.priority, _, call, arguments = heapq.heappop(self._heap)
             at_once = at_once + 1 if when == self.now else 0
             if at_once > MAX_CALLS_AT_ONCE:
-                raise RuntimeError(f"time stands still at {self.now} s: {what!r} again and again")
+                raise RuntimeError(f"time stands still at {self.now} s: {call!r} again and again")
             self.now = Seconds(when)
-            what(*arguments)
+            call(*arguments)
 
 
 @dataclass(frozen=True, slots=True)

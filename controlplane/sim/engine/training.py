@@ -29,20 +29,20 @@ class SharedNodes:
         """Record the nodes of the job's group, and only these."""
         self.leave(job.id)
         for member in job.group.members if job.group is not None else ():
-            here = self._workers_on.setdefault(node_of(member.slot), {})
-            here[job.id] = here.get(job.id, 0) + 1
+            workers = self._workers_on.setdefault(node_of(member.slot), {})
+            workers[job.id] = workers.get(job.id, 0) + 1
 
     def leave(self, job: JobId) -> None:
         """Remove the job from all nodes."""
-        for here in self._workers_on.values():
-            here.pop(job, None)
+        for workers in self._workers_on.values():
+            workers.pop(job, None)
 
     def neighbours(self, job: JobId) -> list[JobId]:
         """Return the other jobs that train on the job's nodes, each once."""
         return list(dict.fromkeys(
             other
-            for here in self._workers_on.values() if job in here
-            for other in here if other != job
+            for workers in self._workers_on.values() if job in workers
+            for other in workers if other != job
         ))  # fmt: skip
 
     def remaining_speed(self, job: JobProcesses) -> float:

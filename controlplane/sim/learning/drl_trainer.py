@@ -171,8 +171,8 @@ def _enough(moment: Moment, row: int) -> int:
     return 2 * have if have else moment.table.room // max(1, len(moment.sizes))
 
 
-def _action_at_least(rows: BoolArray, least: FloatArray, what: int) -> int:
-    return int(np.where(rows, least, np.inf).argmin()) * ACTIONS + what
+def _action_at_least(rows: BoolArray, least: FloatArray, action: int) -> int:
+    return int(np.where(rows, least, np.inf).argmin()) * ACTIONS + action
 
 
 FIRST_TRACE: Final = 1_000_000  # first seed of training traces

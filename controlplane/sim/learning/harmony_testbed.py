@@ -157,16 +157,16 @@ class HarmonyTestbed:
     def speeds(self, shared: SharedNodes, training: Sequence[str]) -> dict[str, float]:
         """Return the speeds of training jobs, as shares of their speed alone on few nodes."""
         self._shared = shared
-        here: dict[int, dict[JobId, int]] = {}
+        on_node: dict[int, dict[JobId, int]] = {}
         for name in training:
             for node, workers in shared.jobs[name].workers.items():
-                here.setdefault(node, {})[JobId(name)] = workers
+                on_node.setdefault(node, {})[JobId(name)] = workers
         found: dict[str, float] = {}
         for name in training:
             job = JobId(name)
             found[name] = self._apart(job)
             if self._rule is not None:
-                at = {_node(node): here[node] for node in shared.jobs[name].workers}
+                at = {_node(node): on_node[node] for node in shared.jobs[name].workers}
                 found[name] *= self._rule.remaining_speed(job, at)
         return found
 

@@ -51,11 +51,11 @@ def read_state(path: Path) -> dict[str, Any]:
         hint = "leave out --resume to start one"
         raise TrainingError(f"{path}: no training was interrupted here", hint) from None
     except Exception as error:  # noqa: BLE001 - torch raises whatever a damaged file makes it
-        what = f"{path}: damaged state of a training ({type(error).__name__})"
-        raise TrainingError(what, "remove the file, and start again without --resume") from None
+        problem = f"{path}: damaged state of a training ({type(error).__name__})"
+        raise TrainingError(problem, "remove the file, and start again without --resume") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        what = f"{path}: a state of another version"
-        raise TrainingError(what, "remove the file, and start again without --resume")
+        problem = f"{path}: a state of another version"
+        raise TrainingError(problem, "remove the file, and start again without --resume")
     return state
 
 
@@ -229,8 +229,8 @@ def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> Tr
                 kept_at = time.monotonic()
     except KeyboardInterrupt:
         _keep(trainer, order, done, kept)
-        what = f"interrupted after {done.iteration} of {trainer.iterations} iterations"
-        raise InterruptedTrainingError(what, "repeat it with --resume to continue") from None
+        problem = f"interrupted after {done.iteration} of {trainer.iterations} iterations"
+        raise InterruptedTrainingError(problem, "repeat it with --resume to continue") from None
     _write(trainer, order, done)
     return done
 
@@ -241,28 +241,28 @@ def _check_place(order: Order, *, resume: bool) -> None:
     if order.out.suffix != ".npz":
         raise TrainingError(f"{order.out}: a model's file ends in .npz", "choose such a name")
     if not resume and order.state.exists():
-        what = f"{order.state}: an interrupted training"
-        raise TrainingError(what, "resume it with --resume, or remove the file")
+        problem = f"{order.state}: an interrupted training"
+        raise TrainingError(problem, "resume it with --resume, or remove the file")
 
 
 def _restored(trainer: Trainer, order: Order) -> TrainingStatus:
     state = read_state(order.state)
-    told = {"policy": order.policy, "seed": order.seed, **trainer.settings}
-    for name, value in told.items():
+    settings = {"policy": order.policy, "seed": order.seed, **trainer.settings}
+    for name, value in settings.items():
         if state.get("told", {}).get(name) != value:
-            was = state.get("told", {}).get(name)
-            what = f"{order.state}: a training with {name} {was}, not {value}"
-            raise TrainingError(what, "use its settings, or remove it and start again")
+            saved = state.get("told", {}).get(name)
+            problem = f"{order.state}: a training with {name} {saved}, not {value}"
+            raise TrainingError(problem, "use its settings, or remove it and start again")
     trainer.restore(state["trainer"])
     return TrainingStatus(state["iteration"], state["cpu_s"], state["rows"])
 
 
 def _keep(trainer: Trainer, order: Order, done: TrainingStatus, state: dict[str, Any]) -> None:
-    told = {"policy": order.policy, "seed": order.seed, **trainer.settings}
+    settings = {"policy": order.policy, "seed": order.seed, **trainer.settings}
     write_state(
         order.state,
         {
-            "told": told,
+            "told": settings,
             "iteration": done.iteration,
             "cpu_s": done.cpu_s,
             "rows": done.rows,

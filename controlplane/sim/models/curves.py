@@ -109,8 +109,10 @@ def decode(text: bytes, source: str) -> RecordedCurves:
         raise TraceError(f"{source}: curves need names, each its own", REMEDY, "name")
     for curve in recorded.curves:
         if curve.iterations < 1 or not curve.least < curve.losses[0]:
-            what = f"{source}: curve {curve.name!r} lowers no loss"
-            raise TraceError(what, "give a loss before the first iteration, and lower ones after")
+            problem = f"{source}: curve {curve.name!r} lowers no loss"
+            raise TraceError(
+                problem, "give a loss before the first iteration, and lower ones after"
+            )
     return recorded
 
 
@@ -182,12 +184,12 @@ class CurvesModel(TrainingModel):
         """
         curve = self._curves.get(job.workload)
         if curve is None:
-            what = f"job {job.name}: {job.workload[:60]!r} is not a recorded curve"
+            problem = f"job {job.name}: {job.workload[:60]!r} is not a recorded curve"
             hint = f"choose from {len(self._curves)}, such as {next(iter(self._curves))}"
-            raise TraceError(what, hint, "workload")
+            raise TraceError(problem, hint, "workload")
         if job.slots < 1:
-            what = f"job {job.name} asks for {job.slots} cores"
-            raise TraceError(what, "give at least 1", "slots")
+            problem = f"job {job.name} asks for {job.slots} cores"
+            raise TraceError(problem, "give at least 1", "slots")
         rng = default_rng((seed, crc32(job.name.encode())))
         spread = rng.lognormal(-(WORK_SPREAD**2) / 2.0, WORK_SPREAD)  # mean 1
         return CurvesJob(

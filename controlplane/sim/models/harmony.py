@@ -55,9 +55,9 @@ def workload_of(name: str) -> tuple[str, int]:
     if found is not None:
         model, servers = found[1], int(found[2])
     if model not in BATCHES or servers > MAX_SERVERS:
-        what = f"{name[:60]!r} is not a workload of Harmony's testbed"
+        problem = f"{name[:60]!r} is not a workload of Harmony's testbed"
         hint = f"choose from {', '.join(BATCHES)}, with up to {MAX_SERVERS} servers: vgg16-2ps"
-        raise TraceError(what, hint, "workload")
+        raise TraceError(problem, hint, "workload")
     return model, servers
 
 
@@ -100,8 +100,8 @@ class HarmonyModel(TrainingModel):
         """
         model, servers = workload_of(job.workload)
         if job.slots < 1:
-            what = f"job {job.name} asks for {job.slots} workers"
-            raise TraceError(what, "give at least 1", "slots")
+            problem = f"job {job.name} asks for {job.slots} workers"
+            raise TraceError(problem, "give at least 1", "slots")
         return HarmonyJob(
             job,
             model,

@@ -146,9 +146,9 @@ def _single(key: str) -> str | None:
     return str(name) if gpus == 1 else None
 
 
-def _refused(path: Path, what: str) -> TraceError:
+def _refused(path: Path, problem: str) -> TraceError:
     hint = "give simulation_throughputs.json as Gavel publishes it"
-    return TraceError(f"interference {path}: {what}", hint, "interference")
+    return TraceError(f"interference {path}: {problem}", hint, "interference")
 
 
 @dataclass(slots=True)
@@ -342,8 +342,8 @@ def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, capacity: Amounts)
         all_of_it: demand of all jobs on the node.
     """
     return 1.0 + sum(
-        wait * max(0.0, asked / there - 1.0)
-        for wait, mine, asked, there in zip(demand.waits, own, all_of_it, capacity, strict=True)
+        wait * max(0.0, asked / available - 1.0)
+        for wait, mine, asked, available in zip(demand.waits, own, all_of_it, capacity, strict=True)
         if mine > 0.0
     )
 
@@ -434,8 +434,8 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
 
     most = mean(MAX_SCALE)
     if most < share:
-        what = f"interference: these jobs slow each other down by at most {most:.2f} on average"
-        raise TraceError(what, "give a smaller SHARE", "interference")
+        problem = f"interference: these jobs slow each other down by at most {most:.2f} on average"
+        raise TraceError(problem, "give a smaller SHARE", "interference")
     low, high = 0.0, MAX_SCALE
     for _ in range(BISECTION_STEPS):
         middle = math.sqrt(max(low, 1e-9) * high)

@@ -133,8 +133,8 @@ def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
             for row in with_header(file, VALIDATION, ("metric",))
         ]
         if len(table) < epochs:
-            what = f"{file}: {len(table)} epochs, a job of {folder.name} takes {epochs}"
-            raise TraceError(what, "give a table with all of them")
+            problem = f"{file}: {len(table)} epochs, a job of {folder.name} takes {epochs}"
+            raise TraceError(problem, "give a table with all of them")
         found[int(number)] = table
     if not found:
         raise TraceError(f"{folder} has no validation-BATCH.csv", "give one for each global batch")
@@ -218,9 +218,9 @@ class MeasuredApplication:
         return step, sync
 
     def _missing(self, placement: Placement, local: int) -> None:
-        where = "+".join(str(count) for count in placement)
-        what = f"{self.name} was not measured near {where} slots with a local batch of {local}"
-        raise TraceError(what, "give a smaller batch, or tables with more measurements")
+        shape = "+".join(str(count) for count in placement)
+        problem = f"{self.name} was not measured near {shape} slots with a local batch of {local}"
+        raise TraceError(problem, "give a smaller batch, or tables with more measurements")
 
     def _interpolated(self) -> Any:
         """Interpolate linearly over (nodes, slots, local batch); equal shapes are averaged."""
@@ -371,9 +371,9 @@ class ProfilesModel(TrainingModel):
             TraceError: if there is no such folder.
         """
         if not folder.is_dir():
-            what = f"{folder} is not a folder"
+            problem = f"{folder} is not a folder"
             raise TraceError(
-                what, "give the one that has a folder for each application", "profiles"
+                problem, "give the one that has a folder for each application", "profiles"
             )
         self.whole_seconds = whole_seconds
         self._folder = folder / "traces" if (folder / "traces").is_dir() else folder
@@ -395,8 +395,8 @@ class ProfilesModel(TrainingModel):
             folder = self._folder / name
             if not name.isalnum() or len(name) > MAX_NAME or not folder.is_dir():
                 found = sorted(each.name for each in self._folder.iterdir() if each.is_dir())
-                what = f"application {name[:40]!r} has no profile in {self._folder}"
-                raise TraceError(what, f"profiled: {', '.join(found)}", "application")
+                problem = f"application {name[:40]!r} has no profile in {self._folder}"
+                raise TraceError(problem, f"profiled: {', '.join(found)}", "application")
             self._applications[name] = MeasuredApplication(folder)
         return self._applications[name]
 
@@ -420,8 +420,8 @@ class ProfilesModel(TrainingModel):
         alone = app.name in SINGLE_SLOT
         batch = job.batch or app.first_batch * job.slots
         if batch > app.most_batch:
-            what = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
-            raise TraceError(f"{what}, not {batch}", "lower its batch_size", "batch_size")
+            problem = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
+            raise TraceError(f"{problem}, not {batch}", "lower its batch_size", "batch_size")
         most = 1 if alone else max(1, min(MAX_SLOTS, batch // app.least_local))
         return JobSpec(
             name=job.name,

@@ -145,13 +145,13 @@ class RecordedModel(TrainingModel):
         """
         found = self._jobs.get(job.workload)
         if found is None:
-            what = f"job {job.name}: {job.workload[:60]!r} is not a job of the recording"
-            raise TraceError(what, "simulate the recording's own trace", "workload")
+            problem = f"job {job.name}: {job.workload[:60]!r} is not a job of the recording"
+            raise TraceError(problem, "simulate the recording's own trace", "workload")
         family = self._families.get(found.family)
         if family is None or not family.speeds:
-            what = f"job {job.name}: no whole epoch of family {found.family!r} was measured"
+            problem = f"job {job.name}: no whole epoch of family {found.family!r} was measured"
             hint = "leave the job out, or record when one of them has trained an epoch on one group"
-            raise TraceError(what, hint, "family")
+            raise TraceError(problem, hint, "family")
         if family.name not in self._step_times:
             self._step_times[family.name] = StepTimes(family)
         metric = found.spec.stop is not None and found.spec.stop.metric is not None
@@ -200,8 +200,10 @@ class RecordedJob(JobModel):
         self.epoch_samples = job.epoch_samples
         epochs = max(1, math.ceil(self._total / job.epoch_samples - EPOCH_TOLERANCE))
         if epochs > MAX_EPOCHS:
-            what = f"job {job.name}: {epochs} epochs of {job.epoch_samples} samples"
-            raise TraceError(what, f"correct its samples: at most {MAX_EPOCHS} epochs", "samples")
+            problem = f"job {job.name}: {epochs} epochs of {job.epoch_samples} samples"
+            raise TraceError(
+                problem, f"correct its samples: at most {MAX_EPOCHS} epochs", "samples"
+            )
         self.epochs = epochs
         self._phi: dict[int, float | None] = {}
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}

@@ -243,8 +243,8 @@ class Training:
     @property
     def name(self) -> str:
         """Family, data set and settings."""
-        told = "-".join(f"{key}{value}" for key, value in self.settings.items())
-        return "/".join(part for part in (self.family, self.data, told) if part)
+        settings_text = "-".join(f"{key}{value}" for key, value in self.settings.items())
+        return "/".join(part for part in (self.family, self.data, settings_text) if part)
 
 
 def all_trainings() -> list[Training]:
@@ -487,8 +487,8 @@ def record(
     known = list(dict.fromkeys(training.family for training in trainings))
     unknown = [name for name in families if name not in known]
     if unknown:
-        what = f"family {unknown[0][:60]!r} of trainings is unknown"
-        raise TraceError(what, f"choose from {', '.join(known)}", "families")
+        problem = f"family {unknown[0][:60]!r} of trainings is unknown"
+        raise TraceError(problem, f"choose from {', '.join(known)}", "families")
     curves = []
     for training in trainings:
         if families and training.family not in families:

@@ -244,14 +244,14 @@ class StepTimes:
 
 def _reduction_times(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, int]]:
     """Return mean reduction seconds and passes of a step by size, where workers reported them."""
-    told: dict[_Size, list[tuple[float, int]]] = {}
+    reported: dict[_Size, list[tuple[float, int]]] = {}
     for speed in speeds:
         if speed.sync_s is not None and speed.passes is not None:
             size = _Size(speed.nodes, speed.slots, speed.batch)
-            told.setdefault(size, []).append((speed.sync_s, speed.passes))
+            reported.setdefault(size, []).append((speed.sync_s, speed.passes))
     return {
         size: (float(np.mean([sync_s for sync_s, _ in each])), each[-1][1])
-        for size, each in told.items()
+        for size, each in reported.items()
     }
 
 
@@ -280,7 +280,7 @@ def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepT
     return StepTime(_extrapolate(points, float(slots), SLOTS_POWER), extrapolated=True)
 
 
-def _extrapolate(points: Sequence[tuple[float, float]], where: float, usual: float) -> float:
+def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: float) -> float:
     """Extrapolate beyond one or two points by the power between them; `usual` for one point.
 
     Points are (batch or slots, seconds), in increasing order.
@@ -289,5 +289,5 @@ def _extrapolate(points: Sequence[tuple[float, float]], where: float, usual: flo
     power = usual
     if high > low:
         power = min(1.0, max(0.0, math.log(other / one) / math.log(high / low)))
-    nearest, seconds = points[0] if where < low else points[-1]
-    return seconds * math.pow(where / nearest, power)
+    nearest, seconds = points[0] if target < low else points[-1]
+    return seconds * math.pow(target / nearest, power)

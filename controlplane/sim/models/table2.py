@@ -144,8 +144,8 @@ class Table2Model(TrainingModel):
 
     def _workload(self, job: TraceJob) -> Workload:
         if job.slots < 1 or 0 < job.batch < job.slots or job.batch < 0:
-            what = f"{job.name}: {job.slots} slots with batch {job.batch} are impossible"
-            raise TraceError(what, "give at least one slot, and a sample for each", "slots")
+            problem = f"{job.name}: {job.slots} slots with batch {job.batch} are impossible"
+            raise TraceError(problem, "give at least one slot, and a sample for each", "slots")
         if not job.workload.startswith(GPU_TIME):
             return workload_of(job.workload)
         try:
@@ -153,8 +153,8 @@ class Table2Model(TrainingModel):
         except ValueError:
             gpu_s = math.nan
         if not 0.0 <= gpu_s < math.inf:
-            what = f"{job.name}: {job.workload!r} does not state a GPU time"
-            raise TraceError(what, f"write {GPU_TIME}SECONDS", "workload")
+            problem = f"{job.name}: {job.workload!r} does not state a GPU time"
+            raise TraceError(problem, f"write {GPU_TIME}SECONDS", "workload")
         return workload_of(closest(gpu_s, job.slots))
 
 

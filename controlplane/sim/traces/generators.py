@@ -111,8 +111,8 @@ def _check(jobs: int, mix: str, mean_interval_s: float, shares: tuple[float, ...
     if mix not in {"philly", "uniform"}:
         raise TraceError(f"unknown mix {mix!r}", "choose philly or uniform", "mix")
     if not 0.0 < mean_interval_s < float("inf"):
-        what = f"{mean_interval_s} s between submissions are impossible"
-        raise TraceError(what, "give a positive number", "mean_interval_s")
+        problem = f"{mean_interval_s} s between submissions are impossible"
+        raise TraceError(problem, "give a positive number", "mean_interval_s")
     for share in shares:
         if not 0.0 <= share <= 1.0:
             raise TraceError(f"{share} is not a share of the jobs", "give 0 to 1", "share")
@@ -134,8 +134,8 @@ def arrival_process(name: str) -> Arrivals:
         TraceError: if it is unknown.
     """
     if name not in PROCESSES:
-        what = f"unknown arrival process {name!r}"
-        raise TraceError(what, f"choose from {', '.join(PROCESSES)}", "arrivals")
+        problem = f"unknown arrival process {name!r}"
+        raise TraceError(problem, f"choose from {', '.join(PROCESSES)}", "arrivals")
     return PROCESSES[name]
 
 

@@ -91,7 +91,7 @@ def replay_journal(
                 if node.phase is not NodePhase.LOST
             }
             rows = reader.numbered_inputs(first)
-            for at, event in watched((when, what) for _, when, what in rows):
+            for at, event in watched((when, problem) for _, when, problem in rows):
                 core.handle(event, at)
                 histories.add(core.records)
                 jobs += [record.last for record in core.records if isinstance(record, JobLeft)]
@@ -103,8 +103,8 @@ def replay_journal(
         except JournalError as error:
             raise TraceError(error.message, error.hint) from None
         except (OnesError, LookupError, TypeError, ValueError) as error:
-            what = f"{path}: its history cannot be replayed by this release: {error!r}"
-            raise TraceError(what, "export it with the release that wrote it") from None
+            problem = f"{path}: its history cannot be replayed by this release: {error!r}"
+            raise TraceError(problem, "export it with the release that wrote it") from None
     jobs.sort(key=lambda job: number_of(job.job))
     return jobs, histories, largest[0], damaged
 
@@ -128,9 +128,9 @@ def _open_database(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise TraceError(f"{path}: no such file", NO_JOURNAL)
     at_rest = not path.with_name(f"{path.name}-wal").exists()
-    where = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' * at_rest}"
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' * at_rest}"
     try:
-        database = sqlite3.connect(where, uri=True, isolation_level=None)
+        database = sqlite3.connect(uri, uri=True, isolation_level=None)
     except sqlite3.Error as error:
         raise TraceError(f"{path}: {error}", "check the file's owner") from None
     try:
@@ -359,14 +359,14 @@ def _measured(info: EpochInfo) -> bool:
 
 
 def _speed(info: EpochInfo) -> EpochSpeed:
-    told = info.sync_s is not None and info.passes > 0
+    reported = info.sync_s is not None and info.passes > 0
     return EpochSpeed(
         info.nodes,
         info.slots,
         info.global_batch,
         info.samples_per_s,
-        sync_s=info.sync_s if told else None,
-        passes=info.passes if told else None,
+        sync_s=info.sync_s if reported else None,
+        passes=info.passes if reported else None,
     )
 
 

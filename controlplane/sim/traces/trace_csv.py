@@ -72,8 +72,10 @@ def write_trace(trace: Trace, path: Path) -> None:
         row = io.StringIO()
         csv.writer(row, lineterminator="").writerow(_cells(job)[column] for column in columns)
         if _job(parse_line(str(path), line, row.getvalue(), columns)) != job:
-            what = f"{path}:{line}: job {job.name!r} would not be read back equal"
-            raise TraceError(what, "leave out blanks around names, and fractions of whole numbers")
+            problem = f"{path}:{line}: job {job.name!r} would not be read back equal"
+            raise TraceError(
+                problem, "leave out blanks around names, and fractions of whole numbers"
+            )
         text.write(row.getvalue() + "\n")
     build_trace(trace.name, path, trace.jobs)
     write_whole(path, text.getvalue(), TraceError)
@@ -88,8 +90,8 @@ def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
     found: dict[str, TraceJob] = {}
     for job in jobs:
         if job.name in found:
-            what = f"{path}: column name: two jobs are called {job.name!r}"
-            raise TraceError(what, "give every job a name of its own", "name")
+            problem = f"{path}: column name: two jobs are called {job.name!r}"
+            raise TraceError(problem, "give every job a name of its own", "name")
         found[job.name] = job
     if not found:
         raise TraceError(f"{path}: no jobs", "write one job on each line below the header")
