@@ -54,7 +54,7 @@ STAGING_TIMEOUT_S: Final = 3600.0  # until state and data are there
 
 def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
     """Lease the units that can begin."""
-    workers = [name for name, place in state.workers.items() if _takes_units(state, place)]
+    workers = [name for name, record in state.workers.items() if _takes_units(state, record)]
     if not any(state.workers[name].attempt is None for name in workers):
         return []
     leases = {lease.trial: lease for lease in state.leases.values()}
@@ -70,10 +70,10 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
     ]
 
 
-def _takes_units(state: SweepState, place: SweepWorker) -> bool:
-    if place.revoked:
+def _takes_units(state: SweepState, record: SweepWorker) -> bool:
+    if record.revoked:
         return False
-    return place.attempt is None or not state.leases[place.attempt].void
+    return record.attempt is None or not state.leases[record.attempt].void
 
 
 def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
@@ -84,15 +84,15 @@ def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
     return max(MIN_FIRST_PATIENCE_S, FIRST_PATIENCE_FACTOR * expected)
 
 
-def waits_for_unit(state: SweepState, place: SweepWorker, now: Seconds) -> bool:
+def waits_for_unit(state: SweepState, record: SweepWorker, now: Seconds) -> bool:
     """True if a revoked worker may finish its unit first."""
-    lease = state.leases[place.attempt] if place.attempt is not None else None
-    if lease is None or lease.void or place.within_s <= 0.0:
+    lease = state.leases[record.attempt] if record.attempt is not None else None
+    if lease is None or lease.void or record.within_s <= 0.0:
         return False
     if not state.times.knows(lease.trial):
         return True
     began = lease.began if lease.trains else now
-    return began + state.times.expected(lease.trial, lease.order.worker) - now <= place.within_s
+    return began + state.times.expected(lease.trial, lease.order.worker) - now <= record.within_s
 
 
 def training_trials(state: SweepState) -> list[int]:
@@ -148,8 +148,8 @@ def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
     """True if the trial belongs to the problem: it has work left, or a running unit."""
     if not _has_work(state, number, leased=lease is not None):
         return False
-    if lease is not None:
-        return not state.workers[lease.order.worker].revoked  # not part of the problem
+    if lease is not None:  # a revoked worker is not part of the problem
+        return not state.workers[lease.order.worker].revoked
     return True
 
 
@@ -183,30 +183,30 @@ def _model(
 
 
 def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:
-    """Return the primary slot of each partition: of its holders, the one with the fewest."""
-    many = [0] * len(workers)
+    """Return the primary slot of each partition: the holder with the fewest of them."""
+    counts = [0] * len(workers)
     homes: list[int | None] = []
     held = [state.staged.get(state.workers[worker].node, set()) for worker in workers]
     for partition in range(state.partitions):
-        having = [at for at in range(len(workers)) if partition in held[at]]
-        home = min(having, key=lambda at: (many[at], at), default=None)
+        holders = [at for at in range(len(workers)) if partition in held[at]]
+        home = min(holders, key=lambda at: (counts[at], at), default=None)
         homes.append(home)
         if home is not None:
-            many[home] += 1
+            counts[home] += 1
     return homes
 
 
 def _lease(
     state: SweepState, number: int, partition: int, worker: WorkerId, now: Seconds
 ) -> RunUnit:
-    model, place = state.models[number], state.workers[worker]
+    model, record = state.models[number], state.workers[worker]
     state.attempts += 1
     attempt = Attempt(state.attempts)
     by = model.visits[model.at].trial if model.again else number
-    having = state.stored.nodes(model.names(model.at))
-    having.sort(key=lambda one: one[0] != place.node)  # its own node first
-    name = having[0][1] if having else None
-    sources: tuple[NodeId, ...] = tuple(node for node, one in having if one == name)
+    holders = state.stored.nodes(model.names(model.at))
+    holders.sort(key=lambda one: one[0] != record.node)  # its own node first
+    name = holders[0][1] if holders else None
+    sources: tuple[NodeId, ...] = tuple(node for node, one in holders if one == name)
     order = RunUnit(
         attempt=attempt,
         worker=worker,
@@ -219,7 +219,7 @@ def _lease(
         partition=partition,
         evaluate=not model.again and (len(model.visits) + 1) % state.partitions == 0,
     )
-    place.attempt = attempt
+    record.attempt = attempt
     state.leases[attempt] = Lease(order, number, now, STAGING_TIMEOUT_S, model.again)
     return order
 
@@ -262,7 +262,7 @@ class Sweep:
     def deadline(self) -> Seconds | None:
         """Time at which `deadline_passed` has to be called."""
         leases = [lease.deadline for lease in self.state.leases.values()]
-        places = [place.leaves_by for place in self.state.workers.values()]
+        places = [record.leaves_by for record in self.state.workers.values()]
         return min([*leases, *(by for by in places if by is not None)], default=None)
 
     # --- workers and nodes
@@ -295,20 +295,20 @@ class Sweep:
         The worker has to be gone within `within_s` seconds; 0: at once. A unit that is expected to
         take longer is given up now, one that does take longer is given up then.
         """
-        place = self.state.workers.get(worker)
-        if place is None:
+        record = self.state.workers.get(worker)
+        if record is None:
             return []
-        place.revoked, place.revoked_at, place.within_s = True, now, within_s
-        if waits_for_unit(self.state, place, now):
+        record.revoked, record.revoked_at, record.within_s = True, now, within_s
+        if waits_for_unit(self.state, record, now):
             return []
         return [*self.state.release(worker), *self._advance(now)]
 
     def worker_kept(self, worker: WorkerId, now: Seconds) -> list[Order]:
         """Undo the revocation of a worker."""
-        place = self.state.workers.get(worker)
-        if place is None or not place.revoked:
+        record = self.state.workers.get(worker)
+        if record is None or not record.revoked:
             return []
-        place.revoked = False
+        record.revoked = False
         return self._advance(now)
 
     def share_partitions(
@@ -339,8 +339,8 @@ class Sweep:
         state.away[node] = {**state.away.get(node, {}), **away}
         state.stored.lose(node)
         state.copying = {(name, at) for name, at in state.copying if at != node}
-        for worker, place in list(state.workers.items()):
-            if place.node == node:
+        for worker, record in list(state.workers.items()):
+            if record.node == node:
                 self._lose(worker)
         return self._advance(now)
 
@@ -381,7 +381,7 @@ class Sweep:
         ended = state.end_lease(attempt)
         if ended is None:
             return []
-        lease, place, released = ended
+        lease, record, released = ended
         order, model = lease.order, state.models[lease.trial]
         state.times.measured(order.trial, order.worker, report.seconds)
         if lease.void:
@@ -393,7 +393,7 @@ class Sweep:
             state.unreadable.pop(order.state, None)
         differs = model.again and model.visits[model.at].digest != report.digest
         first = model.visited(order.partition, report.digest)
-        state.stored.add(order.result, place.node)
+        state.stored.add(order.result, record.node)
         if first:
             model.metrics.append((report.metrics, report.samples))
             if order.evaluate:
@@ -408,8 +408,8 @@ class Sweep:
         ended = self.state.end_lease(attempt)
         if ended is None:
             return []
-        lease, place, released = ended
-        found = unit_fault(self.state, lease, place.node, why, fault)
+        lease, record, released = ended
+        found = unit_fault(self.state, lease, record.node, why, fault)
         return [*released, *found, *self._advance(now)]
 
     def state_stored(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
@@ -439,8 +439,8 @@ class Sweep:
         """Restart the time of every unit; no report could arrive while the controller was down."""
         for lease in self.state.leases.values():
             lease.began = now
-        for place in self.state.workers.values():
-            place.revoked_at = now
+        for record in self.state.workers.values():
+            record.revoked_at = now
 
     # --- requests of users
 
@@ -506,8 +506,8 @@ class Sweep:
         return found
 
     def _lose(self, worker: WorkerId) -> Lease | None:
-        place = self.state.workers.pop(worker, None)
+        record = self.state.workers.pop(worker, None)
         self.state.times.forget(worker)
-        if place is None or place.attempt is None:
+        if record is None or record.attempt is None:
             return None
-        return self.state.leases.pop(place.attempt)
+        return self.state.leases.pop(record.attempt)

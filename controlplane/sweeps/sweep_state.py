@@ -150,8 +150,8 @@ class SweepState:
 
     def release(self, worker: WorkerId) -> list[StopUnit | ReleaseWorker]:
         """Remove a worker from the sweep; its unit does not count any more."""
-        place = self.workers.pop(worker)
-        lease = self.leases.pop(place.attempt, None) if place.attempt is not None else None
+        record = self.workers.pop(worker)
+        lease = self.leases.pop(record.attempt, None) if record.attempt is not None else None
         stopped = [] if lease is None else [StopUnit(lease.order.attempt, worker)]
         return [*stopped, ReleaseWorker(worker)]
 
@@ -164,12 +164,12 @@ class SweepState:
         if lease is None:
             return None
         worker = lease.order.worker
-        place = self.workers[worker]
-        place.attempt = None
-        if not place.revoked:
-            return lease, place, []
+        record = self.workers[worker]
+        record.attempt = None
+        if not record.revoked:
+            return lease, record, []
         del self.workers[worker]
-        return lease, place, [ReleaseWorker(worker)]
+        return lease, record, [ReleaseWorker(worker)]
 
     def lease_of(self, trial: int) -> Lease | None:
         """Return the running unit of a trial that counts, or None."""

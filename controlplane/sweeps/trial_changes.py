@@ -84,13 +84,11 @@ def _void_lease(state: SweepState, trial: int) -> None:
 
 Fault = Literal["trial", "state", "data", "disk"]
 MAX_HANGS: Final = 2  # given-up units after which a trial fails
-MAX_FAULTS: Final = 3  # consecutive faulty exits of workers in its units after which a trial fails
+MAX_FAULTS: Final = 3  # consecutive crashes of workers in its units after which a trial fails
 MAX_KILLS: Final = 9  # the same for killed workers, also by the kernel for lack of memory
 MAX_FAILED_READS: Final = 3  # consecutive failed reads after which a state counts as lost
 MAX_FAILED_STAGINGS: Final = 2  # failures of a partition on a node after which other nodes get it
-MAX_FULL_DISKS: Final = (
-    20  # consecutive units without room for their state after which a sweep fails
-)
+MAX_FULL_DISKS: Final = 20  # consecutive units without disk space after which a sweep fails
 
 
 def unit_fault(
@@ -134,7 +132,7 @@ def refuse_data(
     )
     if failed[node, partition] >= MAX_FAILED_STAGINGS:
         state.staged.get(node, set()).discard(partition)
-        others = {place.node for place in state.workers.values()} - {node}
+        others = {record.node for record in state.workers.values()} - {node}
         if not any(can_hold(state, other, partition) for other in others):
             state.stuck = f"no node has partition {partition}: {why}"
     return [DataRefused(node, partition, why)]
@@ -161,8 +159,8 @@ def crash(state: SweepState, trial: int, why: str, *, fault: bool = True) -> lis
 def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
     """Release revoked workers that had to be gone by now; their trials are not to blame."""
     found: list[Order] = []
-    for worker, place in list(state.workers.items()):
-        if place.leaves_by is not None and place.leaves_by <= now:
+    for worker, record in list(state.workers.items()):
+        if record.leaves_by is not None and record.leaves_by <= now:
             found += state.release(worker)
     return found
 
