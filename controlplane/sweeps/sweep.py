@@ -45,9 +45,7 @@ from schemas.sweeps import SearchSpec, Values, VisitOrder
 
 PATIENCE_FACTOR: Final = 5.0  # factor of the expected seconds of a unit
 MIN_PATIENCE_S: Final = 60.0
-FIRST_PATIENCE_FACTOR: Final = (
-    20.0  # the same for a trial without a measured unit: others may be cheaper
-)
+FIRST_PATIENCE_FACTOR: Final = 20.0  # for trials without a measured unit
 MIN_FIRST_PATIENCE_S: Final = 3600.0  # lower limit in that case
 STAGING_TIMEOUT_S: Final = 3600.0  # until state and data are there
 

@@ -129,9 +129,7 @@ def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | N
 
 ROLLOUTS: Final = 20
 UNITS_PER_PLAN: Final = 16  # units that begin before weights are chosen again
-MAX_PLANNED_VISITS: Final = (
-    2000  # above this, no weights are chosen: rollouts would block the sweep
-)
+MAX_PLANNED_VISITS: Final = 2000  # above, no weights: rollouts would block the sweep
 
 
 def visit_order(

@@ -60,9 +60,7 @@ class SimOptions:
     stall_s: float | None = None  # of every change; None: as the job's model says
     first_stall_s: float | None = None  # of every start; None: as above
     prepare_s: float | None = None  # of a newcomer while the old group trains; None: as above
-    share_families: bool = (
-        True  # True: jobs of one application are a family; False: each is its own
-    )
+    share_families: bool = True  # jobs of one application are a family, not one each
     record_allocations: bool = False  # keep which job held which slot when
     noise: float = 0.0  # deviation of the logarithm of measured speeds and noise scales
     noise_scale_error: float = 1.0  # all noise scales of a job are off by up to this factor

@@ -75,9 +75,7 @@ class HarmonyDrlTrainer:
         self._best: dict[str, torch.Tensor] | None = None  # best mean in validation
         self._best_jct = math.inf  # relative to placement on the least loaded nodes
         self._figures: dict[str, float] = {}
-        self._baselines: tuple[float, float] | None = (
-            None  # least loaded, greedy; mean JCTs, seconds
-        )
+        self._baselines: tuple[float, float] | None = None  # JCTs: least loaded, greedy
 
     @property
     def settings(self) -> Mapping[str, float | str]:
