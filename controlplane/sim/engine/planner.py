@@ -52,12 +52,12 @@ class SimulatedPlanner:
         self._handle = handle
         self._options = options
         self._record_starts = hear
-        self._requested_at = -math.inf  # last request
-        self._requests_then = 0  # requests at that time
-        self._next_request_at = math.inf  # next request
-        self._plan_pending = False  # a plan is pending
-        self._request_after_plan = False  # request again after the pending plan
-        self._batches_scheduled = False  # a request for batches is scheduled
+        self._requested_at = -math.inf
+        self._requests_then = 0  # at `_requested_at`
+        self._next_request_at = math.inf
+        self._plan_pending = False
+        self._request_after_plan = False
+        self._batches_scheduled = False
 
     def observe(self, event: PolicyEvent) -> None:
         """Pass an event of the current moment to the policy."""
