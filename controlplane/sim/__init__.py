@@ -1,1 +1,1 @@
-"""The same core and policies in virtual time."""
+"""Simulator: the live core and policies in virtual time."""

@@ -1,7 +1,4 @@
-"""The nodes of a simulated cluster.
-
-Errors of the simulator: of what it reads, of its results, and of trainings in it.
-"""
+"""Nodes of a simulated cluster, and the errors of the simulator."""
 
 from __future__ import annotations
 
@@ -15,32 +12,28 @@ from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
 
 RELEASE: Final = "simulated"
-RELATIVE_SPEEDS: Final[Mapping[str, float]] = {  # to the GPU that a model describes
+RELATIVE_SPEEDS: Final[Mapping[str, float]] = {  # relative to the GPU that a model describes
     "": 1.0,
     "v100": 1.0,
-    # Means over the models that Gavel's published throughput table (OSDI 2020) has on one GPU at
-    # its largest batch, to one decimal.
+    # Means over the models of Gavel's published throughput table (OSDI 2020) on one GPU at
+    # the largest batch, to one decimal.
     "p100": 0.6,
     "k80": 0.2,
 }
 
 
 class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """So many nodes alike."""
+    """Number of equal nodes."""
 
     count: int
-    slots: int  # GPUs on each
-    model: str = ""  # of its GPUs, as in `RELATIVE_SPEEDS`
-    kind: Literal["gpu", "cpu"] = "gpu"  # of its slots
-    cores: int = 0  # of each node; 0: 8 for each slot
+    slots: int  # GPUs per node
+    model: str = ""  # of the GPUs, as in `RELATIVE_SPEEDS`
+    kind: Literal["gpu", "cpu"] = "gpu"  # of the slots
+    cores: int = 0  # per node; 0: 8 per slot
 
 
 def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
-    """Nodes n0000, n0001, ... in the order of `groups`.
-
-    Args:
-        groups: of nodes alike, in this order.
-    """
+    """Return nodes n0000, n0001, ... in the order of `groups`."""
     found: list[NodeSpec] = []
     for group in groups:
         for _ in range(group.count):
@@ -53,7 +46,7 @@ def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
                 NodeSpec(
                     node=name,
                     host=str(name),
-                    address="192.0.2.1",  # documentation address: nobody connects
+                    address="192.0.2.1",  # documentation address, never connected to
                     slots=slots,
                     cores=group.cores or 8 * group.slots,
                     memory_bytes=1 << 38,
@@ -64,18 +57,18 @@ def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
 
 
 class TraceError(OnesError):
-    """A trace, profile or scenario that cannot be simulated; says where and what to do."""
+    """Raised when a trace, profile or scenario cannot be simulated; states where and the remedy."""
 
     code: ClassVar[str] = "bad_trace"
 
 
 class ResultsError(OnesError):
-    """Results that cannot be read, written, compared or drawn; says what to do."""
+    """Raised when results cannot be read, written, compared or drawn; states the remedy."""
 
     code: ClassVar[str] = "bad_results"
 
 
 class TrainingError(OnesError):
-    """A training that cannot begin, go on or be kept; says what to do."""
+    """Raised when a training cannot start, resume or be saved; states the remedy."""
 
     code: ClassVar[str] = "bad_training"

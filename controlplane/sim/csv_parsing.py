@@ -1,4 +1,4 @@
-"""Lines of a table file as checked values; every complaint names file, line and column."""
+"""Checked values from lines of a table file; errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -11,54 +11,50 @@ from typing import Final
 
 from controlplane.sim.cluster import TraceError
 
-MOST_JOBS: Final = 1_000_000
-MOST_LINES: Final = 2 * MOST_JOBS  # empty ones too
-MOST_LINE_BYTES: Final = 16_384
-MOST_TEXT: Final = 200  # characters of a name
-MOST: Final = 1e12  # of any number: 30,000 years in seconds
+MAX_JOBS: Final = 1_000_000
+MAX_LINES: Final = 2 * MAX_JOBS  # including empty ones
+MAX_LINE_BYTES: Final = 16_384
+MAX_TEXT: Final = 200  # characters of a name
+MAX_NUMBER: Final = 1e12  # largest number: 30,000 years in seconds
 NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """One line of a table.
+    """Line of a table.
 
-    Every reader raises `TraceError` if the column holds something else than it asks for.
+    Every accessor raises `TraceError` if the column does not hold such a value.
     """
 
     file: str
     line: int  # 1-based
-    values: Mapping[str, str]  # column -> what is there, without blanks around it
+    values: Mapping[str, str]  # column -> text, stripped
 
     def text(self, column: str) -> str:
-        """A name: not empty, printable, at most `MOST_TEXT` characters.
+        """Return a non-empty, printable text of at most `MAX_TEXT` characters.
 
         Raises:
-            TraceError: if it is empty, too long or cannot be printed.
+            TraceError: if the value is empty, too long or not printable.
         """
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a value there, or delete the line")
         if not value.isprintable():
             raise self.error(column, "has a character that cannot be printed", "use plain text")
-        if len(value) > MOST_TEXT:
-            raise self.error(column, f"has {len(value)} characters", f"use at most {MOST_TEXT}")
+        if len(value) > MAX_TEXT:
+            raise self.error(column, f"has {len(value)} characters", f"use at most {MAX_TEXT}")
         return value
 
-    def number(self, column: str, least: float = 0.0, most: float = MOST) -> float:
-        """A number.
-
-        Args:
-            least: it may be.
-            most: it may be.
+    def number(self, column: str, least: float = 0.0, most: float = MAX_NUMBER) -> float:
+        """Return a number between `least` and `most`.
 
         Raises:
-            TraceError: if it is empty, no number or out of range.
+            TraceError: if the value is empty, not a number or out of range.
         """
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a number there, or delete the line")
-        if len(value) > MOST_TEXT or not NUMBER.fullmatch(value):
+        if len(value) > MAX_TEXT or not NUMBER.fullmatch(value):
             raise self.error(column, f"{_short(value)} is not a number", "write digits, like 12.5")
         number = float(value)
         if not least <= number <= most:
@@ -66,15 +62,11 @@ class CsvRow:
             raise self.error(column, f"{_short(value)} is out of range", wanted)
         return number + 0.0  # no minus zero
 
-    def whole(self, column: str, least: int = 0, most: int = int(MOST)) -> int:
-        """A whole number; 4.0 counts as one.
-
-        Args:
-            least: it may be.
-            most: it may be.
+    def whole(self, column: str, least: int = 0, most: int = int(MAX_NUMBER)) -> int:
+        """Return an integer between `least` and `most`; 4.0 counts as one.
 
         Raises:
-            TraceError: if it is empty, no whole number or out of range.
+            TraceError: if the value is empty, not an integer or out of range.
         """
         number = self.number(column, least, most)
         if not number.is_integer():
@@ -83,66 +75,58 @@ class CsvRow:
         return int(number)
 
     def given(self, column: str) -> bool:
-        """Whether the column is there and not empty.
-
-        Args:
-            column: that the file may not have.
-        """
+        """Return whether an optional column exists and is not empty."""
         return bool(self.values.get(column))
 
-    def error(self, column: str, what: str, hint: str) -> TraceError:
-        """What is wrong with one value, to be raised."""
-        return TraceError(f"{self.file}:{self.line}: column {column}: {what}", hint, column)
+    def error(self, column: str, problem: str, hint: str) -> TraceError:
+        """Return the error of one value, to be raised."""
+        return TraceError(f"{self.file}:{self.line}: column {column}: {problem}", hint, column)
 
 
 def with_header(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[CsvRow]:
-    """The rows of a CSV file whose first line names its columns, in any order.
-
-    Args:
-        required: columns that must be there.
-        optional: columns that may be there.
+    """Read the rows of a CSV file with a header line that names its columns, in any order.
 
     Raises:
-        TraceError: if it cannot be read, is too large, is no text, or lacks a required column.
+        TraceError: if the file cannot be read, is too large, is not text, or lacks a required
+            column.
     """
     lines = _split(path, ",")
     line, names = next(lines, (1, []))
     names = [name.lower() for name in names]
     if missing := [column for column in required if column not in names]:
-        what = f"{path}:{line}: column {missing[0]} is missing"
+        problem = f"{path}:{line}: column {missing[0]} is missing"
         hint = f"the first line must name {', '.join(required)}"
-        raise TraceError(what, hint, missing[0])
+        raise TraceError(problem, hint, missing[0])
     if twice := [name for name in required if names.count(name) > 1]:
-        raise TraceError(f"{path}:{line}: column {twice[0]} is there twice", "keep one", twice[0])
+        raise TraceError(f"{path}:{line}: column {twice[0]} is duplicated", "keep one", twice[0])
     if unknown := [name for name in names if name not in {*required, *optional}]:
         known = ", ".join([*required, *optional])
-        what = f"{path}:{line}: column {_short(unknown[0])} is unknown"
-        raise TraceError(what, f"known columns are {known}", unknown[0])
+        problem = f"{path}:{line}: column {_short(unknown[0])} is unknown"
+        raise TraceError(problem, f"known columns are {known}", unknown[0])
     yield from _rows(path, lines, {len(names): names})
 
 
 def without_header(
     path: Path, delimiter: str, layouts: Mapping[int, Sequence[str]]
 ) -> Iterator[CsvRow]:
-    """The rows of a file without a header; the number of columns says what they mean.
+    """Read the rows of a file without a header.
 
-    Args:
-        delimiter: between cells; after tabs nothing is quoted.
-        layouts: names of the columns, by their number.
+    `layouts` maps the number of columns to their names. With tabs as delimiter, quotes have no
+    meaning.
 
     Raises:
-        TraceError: if it cannot be read, is too large, is no text, or has other columns.
+        TraceError: if the file cannot be read, is too large, is not text, or has other columns.
     """
     yield from _rows(path, _split(path, delimiter), layouts)
 
 
 def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> CsvRow:
-    """One line of a CSV file as a row.
+    """Parse one line of a CSV file as a row.
 
     Raises:
-        TraceError: if it is no such line.
+        TraceError: if the line does not have these columns.
     """
     return _row(file, line, _cells(file, line, text, ","), {len(names): names})
 
@@ -151,8 +135,8 @@ def _rows(
     path: Path, lines: Iterator[tuple[int, list[str]]], layouts: Mapping[int, Sequence[str]]
 ) -> Iterator[CsvRow]:
     for count, (line, cells) in enumerate(lines):
-        if count == MOST_JOBS:
-            raise TraceError(f"{path}:{line}: more than {MOST_JOBS} jobs", "split the file")
+        if count == MAX_JOBS:
+            raise TraceError(f"{path}:{line}: more than {MAX_JOBS} jobs", "split the file")
         yield _row(str(path), line, cells, layouts)
 
 
@@ -161,18 +145,18 @@ def _row(file: str, line: int, cells: list[str], layouts: Mapping[int, Sequence[
     if names is None:
         known = " or ".join(str(number) for number in sorted(layouts))
         fullest = layouts[max(layouts)]
-        where = fullest[len(cells)] if len(cells) < len(fullest) else fullest[-1]
-        what = f"{file}:{line}: column {where}: {len(cells)} columns instead of {known}"
-        raise TraceError(what, f"the columns are {', '.join(fullest)}", where)
+        missing = fullest[len(cells)] if len(cells) < len(fullest) else fullest[-1]
+        problem = f"{file}:{line}: column {missing}: {len(cells)} columns instead of {known}"
+        raise TraceError(problem, f"the columns are {', '.join(fullest)}", missing)
     return CsvRow(file, line, dict(zip(names, cells, strict=True)))
 
 
 def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and cells of the lines that are not empty; never much of the file at once."""
+    """Yield line numbers and cells of non-empty lines, without loading the file as a whole."""
     try:
         with path.open("rb") as file:
-            for line in range(1, MOST_LINES + 1):
-                raw = file.readline(MOST_LINE_BYTES + 1)
+            for line in range(1, MAX_LINES + 1):
+                raw = file.readline(MAX_LINE_BYTES + 1)
                 if not raw:
                     return
                 text = _decoded(str(path), line, raw)
@@ -182,25 +166,25 @@ def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
     except ValueError as error:  # a NUL in the path
         raise TraceError(f"{str(path)!r}: {error}", "name a readable file") from None
-    raise TraceError(f"{path}: more than {MOST_LINES} lines", "split the file")
+    raise TraceError(f"{path}: more than {MAX_LINES} lines", "split the file")
 
 
 def _decoded(file: str, line: int, raw: bytes) -> str:
-    if len(raw) > MOST_LINE_BYTES:
-        what = f"{file}:{line}: longer than {MOST_LINE_BYTES} bytes"
-        raise TraceError(what, "this is no trace; write one job on each line")
+    if len(raw) > MAX_LINE_BYTES:
+        problem = f"{file}:{line}: longer than {MAX_LINE_BYTES} bytes"
+        raise TraceError(problem, "write one job on each line; such a long line is not a trace")
     try:
         text = raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        what = f"{file}:{line}: byte {error.start + 1} is no UTF-8"
-        raise TraceError(what, "save the file as UTF-8 text") from None
+        problem = f"{file}:{line}: byte {error.start + 1} is not UTF-8"
+        raise TraceError(problem, "save the file as UTF-8 text") from None
     if "\0" in text:
-        raise TraceError(f"{file}:{line}: has a NUL byte", "this is no text; name a trace")
+        raise TraceError(f"{file}:{line}: has a NUL byte", "name a trace, which is a text file")
     return text
 
 
 def _cells(file: str, line: int, text: str, delimiter: str) -> list[str]:
-    if delimiter == "\t":  # nothing is quoted there: commands have quotes of their own
+    if delimiter == "\t":  # no quoting: commands contain quotes of their own
         return [cell.strip() for cell in text.split("\t")]
     try:
         (cells,) = csv.reader([text], delimiter=delimiter, strict=True)

@@ -1,4 +1,4 @@
-"""Many simulations in parallel processes: each result is kept as it comes."""
+"""Parallel simulations in worker processes; every result is saved when it arrives."""
 
 from __future__ import annotations
 
@@ -22,71 +22,71 @@ from controlplane.sim.analysis import result_files
 from controlplane.sim.results import SimulationResult
 from schemas.errors import OnesError
 
-SHOWN: Final = 5  # failures in a message
-RAISED: Final = b"!"  # begins what a worker sends that could not simulate its cell
-DONE: Final = b"="  # begins the result that it sends else
+MAX_SHOWN_FAILURES: Final = 5  # failures described in a message
+ERROR_PREFIX: Final = b"!"  # first byte of a worker's message with an error
+RESULT_PREFIX: Final = b"="  # first byte of a worker's message with a result
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation of an experiment."""
+    """Simulation that belongs to an experiment."""
 
     policy: str
     options: dict[str, Any]  # of the policy
-    scenario: Any  # a frozen struct that msgspec can write: trace, model, cluster, costs
+    scenario: Any  # frozen struct that msgspec can encode: trace, model, cluster, costs
     seed: int
 
     def __str__(self) -> str:
-        """How a person finds it in the list of what was asked for."""
+        """Return a label that identifies the cell in an experiment."""
         given = ", ".join(f"{name}={value}" for name, value in self.options.items())
         label = f"{self.policy}({given})" if given else self.policy
         return f"{label} with seed {self.seed} [{cell_key(self)[:8]}]"
 
 
-Simulate = Callable[[Cell], SimulationResult]  # of a module: a worker has to import it
-OnProgress = Callable[["Progress"], None]
+Simulate = Callable[[Cell], SimulationResult]  # module-level: workers import it
+OnProgress = Callable[["ExperimentProgress"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How an experiment stands; reported at its start and whenever a cell is over."""
+class ExperimentProgress:
+    """State of an experiment, reported at its start and after each cell."""
 
-    done: int  # of these, some were there before
+    done: int  # including results that the file had before
     failed: int
     total: int
-    cell: Cell | None = None  # that is over; None: at the start
-    result: SimulationResult | None = None  # of this cell; None: it failed
+    cell: Cell | None = None  # that has just finished; None: at the start
+    result: SimulationResult | None = None  # of this cell; None: the cell failed
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cell without a result, and why."""
+    """Cell without a result, and the reason."""
 
     cell: Cell
     why: str
 
 
 class StoppedError(OnesError):
-    """The user ended an experiment with Ctrl-C."""
+    """Raised when the user stops an experiment with Ctrl-C."""
 
     code: ClassVar[str] = "stopped"
 
 
 class CellsFailedError(OnesError):
-    """Some cells came to nothing; `results` has all others."""
+    """Raised when some cells failed; `results` has the results of all others."""
 
     code: ClassVar[str] = "cells_failed"
 
     def __init__(
         self, failures: Sequence[Failure], results: Sequence[SimulationResult], path: Path | None
     ) -> None:
-        """Say why, for the first few, and how to go on.
-
-        Args:
-            failures: at least one.
-            path: of the file that keeps those; None: nothing does.
-        """
-        reasons = "; ".join(f"{failure.cell}: {failure.why}" for failure in failures[:SHOWN])
-        more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
+        reasons = "; ".join(
+            f"{failure.cell}: {failure.why}" for failure in failures[:MAX_SHOWN_FAILURES]
+        )
+        more = (
+            f"; and {len(failures) - MAX_SHOWN_FAILURES} more"
+            if len(failures) > MAX_SHOWN_FAILURES
+            else ""
+        )
         kept = f"the {len(results)} others are kept"
         again = f" in {path}: run the same command again for these only" if path else ""
         super().__init__(f"{len(failures)} failed: {reasons}{more}", kept + again)
@@ -95,25 +95,14 @@ class CellsFailedError(OnesError):
 
 
 def cell_key(cell: Cell) -> str:
-    """The same for equal cells, on every machine.
-
-    Args:
-        cell: its scenario is something that msgspec can write.
-
-    Returns:
-        32 hexadecimal digits.
-    """
+    """Return 32 hexadecimal digits that are equal for equal cells, on every machine."""
     return hashlib.sha256(msgspec.json.encode(cell, order="deterministic")).hexdigest()[:32]
 
 
 def grid(
     policies: Iterable[tuple[str, dict[str, Any]]], scenarios: Sequence[Any], seeds: Sequence[int]
 ) -> list[Cell]:
-    """Every policy in every scenario with every seed; policies side by side.
-
-    Args:
-        scenarios: frozen structs that msgspec can write.
-    """
+    """Return cells for every policy in every scenario with every seed; policies vary fastest."""
     chosen = list(policies)
     return [
         Cell(policy=policy, options=options, scenario=scenario, seed=seed)
@@ -134,16 +123,16 @@ def run(
 
     Args:
         cells: equal ones are simulated once.
-        path: of the file where results go as they come; what it has of these cells is not
-            simulated again. None: nothing is kept.
+        path: file to which results are appended; cells with a result in it are not simulated
+            again. None: results are not saved.
         workers: processes at a time, at least 1.
 
     Returns:
         The result of each cell, in their order.
 
     Raises:
-        StoppedError: at Ctrl-C; the workers are gone, the file has what was done.
-        CellsFailedError: when all others are done, if workers died or raised.
+        StoppedError: at Ctrl-C; the workers have exited, the file has the finished results.
+        CellsFailedError: after all other cells, if workers crashed or raised.
         ResultsError: if the file cannot be read or written.
     """
     if workers < 1:
@@ -162,7 +151,7 @@ def run(
     try:
         experiment.run(simulate, workers)
     except KeyboardInterrupt:
-        raise StoppedError(*_how_to_resume(experiment)) from None
+        raise StoppedError(*_stopped_message(experiment)) from None
     found = [experiment.found[key] for key in map(cell_key, cells) if key in experiment.found]
     if experiment.failures:
         place = {key: index for index, key in enumerate(wanted)}
@@ -171,16 +160,16 @@ def run(
     return found
 
 
-def _how_to_resume(experiment: _Experiment) -> tuple[str, str]:
+def _stopped_message(experiment: _Experiment) -> tuple[str, str]:
     done = f"stopped after {len(experiment.found)} of {len(experiment.cells)} simulations"
     if experiment.path is None:
-        return done, "name a file for the results to be able to go on"
-    return done, f"run the same command again to go on from {experiment.path}"
+        return done, "name a results file to be able to resume"
+    return done, f"run the same command again to resume from {experiment.path}"
 
 
 @contextlib.contextmanager
 def bar(title: str = "simulating") -> Iterator[OnProgress]:
-    """A progress bar on stderr for as long as the context lasts; give it to `run`."""
+    """Show a progress bar on stderr during the context; yields the callback for `run`."""
     from rich import progress  # noqa: PLC0415 - slow to import
     from rich.console import Console  # noqa: PLC0415
 
@@ -196,7 +185,7 @@ def bar(title: str = "simulating") -> Iterator[OnProgress]:
     with progress.Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(title, total=None, last="")
 
-        def show(state: Progress) -> None:
+        def show(state: ExperimentProgress) -> None:
             over = state.done + state.failed
             failed = f"{state.failed} failed " if state.failed else ""
             last = failed + (str(state.cell) if state.cell else "")
@@ -222,8 +211,8 @@ class _Experiment:
     busy: dict[Connection, _Worker] = field(default_factory=dict)
 
     def run(self, simulate: Simulate, workers: int) -> None:
-        """Simulate what is not there yet; no worker is left behind, whatever happens."""
-        self._tell()
+        """Simulate the missing cells; no worker outlives this call."""
+        self._report_progress()
         todo = [cell for key, cell in self.cells.items() if key not in self.found]
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, simulate.__module__])
@@ -233,7 +222,7 @@ class _Experiment:
                     self._start(context, simulate, todo.pop(0))
                 for ready in wait(list(self.busy)):
                     if isinstance(ready, Connection):
-                        self._take(self.busy[ready])
+                        self._receive(self.busy[ready])
         finally:
             for worker in self.busy.values():
                 worker.process.kill()
@@ -243,14 +232,14 @@ class _Experiment:
 
     def _start(self, context: ForkServerContext, simulate: Simulate, cell: Cell) -> None:
         mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(simulate, cell, theirs), daemon=True)
-        with _ctrl_c_waits():  # in between, a worker would run that nobody knows
+        process = context.Process(target=_run_worker, args=(simulate, cell, theirs), daemon=True)
+        with _delay_ctrl_c():  # an interrupt in between would leave an unregistered worker
             process.start()
             self.busy[mine] = _Worker(process, mine, cell)
-        theirs.close()  # so that its end is seen here
+        theirs.close()  # so that the pipe ends when the worker exits
 
-    def _take(self, worker: _Worker) -> None:
-        """Read what a worker left, or how it died."""
+    def _receive(self, worker: _Worker) -> None:
+        """Read a worker's message, or record its crash."""
         try:
             message = worker.pipe.recv_bytes()
         except (EOFError, OSError):
@@ -258,35 +247,37 @@ class _Experiment:
         if message:
             worker.process.join()
         else:
-            worker.process.join(timeout=1.0)  # it closed its pipe by dying
+            worker.process.join(timeout=1.0)  # the pipe was closed by the exit
         del self.busy[worker.pipe]
         worker.pipe.close()
-        if message.startswith(DONE):
-            self._keep(worker.cell, message[len(DONE) :])
+        if message.startswith(RESULT_PREFIX):
+            self._save(worker.cell, message[len(RESULT_PREFIX) :])
         else:
-            why = message[len(RAISED) :].decode() or _death(worker.process.exitcode)
+            why = message[len(ERROR_PREFIX) :].decode() or _describe_exit(worker.process.exitcode)
             self.failures.append(Failure(worker.cell, why))
-            self._tell(worker.cell)
+            self._report_progress(worker.cell)
 
-    def _keep(self, cell: Cell, encoded: bytes) -> None:
+    def _save(self, cell: Cell, encoded: bytes) -> None:
         result = msgspec.json.decode(encoded, type=SimulationResult)
         result = msgspec.structs.replace(result, cell=cell_key(cell))
         if self.path is not None:
             result_files.append(self.path, result)
         self.found[result.cell] = result
-        self._tell(cell, result)
+        self._report_progress(cell, result)
 
-    def _tell(self, cell: Cell | None = None, result: SimulationResult | None = None) -> None:
+    def _report_progress(
+        self, cell: Cell | None = None, result: SimulationResult | None = None
+    ) -> None:
         counts = (len(self.found), len(self.failures), len(self.cells))
-        self.on_progress(Progress(*counts, cell=cell, result=result))
+        self.on_progress(ExperimentProgress(*counts, cell=cell, result=result))
 
 
 @contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Let a Ctrl-C within take effect at the end."""
+def _delay_ctrl_c() -> Iterator[None]:
+    """Delay a Ctrl-C until the end of the context."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is None:
-        yield  # it is never told of a Ctrl-C; None: a program around Python takes it
+        yield  # other threads get no Ctrl-C; None: the embedding program handles it
         return
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
@@ -298,8 +289,7 @@ def _ctrl_c_waits() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _death(code: int | None) -> str:
-    """What the exit code of a worker says that left nothing else."""
+def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
@@ -311,26 +301,25 @@ def _death(code: int | None) -> str:
 # --- in a worker
 
 
-def _work(simulate: Simulate, cell: Cell, pipe: Connection) -> None:
-    """Simulate one cell, send its result, or what was raised."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too; the parent ends it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _run_worker(simulate: Simulate, cell: Cell, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills workers
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
-        message = DONE + msgspec.json.encode(simulate(cell))
-    except Exception as error:  # noqa: BLE001 - a cell's fault, whatever it is, is its own
-        message = RAISED + _described(error).encode(errors="replace")
+        message = RESULT_PREFIX + msgspec.json.encode(simulate(cell))
+    except Exception as error:  # noqa: BLE001 - any error fails this cell only
+        message = ERROR_PREFIX + _describe_error(error).encode(errors="replace")
     with contextlib.suppress(BrokenPipeError):
         pipe.send_bytes(message)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
 
 
-def _described(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, OnesError):
         return str(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,7 +1,4 @@
-"""What a simulation leaves: what became of every job, and what the cluster did.
-
-What is submitted when: the input of a simulation.
-"""
+"""Input and output of a simulation: the trace of submissions, and the results of all jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from schemas.jobs import Utility
 
 
 class SlotAllocation(msgspec.Struct, frozen=True, array_like=True):
-    """A job held a slot for a while."""
+    """Interval in which a job held a slot."""
 
     slot: str
     since: Seconds
@@ -20,94 +17,94 @@ class SlotAllocation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LossLeft(msgspec.Struct, frozen=True, array_like=True):
-    """How far a job's loss was from its end."""
+    """Remaining share of a job's loss reduction at a moment."""
 
     at: Seconds
-    share: float  # of all that it falls: 1 at first, 0 at its smallest
+    share: float  # of the total fall: 1 at first, 0 at the smallest loss
 
 
 class SizeChange(msgspec.Struct, frozen=True, array_like=True):
-    """A job held so many slots from now on."""
+    """Number of slots of a job from a moment on."""
 
     at: Seconds
     slots: int
 
 
 class StartForecast(msgspec.Struct, frozen=True, array_like=True):
-    """When a policy first expected a waiting job to start."""
+    """First forecast of a waiting job's start by a policy."""
 
     told_at: Seconds
     at: Seconds
-    earliest: Seconds  # with `latest`: four of five starts shall lie between them
+    earliest: Seconds  # with `latest`: the interval meant to contain 80% of starts
     latest: Seconds
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One job from submission to end."""
+    """Result of one job."""
 
-    job: str  # as the trace calls it
+    job: str  # name in the trace
     application: str
     submitted_at: Seconds
-    started_at: Seconds | None  # first slots; None: never
-    ended_at: Seconds | None  # None: still there when the simulation stopped
-    state: str  # succeeded, failed, cancelled, rejected; else where it stood
+    started_at: Seconds | None  # when it first got slots; None: never
+    ended_at: Seconds | None  # None: not ended when the simulation stopped
+    state: str  # succeeded, failed, cancelled, rejected; otherwise the last phase
     queued_s: float  # without slots
     exec_s: float  # with slots
     slot_s: float  # slots held times seconds
     rescales: int
     batch_changes: int
     trained_s: float = 0.0  # without waits, starts and stalls
-    extrapolated_s: float = 0.0  # of that, at speeds that nobody measured
-    worth: float | None = None  # that its end was, to its user; None: nothing was stated
-    most_worth: float = 0.0  # that it could have been
-    promised_at: Seconds | None = None  # by when its policy first promised its end; None: never
-    counted: bool = True  # in averages; warm-up jobs are not
-    wanted: int = 1  # slots that its user asked for
-    alone_s: float | None = None  # start and training alone on these; None: not known
-    forecast: StartForecast | None = None  # None: its policy never said when it will start
-    allocations: tuple[SlotAllocation, ...] = ()  # if they were recorded
-    losses: tuple[LossLeft, ...] = ()  # from its submission on, if its model has true losses
-    sizes: tuple[SizeChange, ...] = ()  # the same
+    extrapolated_s: float = 0.0  # of that, at extrapolated speeds
+    worth: float | None = None  # value of its end to its user; None: not stated
+    most_worth: float = 0.0  # largest possible value of `worth`
+    promised_at: Seconds | None = None  # first promised end; None: none
+    counted: bool = True  # in averages; False for warm-up jobs
+    wanted: int = 1  # slots requested by the user
+    alone_s: float | None = None  # start and training alone on `wanted` slots; None: unknown
+    forecast: StartForecast | None = None  # None: the policy made none
+    allocations: tuple[SlotAllocation, ...] = ()  # empty if not recorded
+    losses: tuple[LossLeft, ...] = ()  # from submission on, if the model has true losses
+    sizes: tuple[SizeChange, ...] = ()  # as `losses`
 
     @property
     def jct_s(self) -> float | None:
-        """Completion time; None if it was cancelled or rejected, or never came to an end."""
+        """Completion time; None if the job was cancelled, rejected or did not end."""
         if self.ended_at is None or self.state in {"cancelled", "rejected"}:
             return None
         return self.ended_at - self.submitted_at
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation: a policy on a trace on a cluster."""
+    """Result of one simulation: a policy on a trace on a cluster."""
 
     policy: str
-    options: dict[str, object]  # of the policy, that were given
-    setting: dict[str, object]  # model, trace, cluster, costs, knowledge: everything else
+    options: dict[str, object]  # given options of the policy
+    setting: dict[str, object]  # model, trace, cluster, costs, knowledge
     seed: int
     slots: int  # of the cluster
     jobs: tuple[JobResult, ...]
     ended_at: Seconds  # of the last job
-    busy_slot_s: float  # slots held times seconds
-    decisions_ms: tuple[float, ...]  # real time that each answer of the policy took
-    events: int  # that the core handled
+    busy_slot_s: float  # integral of the slots held by all jobs
+    decisions_ms: tuple[float, ...]  # real time of each plan
+    events: int  # handled by the core
     wall_s: float  # real time of the whole simulation
-    bound_s: float | None = None  # no schedule has a smaller average completion time (fluid SRPT)
-    cell: str = ""  # of the experiment that it is a result of: `experiment.cell_key`
+    bound_s: float | None = None  # lower bound of the average completion time (fluid SRPT)
+    cell: str = ""  # key of the experiment's cell: `experiment.cell_key`
 
 
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One submission."""
+    """Submission of a job."""
 
-    name: str  # unique in its trace; a job's name in results
-    at: Seconds  # when it is submitted
-    workload: str  # what it trains: an application of the profiles, a row of Table 2, a family
-    slots: int  # that its user asks for
-    batch: int = 0  # global batch that its user tuned for them, samples; 0: the workload's own
+    name: str  # unique in the trace; name of the job in results
+    at: Seconds  # of the submission
+    workload: str  # application of the profiles, row of Table 2, or family
+    slots: int  # requested by the user
+    batch: int = 0  # global batch tuned by the user for `slots`, samples; 0: the workload's own
     user: str = "trace"
-    cancelled_after_s: float | None = None  # its user gives up so long after the submission
-    crashes_at: float | None = None  # share of its work, in (0, 1), where its script fails once
-    samples: int | None = None  # a recorded job's work; None: what the workload takes
-    utility: Utility | None = None  # what its end is worth, if its user says so
+    cancelled_after_s: float | None = None  # time from submission to cancellation by the user
+    crashes_at: float | None = None  # share of the work, in (0, 1), at which the script fails once
+    samples: int | None = None  # work of a recorded job; None: the workload's own
+    utility: Utility | None = None  # value of the job's end, if stated by the user
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

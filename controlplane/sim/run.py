@@ -1,4 +1,4 @@
-"""One simulation of a scenario under one policy, from the first submission to the last end."""
+"""Run of a scenario under one policy, from the first submission to the last end."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import model_of, options_of, trace_of, usual_demands
 from schemas.ids import NodeId, Seconds
 
-TELEMETRY_S: Final = 30.0  # between reports of a group's steps, at most
-LOSSES: Final = 1000  # of nodes that are drawn, at most
-LOSS_DRAWS: Final = 77  # which stream of a seed they are drawn from
+TELEMETRY_S: Final = 30.0  # longest interval between step reports of a group
+MAX_LOSSES: Final = 1000  # number of node losses drawn
+LOSS_STREAM: Final = 77  # random stream of losses
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a simulation is made from, once everything that it names was read."""
-
     policy: str
     options: Mapping[str, Any]  # of the policy
     scenario: Scenario
@@ -46,12 +44,12 @@ class _Run:
 
     @property
     def entry(self) -> Entry:
-        """Of the policy, in the registry."""
+        """Registry entry of the policy."""
         return entry(self.policy)
 
     @property
     def uncounted(self) -> int:
-        """How many of the first jobs do not enter averages."""
+        """Number of warm-up jobs, which do not count in averages."""
         return int(self.scenario.warm_up * len(self.trace.jobs))
 
 
@@ -66,22 +64,21 @@ def simulate(
     record: Recorder | None = None,
     made: Policy | None = None,
 ) -> SimulationResult:
-    """Live through a scenario under one policy.
+    """Simulate a scenario under one policy.
 
     Args:
         seed: of the workload and the search.
-        trace: what is submitted, if not what the scenario says.
-        model: how jobs train, if not as the scenario says.
+        trace: replaces the scenario's trace.
+        model: replaces the scenario's training model.
         record: called with every input of the core and its commands.
-        made: that policy, if not a new one: one that is being trained, whose results have no
-            bound.
+        made: existing policy, such as one in training; its results have no bound.
 
     Raises:
         TraceError: if the trace or the profiles cannot be simulated.
         SettingsError: if the policy or its options are unknown.
     """
     began = time.perf_counter()
-    entry(policy)  # an unknown one is refused before anything is read
+    entry(policy)  # refuse an unknown policy before reading any file
     run = _Run(
         policy=policy,
         options=options_of(policy, scenario, options or {}),
@@ -91,16 +88,15 @@ def simulate(
         trace=trace or trace_of(scenario, seed),
     )
     _check_trace(run.trace, scenario)
-    simulation, planner = _built(run, record, made)
+    simulation, planner = _build(run, record, made)
     _schedule(run, simulation)
     simulation.kernel.run()
     return _result(run, simulation, planner, began, bounded=made is None)
 
 
-def _built(
+def _build(
     run: _Run, record: Recorder | None, made: Policy | None
 ) -> tuple[Simulation, SimulatedPlanner]:
-    """The cluster, its policy and its interference, before anything happens."""
     scenario, found, kernel = run.scenario, run.entry, Kernel()
     sim_options = SimOptions(
         instant_changes=scenario.instant_changes,
@@ -140,13 +136,11 @@ def _built(
 
 
 def _interference(run: _Run, jobs: TrainingJobs) -> Interference | None:
-    """The rule by which these jobs slow each other down."""
     form = parse_interference(run.scenario.interference)
     return make_interference(form, jobs, run.seed, usual_demands(run.scenario))
 
 
 def _schedule(run: _Run, simulation: Simulation) -> None:
-    """Let the controller start, and everything come that comes from outside."""
     simulation.begin()
     for place, job in enumerate(run.trace.jobs):
         make_model = partial(run.model.job_model, job, run.entry.batch, seed=run.seed)
@@ -177,7 +171,6 @@ def _result(
 
 
 def _with_times_alone(run: _Run, jobs: Sequence[JobResult]) -> tuple[JobResult, ...]:
-    """The same results, each beside what its job would have taken alone."""
     nodes = run.scenario.nodes
     speeds = sum(each.count * each.slots * RELATIVE_SPEEDS.get(each.model, 1.0) for each in nodes)
     alone = times_alone(
@@ -197,7 +190,6 @@ def _with_times_alone(run: _Run, jobs: Sequence[JobResult]) -> tuple[JobResult, 
 
 
 def _bound_s(run: _Run) -> float | None:
-    """What no schedule can be better than."""
     return lower_bound_s(
         run.trace.jobs[run.uncounted :],
         run.model,
@@ -209,13 +201,13 @@ def _bound_s(run: _Run) -> float | None:
 
 
 def _losses(scenario: Scenario, seed: int) -> list[tuple[float, NodeId]]:
-    """When which node is lost: a Poisson process."""
+    """Draw times and nodes of losses: a Poisson process."""
     if scenario.node_loss_s <= 0.0:
         return []
     nodes = [spec.node for spec in node_specs(scenario.nodes)]
-    rng = default_rng((seed, LOSS_DRAWS))
-    times = np.cumsum(rng.exponential(scenario.node_loss_s, LOSSES)).tolist()
-    places = rng.integers(len(nodes), size=LOSSES).tolist()
+    rng = default_rng((seed, LOSS_STREAM))
+    times = np.cumsum(rng.exponential(scenario.node_loss_s, MAX_LOSSES)).tolist()
+    places = rng.integers(len(nodes), size=MAX_LOSSES).tolist()
     return [(at, nodes[place]) for at, place in zip(times, places, strict=True)]
 
 
@@ -224,5 +216,5 @@ def _check_trace(trace: Trace, scenario: Scenario) -> None:
         raise TraceError(f"trace {trace.name} has no jobs", "give one with at least one job")
     for job in trace.jobs:
         if job.slots > scenario.slots:
-            what = f"job {job.name} asks for {job.slots} slots, the cluster has {scenario.slots}"
-            raise TraceError(what, "give more nodes, or lower its num_replicas", "num_replicas")
+            problem = f"job {job.name} asks for {job.slots} slots, the cluster has {scenario.slots}"
+            raise TraceError(problem, "give more nodes, or lower its num_replicas", "num_replicas")

@@ -1,4 +1,4 @@
-"""What a scenario names: its model of training, its trace, its costs, its policy's options."""
+"""Loading of what a scenario names: training model, trace, costs, options of the policy."""
 
 from __future__ import annotations
 
@@ -29,24 +29,21 @@ from controlplane.sim.traces.generators import (
 from controlplane.sim.traces.recording_file import read_recording
 from controlplane.sim.traces.trace_csv import read_trace
 
-USUAL_STALL_S: Final = 30.0  # of every change, where neither the scenario nor a model says
+USUAL_STALL_S: Final = 30.0  # of every change, if neither the scenario nor a model states it
 USUAL_COSTS: Final[Mapping[str, ChangeCosts]] = {
     "table2": TYPICAL_COSTS,
     "curves": curves.COSTS,
     "harmony": harmony.COSTS,
 }
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
-    # As in the simulator that was published with the profiles.
+    # As in the simulator published with the profiles.
     "tiresias": {"limits": [57_600.0], "placer": "emptiest"},
     "optimus": {"remaining": "oracle", "interval_s": 0.0},
 }
 
 
 def model_of(scenario: Scenario) -> TrainingModel:
-    """How the scenario's jobs train.
-
-    Args:
-        scenario: its physics, and what they need.
+    """Return the training model of the scenario's jobs.
 
     Raises:
         TraceError: if its tables or its recording cannot be used.
@@ -56,7 +53,7 @@ def model_of(scenario: Scenario) -> TrainingModel:
 
 
 def _whole_model_of(scenario: Scenario) -> TrainingModel:
-    """All its jobs train to their end."""
+    """Return the model in which all jobs train to their end."""
     stated = scenario.knowledge == "L3"
     if scenario.physics == "profiles":
         return ProfilesModel(
@@ -86,43 +83,37 @@ def _whole_model_of(scenario: Scenario) -> TrainingModel:
 
 
 def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
-    """What its models ask of nodes: among these a share of interference is a mean."""
+    """Return the demands of the model's workloads; a share of interference is a mean over these."""
     if scenario.physics == "harmony":
-        servers = 0 if scenario.exchange == "all-reduce" else 2  # of 1 to 3
+        servers = 0 if scenario.exchange == "all-reduce" else 2  # mean of 1 to 3
         return tuple(replace(demand_of(name), servers=servers) for name in BATCHES)
     names = ROWS if scenario.physics == "table2" else DEMANDS
     return tuple(demand_of(name) for name in names)
 
 
 def curves_of(scenario: Scenario) -> RecordedCurves:
-    """The loss curves that its jobs replay.
+    """Return the loss curves that the scenario's jobs replay.
 
     Raises:
-        TraceError: if there is no such file, or it is none.
+        TraceError: if the file is missing or not a file of curves.
     """
     return read_curves(Path(scenario.curves)) if scenario.curves else shipped_curves()
 
 
 def recording_of(scenario: Scenario) -> Recording:
-    """What a cluster went through.
-
-    Args:
-        scenario: its `workload` names the file.
+    """Return the cluster recording that `scenario.workload` names.
 
     Raises:
-        TraceError: if there is no such file, or it is none.
+        TraceError: if the file is missing or not a recording.
     """
     if not scenario.workload:
-        what = "physics recorded needs what a cluster recorded"
-        raise TraceError(what, "give --workload FILE, from `ones sim import`", "workload")
+        problem = "physics recorded needs a recording of a cluster"
+        raise TraceError(problem, "give --workload FILE, from `ones sim import`", "workload")
     return read_recording(Path(scenario.workload))
 
 
 def trace_of(scenario: Scenario, seed: int) -> Trace:
-    """What is submitted.
-
-    Args:
-        scenario: names a file, or says what to generate.
+    """Return the submissions, read from a file or generated.
 
     Raises:
         TraceError: if the file cannot be read, or nothing can be generated for this model.
@@ -173,13 +164,10 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
 
 
 def costs_of(scenario: Scenario) -> ChangeCosts:
-    """What changes take, as far as it does not depend on the job.
+    """Return the costs of changes as far as they do not depend on the job.
 
-    With the profiles 30 s for everything, unless it was said; of Table 2's models the middle; with
-    loss curves hardly anything; in Harmony's testbed seconds.
-
-    Args:
-        scenario: with the seconds that it states; None: the usual ones.
+    Costs that the scenario does not state: 30 s for everything with the profiles, the middle of
+    Table 2's models, hardly anything with loss curves, seconds in Harmony's testbed.
     """
     usual = USUAL_COSTS.get(scenario.physics)
     if usual is not None:
@@ -191,7 +179,7 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
 
 
 def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a policy, and what an operator would tell it of this scenario's costs."""
+    """Return the policy's options, including those that an operator would set for the costs."""
     chosen: dict[str, Any] = {}
     if scenario.physics == "profiles" and scenario.round_s > 0.0:
         chosen |= PUBLISHED.get(policy, {})

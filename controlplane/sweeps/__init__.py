@@ -1,1 +1,1 @@
-"""Model selection by model hopping: what to train, where next, what to keep (Cerebro)."""
+"""Model selection by model hopping: search, visits, stored states (Cerebro)."""

@@ -1,6 +1,6 @@
-"""Configurations drawn from a space, listed, or changed a little.
+"""Configurations of a search space: drawn, listed, or mutated.
 
-Chance that depends on its key alone.
+Random streams depend on their keys alone.
 """
 
 from __future__ import annotations
@@ -18,57 +18,53 @@ if TYPE_CHECKING:
 
 
 def stream(*key: str | int) -> Random:
-    """Draws that are the same for the same key, on every machine."""
+    """Return a random stream that is equal for equal keys, on every machine."""
     return Random("/".join(map(str, key)))  # noqa: S311 - nothing here is a secret
 
 
-LESS, MORE = 0.8, 1.2  # factors of population based training (Jaderberg et al. 2017, section 4)
+SHRINK_FACTOR, GROW_FACTOR = (
+    0.8,
+    1.2,
+)  # factors of population based training (Jaderberg et al. 2017, section 4)
 
 
 def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:
-    """Configuration `number` of a random search.
+    """Return configuration `number` (from 0) of a random search.
 
-    Each value has a stream of its own, (seed, number, name): another value of the space
-    changes none of the others.
-
-    Args:
-        number: from 0.
+    Each value has a stream of its own, (seed, number, name): another value in the space does not
+    change the others.
     """
-    return _where_they_apply(space, lambda name: _draw(space[name], stream(seed, number, name)))
+    return _applicable(space, lambda name: _draw(space[name], stream(seed, number, name)))
 
 
 def grid(space: Space) -> list[dict[str, Value]]:
-    """Every combination, the last value changing fastest.
+    """Return every combination, the last value changing fastest.
 
-    Those that would differ only in values that do not apply are listed once.
+    Combinations that differ only in values that do not apply are listed once.
     """
     names = list(space)
     found: dict[tuple[tuple[str, Value], ...], dict[str, Value]] = {}
     for values in product(*(_listed(space[name]) for name in names)):
         given = dict(zip(names, values, strict=True))
-        one = _where_they_apply(space, given.__getitem__)
+        one = _applicable(space, given.__getitem__)
         found.setdefault(tuple(one.items()), one)
     return list(found.values())
 
 
 def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[str, Value]:
-    """A configuration near `values`: each value drawn anew or moved a little.
-
-    Args:
-        resample: how often a value is drawn anew, 0 to 1.
-    """
+    """Return a near configuration: each value is redrawn with probability `resample`, or moved."""
 
     def near(name: str) -> Value:
         parameter = space[name]
         if name not in values or rng.random() < resample:
             return _draw(parameter, rng)
-        return _moved(parameter, values[name], rng)
+        return _mutated(parameter, values[name], rng)
 
-    return _where_they_apply(space, near)
+    return _applicable(space, near)
 
 
-def _where_they_apply(space: Space, value_of: Callable[[str], Value]) -> dict[str, Value]:
-    """Values in the order of the space, without those whose condition does not hold."""
+def _applicable(space: Space, value_of: Callable[[str], Value]) -> dict[str, Value]:
+    """Return the values whose conditions hold, in the order of the space."""
     found: dict[str, Value] = {}
     for name in conditions_first(space):
         conditions = space[name].when.items()
@@ -78,7 +74,7 @@ def _where_they_apply(space: Space, value_of: Callable[[str], Value]) -> dict[st
 
 
 def conditions_first(space: Mapping[str, Parameter]) -> Iterator[str]:
-    """All names, each after those that it depends on."""
+    """Yield all names, each after the names that its conditions refer to."""
     ready: set[str] = set()
     while len(ready) < len(space):
         for name, parameter in space.items():
@@ -94,7 +90,7 @@ def _draw(parameter: Parameter, rng: Random) -> Value:
             return rng.uniform(least, most)
         case "log_uniform":
             return _within(math.exp(rng.uniform(math.log(least), math.log(most))), least, most)
-        case "log_integer":  # [k, k + 1) for each k: both ends get the share that is theirs
+        case "log_integer":  # [k, k + 1) for each k, so that both ends get their full share
             drawn_log = rng.uniform(math.log(least), math.log(most + 1))
             return int(_within(int(math.exp(drawn_log)), least, most))
         case "choice":
@@ -108,15 +104,15 @@ def _listed(parameter: Parameter) -> Sequence[Value]:
     return parameter.choice or range(int(least), int(most) + 1)
 
 
-def _moved(parameter: Parameter, value: Value, rng: Random) -> Value:
-    """A fifth more or less; of choices the one before or after."""
+def _mutated(parameter: Parameter, value: Value, rng: Random) -> Value:
+    """Move a value by a fifth up or down; a choice moves to a neighbour."""
     up = rng.randrange(2) == 1
     least, most = parameter.bounds
     if parameter.choice is not None:
         at = parameter.choice.index(value) + (1 if up else -1)
         return parameter.choice[int(_within(at, least, most))]
     number = float(value)
-    moved = number * (MORE if up else LESS)
+    moved = number * (GROW_FACTOR if up else SHRINK_FACTOR)
     if parameter.form in {"uniform", "log_uniform"}:
         return _within(moved, least, most)
     step = max(1, abs(round(moved - number)))

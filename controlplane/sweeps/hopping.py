@@ -1,8 +1,6 @@
-"""What is left of a sweep: models, partitions, and the slots that hold them.
+"""Model hopping as a scheduling problem: models, partitions and slots, and the greedy order.
 
-A sweep that goes on: what is left, who is idle, and the greedy choice of what comes next.
-
-How quickly a sweep could end at best.
+`makespan_bound` is a lower bound of the duration.
 """
 
 from __future__ import annotations
@@ -11,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Partitions = int  # a set of them: bit p stands for partition p
+Partitions = int  # set: bit p stands for partition p
 
 
 class Visit(NamedTuple):
-    """A unit: a model trains once over a partition, on a slot that holds it."""
+    """Unit of work: a model trains once over a partition, on a slot that holds the partition."""
 
     model: int
     partition: int
@@ -24,36 +22,36 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One configuration with the state that hops."""
+    """Configuration with the state that hops."""
 
-    unit_s: float  # of a partition of size 1 on a slot of slowness 1, seconds, above 0
-    todo: Partitions  # of its present epoch, with one that it visits now; empty: it waits
-    epochs_left: int = 0  # that are granted after the present one
-    at: int | None = None  # slot where its state is; None: nowhere yet
+    unit_s: float  # for a partition of size 1 on a slot of slowness 1, above 0
+    todo: Partitions  # of the current epoch, including a running visit; empty: waits
+    epochs_left: int = 0  # granted epochs after the current one
+    at: int | None = None  # slot that has the state; None: none yet
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One worker, with the partitions that its node holds."""
+    """Worker, with the partitions that its node holds."""
 
-    primary: Partitions  # its own; every partition has one slot that it is primary at
-    replicas: Partitions = 0  # that it may also train from
+    primary: Partitions  # each partition is primary at one slot
+    replicas: Partitions = 0  # other partitions that it may train from
     slowness: float = 1.0  # factor on the seconds of a unit, above 0
 
 
 class Unit(NamedTuple):
-    """A visit that goes on now."""
+    """Running visit."""
 
     visit: Visit
-    ends_in_s: float  # as expected
+    ends_in_s: float  # expected
 
 
 @dataclass(frozen=True, slots=True)
 class HopProblem:
     """Models that hop between partitions (Cerebro section 3: S, D and p; section 5.5: replicas).
 
-    A model visits every partition once in an epoch, in any order; no two units of a model
-    and no two units of a slot overlap; a unit is not interrupted.
+    A model visits every partition once per epoch, in any order; two units of a model never overlap,
+    nor do two units of a slot; a unit is not interrupted.
     """
 
     models: Sequence[Model]
@@ -63,21 +61,17 @@ class HopProblem:
 
     @property
     def everything(self) -> Partitions:
-        """The set of all partitions."""
+        """Set of all partitions."""
         return (1 << len(self.sizes)) - 1
 
     def seconds(self, visit: Visit) -> float:
-        """What the unit takes as far as known."""
+        """Return the expected seconds of a unit."""
         cost = self.models[visit.model].unit_s * self.sizes[visit.partition]
         return cost * self.slots[visit.slot].slowness
 
 
 def members(some: Partitions) -> Iterator[int]:
-    """The partitions of a set, ascending.
-
-    Args:
-        some: bit p stands for partition p.
-    """
+    """Yield the partitions of a set in ascending order; bit p stands for partition p."""
     while some:
         lowest = some & -some
         yield lowest.bit_length() - 1
@@ -85,7 +79,7 @@ def members(some: Partitions) -> Iterator[int]:
 
 
 def partitions(some: Sequence[int]) -> Partitions:
-    """The set of these partitions."""
+    """Return the set of these partitions."""
     found = 0
     for partition in some:
         found |= 1 << partition
@@ -94,22 +88,18 @@ def partitions(some: Sequence[int]) -> Partitions:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much more, or less, than its remaining work a model or a slot is taken to have."""
+    """Factors on the remaining work of models and slots."""
 
     models: Sequence[float]  # shape (models,), above 0
     slots: Sequence[float]  # shape (slots,), above 0
-    visits: float = 0.0  # power of the visits that a model has left, a factor beside its work
+    visits: float = 0.0  # exponent of the remaining visits of a model, as another factor
 
 
-class Progress:
-    """What is left of a problem; changes as units begin and end."""
+class GreedyOrder:
+    """Greedy order of visits, with the remaining work; changes when units begin and end."""
 
     def __init__(self, problem: HopProblem, weights: Weights | None = None) -> None:
-        """As the problem is now: its running units have begun and not ended.
-
-        Args:
-            weights: on the work that is left; None: all alike.
-        """
+        """Start from the problem's state, in which its running units have begun and not ended."""
         self.problem = problem
         models, slots = problem.models, problem.slots
         self._model_weights = weights.models if weights else [1.0] * len(models)
@@ -121,10 +111,10 @@ class Progress:
         self._at = [model.at for model in models]
         sizes = _SizesOfSets(problem)
         whole = sizes.of(problem.everything)
-        self._work = [  # of each model, seconds on a slot of slowness 1
+        self._remaining = [  # by model, seconds on a slot of slowness 1
             m.unit_s * (m.epochs_left * whole + sizes.of(m.todo)) for m in models
         ]
-        self._load = [0.0] * len(slots)  # of what is primary there, seconds
+        self._load = [0.0] * len(slots)  # of the primary partitions, seconds
         for p, unit_s in enumerate(_unit_seconds(problem)):
             if p in self._home:
                 home = self._home[p]
@@ -136,15 +126,14 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether no unit is left to begin."""
+        """True if no unit is left to begin."""
         return not any(self._todo)
 
     def begin_units(self) -> list[Visit]:
-        """Begin what can begin: the most loaded idle slot takes the model with most work left.
+        """Begin units: the most loaded idle slot takes the idle model with most work left.
 
-        A slot serves what is primary there first, and replicas of others only when none of its
-        own is left to be visited by an idle model. Among models alike, one whose state is there
-        already is taken.
+        A slot serves its primary partitions first, and replicas only when no idle model has to
+        visit one of those. Among equal models, one whose state is on the slot is preferred.
         """
         begun: list[Visit] = []
         if not self.idle_models:
@@ -154,14 +143,14 @@ class Progress:
         for own in (True, False):
             for slot in by_load:
                 if slot in self.idle_slots:
-                    visit = self._first(by_work, slot, own=own)
+                    visit = self._first_visit(by_work, slot, own=own)
                     if visit is not None:
                         self._begin(visit)
                         begun.append(visit)
         return begun
 
     def end(self, visit: Visit) -> None:
-        """The unit has ended; its model goes on with its next epoch if it has one."""
+        """End a unit; its model continues with its next epoch if it has one."""
         model = visit.model
         self._at[model] = visit.slot
         self.idle_slots.add(visit.slot)
@@ -172,15 +161,14 @@ class Progress:
             self.idle_models.add(model)
 
     def _open(self, model: int) -> Partitions:
-        """What a model may visit next."""
         return self._todo[model]
 
     def _rank(self, model: int) -> float:
-        work = max(0.0, self._work[model])  # sums of what was taken away may end below
+        work = max(0.0, self._remaining[model])  # rounding of subtractions may end below 0
         visits: float = (work / self.problem.models[model].unit_s) ** self._visits_count
         return work * self._model_weights[model] * visits
 
-    def _first(self, by_work: Sequence[int], slot: int, *, own: bool) -> Visit | None:
+    def _first_visit(self, by_work: Sequence[int], slot: int, *, own: bool) -> Visit | None:
         place = self.problem.slots[slot]
         held = place.primary if own else place.replicas
         if not held:
@@ -193,7 +181,7 @@ class Progress:
                 found = model
                 if self._at[model] == slot:
                     break
-            elif self._work[model] < self._work[found]:
+            elif self._remaining[model] < self._remaining[found]:
                 break
             elif self._at[model] == slot:
                 found = model
@@ -203,7 +191,7 @@ class Progress:
         return Visit(found, self._busiest(self._open(found) & held), slot)
 
     def _busiest(self, some: Partitions) -> int:
-        """Of several partitions the one whose primary slot has most to do."""
+        """Return the partition whose primary slot has most work left."""
         homes = self._home
         return max(members(some), key=lambda p: (self._load[homes[p]] if p in homes else 0.0, -p))
 
@@ -211,7 +199,7 @@ class Progress:
         model, partition, slot = visit
         cost = self.problem.models[model].unit_s * self.problem.sizes[partition]
         self._todo[model] &= ~(1 << partition)
-        self._work[model] -= cost
+        self._remaining[model] -= cost
         home = self._home.get(partition)
         if home is not None:
             self._load[home] -= cost * self.problem.slots[home].slowness
@@ -220,14 +208,14 @@ class Progress:
 
 
 class _SizesOfSets:
-    """Sums of sizes of sets of partitions; most models have one of a few sets left."""
+    """Cached sums of sizes of sets; most models have one of a few sets left."""
 
     def __init__(self, problem: HopProblem) -> None:
         self._sizes = problem.sizes
         self._known: dict[Partitions, float] = {}
 
     def of(self, some: Partitions) -> float:
-        """Size of all of them together."""
+        """Return the total size of a set."""
         found = self._known.get(some)
         if found is None:
             found = self._known[some] = sum(self._sizes[p] for p in members(some))
@@ -235,7 +223,7 @@ class _SizesOfSets:
 
 
 def _unit_seconds(problem: HopProblem) -> list[float]:
-    """Seconds of a unit of size 1, summed over all visits that a partition has left."""
+    """Return for each partition the seconds of units of size 1 over all remaining visits."""
     later = sum(model.unit_s * model.epochs_left for model in problem.models)
     now: dict[Partitions, float] = {}
     for model in problem.models:
@@ -248,15 +236,12 @@ def _unit_seconds(problem: HopProblem) -> list[float]:
 
 
 def makespan_bound(problem: HopProblem) -> float:
-    """Seconds that no order of visits can beat.
+    """Return a lower bound in seconds on the makespan of any order of visits.
 
-    Where each partition is on one slot, this is the open-shop bound: the longest of what one
-    model and of what one slot still has to do (Cerebro section 5.1). With replicas a unit may be on
-    any slot that holds its partition: for a model the quickest of these counts, and all slots
-    together share all work.
-
-    Args:
-        problem: what is left; units that run count with what is left of them.
+    If each partition is on one slot, this is the open-shop bound: the longest remaining work of a
+    model or of a slot (Cerebro section 5.1). With replicas a unit may be on any slot that holds its
+    partition: for a model the fastest of these counts, and all slots share all work. Running units
+    count with their remaining time.
     """
     slots, sizes = problem.slots, problem.sizes
     quickest = [
@@ -265,7 +250,7 @@ def makespan_bound(problem: HopProblem) -> float:
     ]
     of_models = [0.0] * len(problem.models)
     work = 0.0  # seconds on a slot of slowness 1
-    alone = [0.0] * len(slots)  # what can be done nowhere else, seconds
+    alone = [0.0] * len(slots)  # work that only this slot can do, seconds
     only_at = _only_holders(problem)
     running = {(unit.visit.model, unit.visit.partition) for unit in problem.running}
     for at, model in enumerate(problem.models):
@@ -286,7 +271,6 @@ def makespan_bound(problem: HopProblem) -> float:
 
 
 def _only_holders(problem: HopProblem) -> dict[int, int]:
-    """The slot of each partition that one slot alone holds."""
     holders: dict[int, list[int]] = {}
     for at, slot in enumerate(problem.slots):
         for p in members(slot.primary | slot.replicas):

@@ -1,4 +1,4 @@
-"""What a sweep orders, and what it lets people know."""
+"""Orders and notifications of a sweep."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import NewType
 from schemas.ids import NodeId, WorkerId
 from schemas.sweeps import Values
 
-Attempt = NewType(
-    "Attempt", int
-)  # at a unit; counts up, so that the result of an older one is known
+Attempt = NewType("Attempt", int)  # at a unit; increases, so that older results are recognised
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateName:
-    """A state of a trial after so many of its visits, at least one: before, it is built."""
+    """State of a trial after `version` visits; version 0 is built and never stored."""
 
     trial: int
     version: int
@@ -29,17 +27,17 @@ class RunUnit:
     worker: WorkerId
     trial: int
     values: Values
-    state: StateName | None  # to begin with; None: `model_fn` builds it
-    sources: tuple[NodeId, ...]  # that have it, the worker's own node first
-    result: StateName  # to end with
+    state: StateName | None  # initial state; None: `model_fn` builds it
+    sources: tuple[NodeId, ...]  # nodes with the state, the worker's own first
+    result: StateName  # final state
     epoch: int  # 1-based
     partition: int
-    evaluate: bool  # afterwards: the epoch ends with this visit
+    evaluate: bool  # evaluate afterwards: the epoch ends with this visit
 
 
 @dataclass(frozen=True, slots=True)
 class StopUnit:
-    """Give up what the worker does, with its process: it takes no other unit."""
+    """Kill the process of a worker and discard its unit; the worker takes no other unit."""
 
     attempt: Attempt
     worker: WorkerId
@@ -47,7 +45,7 @@ class StopUnit:
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """Keep a state in a second place."""
+    """Copy a state to a second node."""
 
     state: StateName
     source: NodeId
@@ -56,7 +54,7 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class DropState:
-    """Nobody needs it any more."""
+    """Delete a state that is no longer needed."""
 
     state: StateName
     node: NodeId
@@ -64,14 +62,14 @@ class DropState:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWorker:
-    """It was revoked, and does nothing now."""
+    """Release a revoked worker, which is idle now."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class TrialScored:
-    """An epoch of a trial is over."""
+    """An epoch of a trial has finished."""
 
     trial: int
     epoch: int
@@ -80,7 +78,7 @@ class TrialScored:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """It trains no further."""
+    """A trial has stopped training."""
 
     trial: int
     how: str  # done, stopped, failed
@@ -89,14 +87,14 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True)
 class StateDiffers:
-    """A unit was done again, and left another state: the training is not deterministic."""
+    """A repeated unit produced another state: the training is not deterministic."""
 
     state: StateName
 
 
 @dataclass(frozen=True, slots=True)
 class DataRefused:
-    """A node could not give a partition, or gave another one than others have."""
+    """A node could not provide a partition, or provided another one than other nodes."""
 
     node: NodeId
     partition: int
@@ -105,22 +103,22 @@ class DataRefused:
 
 @dataclass(frozen=True, slots=True)
 class Graduate:
-    """A trial goes on as an elastic job."""
+    """A trial continues as an elastic job."""
 
     trial: int
     values: Values
-    state: StateName  # that it goes on from
-    digest: str  # of that
-    epochs: int  # that are finished
+    state: StateName  # initial state of the job
+    digest: str  # of that state
+    epochs: int  # finished
 
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """What a unit left beside its state."""
+    """Result of a unit besides its state."""
 
-    metrics: dict[str, float]  # means over the partition's samples
-    samples: int  # that they count for
-    seconds: float  # that it took, without the wait for its state
+    metrics: dict[str, float]  # means over the samples of the partition
+    samples: int  # weight of the metrics
+    seconds: float  # duration without the wait for its state
     scores: dict[str, float] = field(default_factory=dict)  # of the evaluation
     digest: str = ""  # of the state, SHA-256
 

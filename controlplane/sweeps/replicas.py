@@ -1,6 +1,6 @@
-"""Which states are kept, and where: a second place before the first is given up.
+"""Placement of states and partitions: which node keeps which states and holds which data.
 
-Which node holds which partitions of the data.
+A state has a second place before its predecessor is dropped.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from controlplane.sweeps.sweep_state import SweepState
 from controlplane.sweeps.trials import Trial
 from schemas.ids import NodeId
 
-PLACES = 2  # nodes that have a state before the one before it is dropped
-COPY_TRIES = 3  # of one state; then the next state is copied
+MIN_REPLICAS = 2  # nodes that have a state before its predecessor is dropped
+MAX_COPY_TRIES = 3  # per state; then the next state is copied
 
 
 def keep_states(state: SweepState) -> list[Order]:
-    """Continue from the newest states, copy those with one replica, drop the others."""
+    """Continue from the newest states, copy states with one replica, drop the others."""
     needed: set[StateName] = set()
     found: list[Order] = []
     leased = {lease.trial for lease in state.leases.values()}
@@ -27,7 +27,7 @@ def keep_states(state: SweepState) -> list[Order]:
         if trial.ended or not model.visits:
             continue
         if trial.number not in leased:
-            _go_to_newest(state, model)
+            _use_newest_stored(state, model)
         copy = _keep_newest(state, model, needed, copied)
         if copy is not None and copy.state not in copied:
             copied.add(copy.state)
@@ -47,12 +47,13 @@ def keep_states(state: SweepState) -> list[Order]:
 def _keep_newest(
     state: SweepState, model: ModelState, needed: set[StateName], copied: set[StateName]
 ) -> CopyState | None:
-    """Its newest state, that which is copied, and the newest that is in enough places.
+    """Mark the newest state, a state being copied, and the newest with enough replicas as needed.
 
-    One copy of a trial is under way at a time: where copies are slower than units, or fail, nodes
-    keep three of its states and no more.
+    Return a copy order if the newest state lacks a replica and no copy of the trial is pending.
+    With one pending copy per trial, nodes keep at most three of its states where copies are slower
+    than units, or fail.
     """
-    places = min(PLACES, max(1, len(state.staged)))
+    places = min(MIN_REPLICAS, max(1, len(state.staged)))
     lacking, busy = False, False
     for version in _stored_versions(state, model):
         names = model.names(version)
@@ -68,7 +69,7 @@ def _keep_newest(
 
 
 def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
-    """Of its states up to the present one those that a node has, the newest first."""
+    """Return the versions up to the current state that some node has, newest first."""
     found = {version for version in state.stored.versions(model.trial) if version <= model.at}
     for one in model.parents:
         most = min(one.version, model.at)
@@ -76,8 +77,8 @@ def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def _go_to_newest(state: SweepState, model: ModelState) -> None:
-    """The newest state that a node has: a node that came back may have one that others lost."""
+def _use_newest_stored(state: SweepState, model: ModelState) -> None:
+    """Move to the newest state that a node has; a returned node may have one that others lost."""
     for version in range(len(model.visits), model.at, -1):
         if state.stored.nodes(model.names(version)):
             model.at = version
@@ -87,25 +88,23 @@ def _go_to_newest(state: SweepState, model: ModelState) -> None:
 
 
 def _copy(state: SweepState, model: ModelState) -> CopyState | None:
-    """Of its newest state, to a node that has it not; another one after each failure."""
+    """Return an order to copy the newest state to a node without it; failures change the node."""
     having = state.stored.nodes(model.names(model.at))
     source, name = having[0]
     nodes = {node for node, _ in having}
     others = [node for node in state.staged if node not in nodes]
     tries = state.failed_copies.get(name, 0)
-    if not others or tries >= COPY_TRIES:
+    if not others or tries >= MAX_COPY_TRIES:
         return None
     return CopyState(name, source, others[(model.trial + tries) % len(others)])
 
 
 def _best(state: SweepState) -> list[Trial]:
-    """Trials of the best scores that anybody had, `keep` of them."""
     scored = [one for one in state.trials if one.scores and one.number not in state.deleted]
     return sorted(scored, key=lambda one: (-max(one.scores), one.number))[: state.keep]
 
 
 def _best_version(state: SweepState, trial: Trial) -> int:
-    """Visits of its state after its best epoch."""
     epochs = trial.began_at + 1 + trial.scores.index(max(trial.scores))
     return epochs * state.partitions
 
@@ -117,19 +116,19 @@ def partition_holders(
     before: Mapping[NodeId, set[int]],
     can_hold: Callable[[NodeId, int], bool] = lambda _node, _partition: True,
 ) -> dict[NodeId, set[int]]:
-    """Give each partition to nodes, in proportion to their workers, moving as few as can be.
+    """Assign partitions to nodes in proportion to their workers, with few moves.
 
     Cerebro section 3.1 fixes the place of each partition and section 5.5 replicates it; here nodes
-    come and go. What a lost node held is spread over all that are left, and a new node takes its
-    share from those that have most.
+    come and go. The partitions of a lost node are spread over all remaining nodes, and a new node
+    takes its share from the nodes with the largest load.
 
     Args:
-        workers: nodes that have any, and how many.
-        replicas: nodes that hold each; more than there are: every node.
-        can_hold: False of a node that could not give the partition.
+        workers: nodes with workers, and their number.
+        replicas: nodes that hold each partition; more than there are: every node.
+        can_hold: False if the node could not provide the partition.
 
     Returns:
-        What each of `workers` holds. A partition that nobody can hold is left out.
+        Partitions of each node in `workers`. Partitions that no node can hold are left out.
     """
     held = {node: {p for p in before.get(node, ()) if can_hold(node, p)} for node in workers}
 
@@ -159,7 +158,7 @@ def _better(
     held: Mapping[NodeId, set[int]],
     can_hold: Callable[[NodeId, int], bool],
 ) -> tuple[NodeId, NodeId, int] | None:
-    """A partition to be moved from a loaded node to one that has less even afterwards."""
+    """Return a move of a partition to a node that has a smaller load even afterwards, or None."""
     by_load = sorted(held, key=lambda node: len(held[node]) / workers[node])
     for target in by_load:
         for source in reversed(by_load):

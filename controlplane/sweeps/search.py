@@ -1,10 +1,7 @@
-"""What a searcher asks for next, from the trials alone.
+"""Search algorithms as pure functions of the trials: rungs, population based training, medians.
 
-Who goes on to the next rung: successive halving, Hyperband and ASHA.
-
-Population based training: states and values of the best are taken over by the worst.
-
-How many epochs a search trains in all, as far as that follows from its rungs.
+Rungs are those of successive halving, Hyperband and ASHA. `expected_epochs` is the total number of
+epochs as far as it follows from the rungs.
 """
 
 from __future__ import annotations
@@ -31,11 +28,7 @@ from schemas.sweeps import (
 
 
 def rungs(least: int, most: int, eta: int) -> list[int]:
-    """Epochs after which trials are compared, and the last epoch.
-
-    Args:
-        most: epochs of a trial that is never stopped.
-    """
+    """Return the epochs after which trials are compared, and the last epoch."""
     found: list[int] = []
     at = least
     while at < most:
@@ -45,21 +38,26 @@ def rungs(least: int, most: int, eta: int) -> list[int]:
 
 
 def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> list[Decision]:
-    """Rungs that wait for all of theirs: the best 1 / eta go on, the others end.
+    """Promote the best 1 / eta of each complete rung, and stop the others.
 
-    Of n that came to a rung floor(n / eta) go on, at least one, in whatever order they came.
+    Of n trials at a rung floor(n / eta) are promoted, at least one, whatever their order of
+    arrival.
     """
     found: list[Decision] = []
     for level, following in pairwise(levels):
-        here = [trial for trial in trials if trial.granted >= level]
-        if any(not trial.ended and trial.epochs < level for trial in here):
+        at_rung = [trial for trial in trials if trial.granted >= level]
+        if any(not trial.ended and trial.epochs < level for trial in at_rung):
             break
-        ahead = sum(trial.granted > level for trial in here)
-        places = max(1, len(here) // eta) - ahead
-        order = [trial for trial in ranked(here, level) if trial.waits and trial.granted == level]
+        ahead = sum(trial.granted > level for trial in at_rung)
+        places = max(1, len(at_rung) // eta) - ahead
+        order = [
+            trial for trial in ranked(at_rung, level) if trial.waits and trial.granted == level
+        ]
         found += [Grant(trial.number, following) for trial in order[: max(0, places)]]
         for trial in order[max(0, places) :]:
-            why = f"not among the best {max(1, len(here) // eta)} of {len(here)} after {level}"
+            why = (
+                f"not among the best {max(1, len(at_rung) // eta)} of {len(at_rung)} after {level}"
+            )
             found.append(Stop(trial.number, f"{why} epoch{'s' * (level != 1)}"))
         if order:
             break
@@ -73,28 +71,24 @@ def asynchronous(
     promotes: Promotes = "in_order",
     paused: Container[int] = (),
 ) -> list[Decision]:
-    """Rungs that do not wait for all: who is in the best 1 / eta of those before goes on.
+    """Promote trials among the best 1 / eta of a rung without waiting for all of it.
 
-    ASHA (Li et al., MLSys '20, algorithm 2), highest rung first. Paper: where nobody can be
-    promoted a new configuration begins. Here all are there from the beginning, and paused ones
-    cost nothing. When nobody trains and nobody is among the best, the first of the highest rung
-    goes on until one is trained to the end, or leaves for that; then the others stop.
+    ASHA (Li et al., MLSys '20, algorithm 2), highest rung first. Paper: where no trial can be
+    promoted a new configuration begins. Here all exist from the start, and waiting ones cost
+    nothing. When no trial trains and none is among the best, the first of the highest rung is
+    promoted until one is trained to the end, or graduates; then the others stop.
 
-    Paper: scores are looked at as they arrive (`on_arrival`), so the same search has other winners
-    with other slots. `in_order` looks at them in an order of its own: at the first rung by number,
-    at the next ones as they were promoted, and a score waits for those before it. Who is promoted
-    then follows from the scores alone.
-
-    Args:
-        promotes: in which order scores are looked at.
-        paused: numbers of trials for which nobody waits.
+    Paper: scores are compared as they arrive (`on_arrival`), so the winners of a search depend on
+    the slots. `in_order` uses an order of its own: the first rung by number, later ones by order of
+    promotion, and a score waits for those before it. Promotions then depend on the scores alone.
+    `paused` are numbers of trials that are not waited for.
     """
     found: list[Decision] = []
     if promotes == "in_order":
         promoted = _promoted_in_order(trials, levels, eta, paused)
     else:
         ranks = [ranked(trials, level) for level in levels[:-1]]
-        promoted = [[trial.number for trial in here[: len(here) // eta]] for here in ranks]
+        promoted = [[trial.number for trial in at_rung[: len(at_rung) // eta]] for at_rung in ranks]
     for (level, following), numbers in reversed(list(zip(pairwise(levels), promoted, strict=True))):
         found += [Grant(n, following) for n in numbers if _waits_at(trials[n], level)]
     if found or any(not trial.ended and not trial.waits for trial in trials):
@@ -114,9 +108,9 @@ def asynchronous(
 def _promoted_in_order(
     trials: Sequence[Trial], levels: Sequence[int], eta: int, paused: Container[int]
 ) -> list[list[int]]:
-    """For each rung but the last the numbers of who goes on, in the order of their promotions."""
+    """Return for each rung but the last the numbers of promoted trials, in order of promotion."""
     found: list[list[int]] = []
-    below: list[int] = []  # who was promoted to the rung
+    below: list[int] = []  # promoted to the rung
     for level in levels[:-1]:
         came = set(below)
         late = [t.number for t in trials if t.number not in came and _reaches(t, level)]
@@ -126,15 +120,14 @@ def _promoted_in_order(
 
 
 def _reaches(trial: Trial, level: int) -> bool:
-    """Whether it may train to the rung, and began below it."""
     return trial.began_at < level <= trial.granted
 
 
 def _best_of_prefixes(
     order: Sequence[Trial], level: int, eta: int, paused: Container[int]
 ) -> list[int]:
-    """Who is among the best 1 / eta of all up to some place, up to the first without a score."""
-    ranks: list[tuple[float, int]] = []  # ascending: the best first
+    """Return trials among the best 1 / eta of some prefix, up to the first one without a score."""
+    ranks: list[tuple[float, int]] = []  # ascending: best first
     found: dict[int, None] = {}
     places = 0
     for trial in order:
@@ -160,14 +153,12 @@ def _waits_at(trial: Trial, level: int) -> bool:
 def exploit_and_explore(
     spec: SearchSpec, searcher: PopulationBased, trials: Sequence[Trial]
 ) -> list[Decision]:
-    """At every interval the worst quarter gives way to changed copies of the best quarter.
+    """Replace the worst quarter by mutated copies of the best quarter, at every interval.
 
-    Jaderberg et al. 2017, section 4, truncation selection. All wait for the slowest of the
-    interval, so that the result does not depend on who came first. A copy is a trial of its own
-    with a parent: who became of whom is read from the ledger.
-
-    Args:
-        trials: all of them; those that joined later catch up without being compared.
+    Jaderberg et al. 2017, section 4, truncation selection. All trials wait for the slowest one of
+    the interval, so that the result does not depend on the order of arrival. A copy is a trial of
+    its own with a parent, so that the ledger shows its descent. Trials that joined later catch up
+    without being compared.
     """
     alive = [trial for trial in trials if not trial.ended]
     level = max((trial.granted for trial in alive), default=0)
@@ -199,14 +190,14 @@ def exploit_and_explore(
 def next_decisions(
     spec: SearchSpec, trials: Sequence[Trial], paused: Container[int] = ()
 ) -> list[Decision]:
-    """What the search wants now; nothing while it waits for trials, or is over.
+    """Return the decisions of the search; empty while it waits for trials, or when it is over.
 
-    A function of its arguments: whoever has the same trials decides the same, after a restart too.
-    One answer is carried out as a whole.
+    A function of its arguments: equal trials lead to equal decisions, also after a restart. A reply
+    is carried out as a whole.
 
     Args:
-        trials: in order of their numbers; those that users added may be among them.
-        paused: numbers of those that do not train at the moment.
+        trials: in order of their numbers; may include trials added by users.
+        paused: numbers of trials that do not train at the moment.
     """
     if not trials:
         return first_trials(spec)
@@ -220,15 +211,15 @@ def next_decisions(
             levels = rungs(least, spec.epochs, eta)
             return asynchronous(trials, levels, eta, promotes, paused)
         case Hyperband(eta=eta):
-            return _brackets(trials, spec.epochs, eta)
+            return _hyperband(trials, spec.epochs, eta)
         case MedianStopping():
-            return _below_the_median(trials, searcher)
+            return _median_stopping(trials, searcher)
         case PopulationBased():
             return exploit_and_explore(spec, searcher, trials)
 
 
 def first_trials(spec: SearchSpec) -> list[Decision]:
-    """What the search begins with."""
+    """Return the initial trials of a search."""
     searcher = spec.searcher
     if isinstance(searcher, Grid):
         return [Add(values, spec.epochs) for values in grid(spec.space)]
@@ -252,14 +243,10 @@ def first_trials(spec: SearchSpec) -> list[Decision]:
 
 
 def epochs_of_new(spec: SearchSpec, begun: int) -> int:
-    """Epochs that a trial may train to which a user adds.
+    """Return the epochs granted to a trial that a user adds.
 
-    Args:
-        begun: epochs that the state has which it begins with.
-
-    Returns:
-        Its first rung; of Hyperband, whose brackets are full, and of searchers without rungs the
-        last epoch.
+    That is the first rung above `begun`, the finished epochs of its initial state; the last epoch
+    for Hyperband, whose brackets are full, and for searchers without rungs.
     """
     match spec.searcher:
         case SuccessiveHalving(min_epochs=least, eta=eta) | Asha(min_epochs=least, eta=eta):
@@ -271,21 +258,21 @@ def epochs_of_new(spec: SearchSpec, begun: int) -> int:
             return spec.epochs
 
 
-def _brackets(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
+def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
     found: list[Decision] = []
     begin = 0
     sizes = brackets(most, eta)
     for at, (many, least) in enumerate(sizes):
-        end = begin + many if at < len(sizes) - 1 else len(trials)  # who joined later: to the end
+        end = begin + many if at < len(sizes) - 1 else len(trials)  # later additions: to the end
         found += synchronous(trials[begin:end], rungs(least, most, eta), eta)
         begin = end
     return found
 
 
-def _below_the_median(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
-    """Stop whose best is worse than the median of the others' running means (section 3.2.2)."""
+def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
+    """Stop trials with a best below the median of the others' means (Golovin, section 3.2.2)."""
     found: list[Decision] = []
-    means: dict[int, list[float]] = {}  # by epochs, ascending, of all that have come as far
+    means: dict[int, list[float]] = {}  # epochs -> ascending, of all trials that reached them
     for trial in trials:
         came = trial.epochs
         if trial.ended or came < searcher.grace_epochs or not trial.scores:
@@ -317,9 +304,10 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def expected_epochs(spec: SearchSpec) -> int:
-    """Epochs of all trials together; 0 where only what is granted so far can be said.
+    """Return the total epochs of all trials; 0 if only the granted epochs are known.
 
-    Exact for successive halving and Hyperband; ASHA promotes some more, whoever comes first.
+    Exact for successive halving and Hyperband; ASHA promotes some more, depending on the order of
+    arrival.
     """
     searcher = spec.searcher
     match searcher:
@@ -327,10 +315,10 @@ def expected_epochs(spec: SearchSpec) -> int:
             SuccessiveHalving(configurations=many, min_epochs=least, eta=eta)
             | Asha(configurations=many, min_epochs=least, eta=eta)
         ):
-            return _of_rungs(many, rungs(least, spec.epochs, eta), eta)
+            return _rung_epochs(many, rungs(least, spec.epochs, eta), eta)
         case Hyperband(eta=eta):
             return sum(
-                _of_rungs(many, rungs(least, spec.epochs, eta), eta)
+                _rung_epochs(many, rungs(least, spec.epochs, eta), eta)
                 for many, least in brackets(spec.epochs, eta)
             )
         case PopulationBased(population=many):
@@ -339,7 +327,7 @@ def expected_epochs(spec: SearchSpec) -> int:
             return 0
 
 
-def _of_rungs(many: int, levels: list[int], eta: int) -> int:
+def _rung_epochs(many: int, levels: list[int], eta: int) -> int:
     found = many * levels[0]
     for before, level in pairwise(levels):
         many = max(1, many // eta)

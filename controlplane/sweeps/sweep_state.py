@@ -1,7 +1,4 @@
-"""What is known of a sweep that runs.
-
-How long units take, as far as they were measured.
-"""
+"""State of a running sweep, and measured times of its units."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from controlplane.sweeps.trials import Trial
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import SearchSpec, VisitOrder
 
-FIRST_S: Final = 60.0  # of a unit, before any was measured
-OF_THE_NEWEST: Final = 0.5  # weight of the last measurement
-LEAST_S: Final = 1e-3
+FIRST_S: Final = 60.0  # expected duration of a unit before any measurement
+NEWEST_WEIGHT: Final = 0.5  # weight of the last measurement
+MIN_UNIT_S: Final = 1e-3
 
 
 @dataclass(slots=True)
@@ -27,105 +24,101 @@ class UnitTimes:
     _slowness: dict[WorkerId, float] = field(default_factory=dict)
 
     def knows(self, trial: int) -> bool:
-        """Whether a unit of this trial was measured."""
+        """True if a unit of this trial was measured."""
         return trial in self._cost
 
     def cost(self, trial: int) -> float:
-        """Seconds of a unit of this trial on a worker of slowness 1; the mean of others before."""
+        """Return a trial's seconds per unit at slowness 1; the usual ones before a measurement."""
         found = self._cost.get(trial)
         return self.usual if found is None else found
 
     @property
     def usual(self) -> float:
-        """Mean of the trials that were measured."""
+        """Mean over the measured trials."""
         return sum(self._cost.values()) / len(self._cost) if self._cost else FIRST_S
 
     def slowness(self, worker: WorkerId) -> float:
-        """Of a worker beside the others, 1 until it was measured."""
+        """Return the slowness of a worker relative to the others, 1 if not measured."""
         return self._slowness.get(worker, 1.0)
 
     def expected(self, trial: int, worker: WorkerId) -> float:
-        """Seconds of the next unit."""
+        """Return the expected seconds of the next unit."""
         return self.cost(trial) * self.slowness(worker)
 
     def measured(self, trial: int, worker: WorkerId, seconds: float) -> None:
-        """A unit took so long.
-
-        Args:
-            seconds: without the wait for its state.
-        """
-        took = max(LEAST_S, seconds)
-        if trial in self._cost:  # known from other units: what is left is the worker's
+        """Record the seconds of a unit, without the wait for its state."""
+        took = max(MIN_UNIT_S, seconds)
+        if trial in self._cost:  # cost known from other units: the rest is due to the worker
             share = took / self._cost[trial]
-            self._slowness[worker] = _mixed(self._slowness.get(worker), share)
-        self._cost[trial] = _mixed(self._cost.get(trial), took / self.slowness(worker))
+            self._slowness[worker] = _moving_average(self._slowness.get(worker), share)
+        self._cost[trial] = _moving_average(self._cost.get(trial), took / self.slowness(worker))
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker is gone."""
+        """Forget a lost worker."""
         self._slowness.pop(worker, None)
 
 
-def _mixed(before: float | None, newest: float) -> float:
+def _moving_average(before: float | None, newest: float) -> float:
     if before is None:
         return newest
-    return before + OF_THE_NEWEST * (newest - before)
+    return before + NEWEST_WEIGHT * (newest - before)
 
 
 @dataclass(slots=True)
-class Place:
-    """A worker of the sweep."""
+class SweepWorker:
+    """Worker of the sweep."""
 
     node: NodeId
     attempt: Attempt | None = None
-    revoked: bool = False  # it takes no other unit
-    revoked_at: Seconds = Seconds(0.0)  # if it was
-    within_s: float = 0.0  # it has to be gone, whatever becomes of its unit
+    revoked: bool = False  # takes no other unit
+    revoked_at: Seconds = Seconds(0.0)  # only meaningful if revoked
+    within_s: float = 0.0  # time until it has to be gone, whatever becomes of its unit
 
     @property
     def leaves_by(self) -> Seconds | None:
-        """When its unit is given up; None: it stays."""
+        """Time when its unit is given up; None: the worker stays."""
         return Seconds(self.revoked_at + self.within_s) if self.revoked else None
 
 
 @dataclass(slots=True)
 class Lease:
-    """A unit that was ordered and has no result yet."""
+    """Ordered unit without a result."""
 
     order: RunUnit
-    trial: int  # whose training it is of, whoever's values it has
-    began: Seconds  # when it was ordered, or its worker had state and data
+    trial: int  # in training; the values may be a parent's
+    began: Seconds  # when ordered, or when its worker had state and data
     limit_s: float
-    again: bool = False  # the visit was done before, and its state was lost
-    trains: bool = False  # it has state and data
-    void: bool = False  # its trial ended: what it leaves counts for nothing
+    again: bool = False  # the visit is repeated because its state was lost
+    trains: bool = False  # state and data are there
+    void: bool = False  # the trial ended: the result does not count
 
     @property
     def deadline(self) -> Seconds:
-        """When it is given up."""
+        """Time when the unit is given up."""
         return Seconds(self.began + self.limit_s)
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenWeights:
-    """Weights of trials and workers in the order of visits, as plays chose them."""
+    """Weights of trials and workers in the order of visits, chosen by rollouts."""
 
     attempts: int  # units begun when they were chosen
-    models: dict[int, float]  # of trials
+    models: dict[int, float]  # by trial
     slots: dict[WorkerId, float]
     visits: float
 
 
 @dataclass(slots=True)
 class DataFaults:
-    """What nodes have of the data, and what they could not give."""
+    """Sizes of partitions, and partitions that nodes could not provide."""
 
-    sizes: dict[int, tuple[int, NodeId]] = field(default_factory=dict)  # samples, who said so first
-    failed: dict[tuple[NodeId, int], int] = field(default_factory=dict)  # node, partition: times
+    sizes: dict[int, tuple[int, NodeId]] = field(default_factory=dict)  # samples, first reporter
+    failed: dict[tuple[NodeId, int], int] = field(default_factory=dict)  # node, partition -> times
 
 
 @dataclass(slots=True)
 class SweepState:
-    """The state of one sweep; changed by `sweep.Sweep` alone."""
+    """State of one sweep; changed by `sweep.Sweep` alone."""
 
     spec: SearchSpec
     partitions: int
@@ -134,51 +127,50 @@ class SweepState:
     trials: list[Trial] = field(default_factory=list)
     models: list[ModelState] = field(default_factory=list)
     paused: set[int] = field(default_factory=set)
-    deleted: set[int] = field(default_factory=set)  # trials that are no longer among the best
-    workers: dict[WorkerId, Place] = field(default_factory=dict)
-    staged: dict[NodeId, set[int]] = field(default_factory=dict)  # partitions on each node
+    deleted: set[int] = field(default_factory=set)  # trials excluded from the best
+    workers: dict[WorkerId, SweepWorker] = field(default_factory=dict)
+    staged: dict[NodeId, set[int]] = field(default_factory=dict)  # partitions by node
     leases: dict[Attempt, Lease] = field(default_factory=dict)
     stored: StoredStates = field(default_factory=StoredStates)
-    away: dict[NodeId, dict[StateName, str]] = field(default_factory=dict)  # lost nodes: digests
+    away: dict[NodeId, dict[StateName, str]] = field(default_factory=dict)  # by lost node: digests
     copying: set[tuple[StateName, NodeId]] = field(default_factory=set)
     failed_copies: dict[StateName, int] = field(default_factory=dict)  # times
     times: UnitTimes = field(default_factory=UnitTimes)
     data: DataFaults = field(default_factory=DataFaults)
     hangs: dict[int, int] = field(default_factory=dict)
-    crashes: dict[int, tuple[int, int]] = field(default_factory=dict)  # faults and kills in a row
-    unreadable: dict[StateName, int] = field(default_factory=dict)  # times in a row
-    full_disks: int = 0  # units that could not leave their state, in a row
+    crashes: dict[int, tuple[int, int]] = field(default_factory=dict)  # faults, kills in a row
+    unreadable: dict[StateName, int] = field(default_factory=dict)  # consecutive failed reads
+    full_disks: int = 0  # consecutive units that could not store their state
     attempts: int = 0
-    graduate_slots: int = 0  # fewer trials than half of these go on as jobs; 0: nobody does
-    graduating: set[int] = field(default_factory=set)  # trials that do so after their epoch
-    left_with: dict[int, StateName] = field(default_factory=dict)  # trials that did so
-    weights: ChosenWeights | None = None  # of the order `rollouts`
-    stuck: str = ""  # why nothing can go on, whatever comes
+    graduate_slots: int = 0  # fewer trials than half of these continue as jobs; 0: never
+    graduating: set[int] = field(default_factory=set)  # trials that graduate after their epoch
+    left_with: dict[int, StateName] = field(default_factory=dict)  # by graduated trial
+    weights: ChosenWeights | None = None  # for the order `rollouts`
+    stuck: str = ""  # why the sweep cannot continue; empty: it can
 
     def release(self, worker: WorkerId) -> list[StopUnit | ReleaseWorker]:
-        """The worker is of the sweep no more, and its unit counts no more."""
-        place = self.workers.pop(worker)
-        lease = self.leases.pop(place.attempt, None) if place.attempt is not None else None
+        """Remove a worker from the sweep; its unit does not count any more."""
+        record = self.workers.pop(worker)
+        lease = self.leases.pop(record.attempt, None) if record.attempt is not None else None
         stopped = [] if lease is None else [StopUnit(lease.order.attempt, worker)]
         return [*stopped, ReleaseWorker(worker)]
 
-    def end_lease(self, attempt: Attempt) -> tuple[Lease, Place, list[ReleaseWorker]] | None:
-        """A unit came to its end: its worker is idle, or leaves if it was revoked.
+    def end_lease(self, attempt: Attempt) -> tuple[Lease, SweepWorker, list[ReleaseWorker]] | None:
+        """End a unit, or return None if it does not count any more.
 
-        Args:
-            attempt: None is returned for one that counts no more.
+        Its worker becomes idle, or leaves if it was revoked.
         """
         lease = self.leases.pop(attempt, None)
         if lease is None:
             return None
         worker = lease.order.worker
-        place = self.workers[worker]
-        place.attempt = None
-        if not place.revoked:
-            return lease, place, []
+        record = self.workers[worker]
+        record.attempt = None
+        if not record.revoked:
+            return lease, record, []
         del self.workers[worker]
-        return lease, place, [ReleaseWorker(worker)]
+        return lease, record, [ReleaseWorker(worker)]
 
     def lease_of(self, trial: int) -> Lease | None:
-        """The unit of a trial that is under way and counts."""
+        """Return the running unit of a trial that counts, or None."""
         return next((one for one in self.leases.values() if one.trial == trial), None)

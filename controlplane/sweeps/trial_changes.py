@@ -1,11 +1,8 @@
-"""Trials are added, granted epochs, scored, and end.
+"""Changes of trials: added, scored, failed, graduated; consequences of failed units.
 
-Units that came to nothing: whose fault it is, and when that is the end of a trial or of all.
-
-The last trials go on as elastic jobs, once they are fewer than half the slots.
-
-With fewer models than workers, some workers idle. A trial that graduates uses all slots that its
-job is given, and is no longer bit-equal to one that was trained alone: its user has to want it.
+With fewer models than workers, some workers idle. The last trials may graduate once they are fewer
+than half the slots: a trial that graduates uses all slots that its elastic job is given. Its result
+is no longer bit-equal to that of a trial trained alone, so its user has to opt in.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from schemas.ids import NodeId, Seconds
 
 
 def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
-    """Carry out what a searcher or a user decided, as a whole."""
+    """Carry out the decisions of a searcher or a user, as a whole."""
     found: list[Order] = []
     state.trials = apply(state.trials, decisions)
     for one in decisions:
@@ -52,17 +49,13 @@ def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
                 model.metrics = list(whole.metrics)
             state.models.append(model)
         elif isinstance(one, Stop):
-            _void(state, one.trial)
+            _void_lease(state, one.trial)
             found.append(TrialEnded(one.trial, "stopped", one.why))
     return found
 
 
 def add_score(state: SweepState, number: int, metrics: dict[str, float]) -> list[Order]:
-    """An epoch of a trial is over.
-
-    Args:
-        metrics: of the epoch; without a finite one that counts, the trial fails.
-    """
+    """Record the metrics of a finished epoch; without a finite score the trial fails."""
     value, wrong = score(state.spec, metrics)
     found: list[Order] = [TrialScored(number, state.models[number].whole_epochs, metrics)]
     if wrong:
@@ -74,43 +67,37 @@ def add_score(state: SweepState, number: int, metrics: dict[str, float]) -> list
 
 
 def fail(state: SweepState, number: int, why: str) -> list[Order]:
-    """A trial trains no further, through its own fault.
-
-    Args:
-        number: of the trial; nothing happens if it has ended.
-    """
+    """End a trial through its own fault; a trial that has ended is left alone."""
     if state.trials[number].ended:
         return []
     state.trials[number] = failed(state.trials[number])
-    _void(state, number)
+    _void_lease(state, number)
     return [TrialEnded(number, "failed", why)]
 
 
-def _void(state: SweepState, trial: int) -> None:
-    """What its unit leaves counts for nothing; the unit runs to its end: to kill costs more."""
+def _void_lease(state: SweepState, trial: int) -> None:
+    """Ignore the result of the trial's unit, which runs to its end: a kill would cost more."""
     lease = state.lease_of(trial)
     if lease is not None:
         lease.void = True
 
 
 Fault = Literal["trial", "state", "data", "disk"]
-HANGS: Final = 2  # units of a trial that were given up, before it fails
-CRASHES: Final = 3  # workers in a row that ended in units of one trial by a fault, before it fails
-KILLS: Final = 9  # the same of workers that somebody killed: the kernel, for want of memory, too
-READS: Final = 3  # of one state in a row that failed, before it is taken to be lost
-STAGINGS: Final = 2  # of a partition on one node that failed, before it is left to others
-FULL_DISKS: Final = 20  # units in a row whose states found no room, before the sweep fails
+MAX_HANGS: Final = 2  # given-up units after which a trial fails
+MAX_FAULTS: Final = 3  # consecutive crashes of workers in its units after which a trial fails
+MAX_KILLS: Final = 9  # the same for killed workers, also by the kernel for lack of memory
+MAX_FAILED_READS: Final = 3  # consecutive failed reads after which a state counts as lost
+MAX_FAILED_STAGINGS: Final = 2  # failures of a partition on a node after which other nodes get it
+MAX_FULL_DISKS: Final = 20  # consecutive units without disk space after which a sweep fails
 
 
 def unit_fault(
     state: SweepState, lease: Lease, node: NodeId, why: str, fault: Fault
 ) -> list[Order]:
-    """A worker says that a unit came to nothing.
+    """Handle a failed unit, whose lease has been removed.
 
-    Args:
-        state: of the sweep; the lease is out of it.
-        fault: whose it is: of the trial, of a state that could not be read, of the data, or of a
-            disk that has no room for the state.
+    `fault` names the culprit: the trial, a state that could not be read, the data, or a disk that
+    has no room for the state.
     """
     order = lease.order
     match fault:
@@ -120,75 +107,66 @@ def unit_fault(
             return refuse_data(state, node, order.partition, why)
         case "state" if order.state is not None:
             times = state.unreadable[order.state] = state.unreadable.get(order.state, 0) + 1
-            if times >= READS:
+            if times >= MAX_FAILED_READS:
                 del state.unreadable[order.state]
                 for source in order.sources:
                     state.stored.lose(source, order.state)
         case "disk":
             state.full_disks += 1
-            if state.full_disks >= FULL_DISKS:
-                state.stuck = f"{FULL_DISKS} units in a row could not leave their state: {why}"
+            if state.full_disks >= MAX_FULL_DISKS:
+                state.stuck = f"{MAX_FULL_DISKS} units in a row could not leave their state: {why}"
     return []
 
 
 def refuse_data(
     state: SweepState, node: NodeId, partition: int, why: str, *, for_good: bool = False
 ) -> list[Order]:
-    """A node could not give a partition; after `STAGINGS` times it is left to other nodes.
+    """Record that a node could not provide a partition (`for_good`: a retry would fail, too).
 
-    Args:
-        state: of the sweep, which is stuck if no node that has workers is left for the partition.
-        for_good: at once: it would be the same the next time.
+    After `MAX_FAILED_STAGINGS` failures only other nodes get the partition; without another node
+    with workers the sweep is stuck.
     """
     failed = state.data.failed
-    failed[node, partition] = STAGINGS if for_good else failed.get((node, partition), 0) + 1
-    if failed[node, partition] >= STAGINGS:
+    failed[node, partition] = (
+        MAX_FAILED_STAGINGS if for_good else failed.get((node, partition), 0) + 1
+    )
+    if failed[node, partition] >= MAX_FAILED_STAGINGS:
         state.staged.get(node, set()).discard(partition)
-        others = {place.node for place in state.workers.values()} - {node}
+        others = {record.node for record in state.workers.values()} - {node}
         if not any(can_hold(state, other, partition) for other in others):
             state.stuck = f"no node has partition {partition}: {why}"
     return [DataRefused(node, partition, why)]
 
 
 def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
-    """Whether a partition may be given to a node: it did not fail there too often."""
-    return state.data.failed.get((node, partition), 0) < STAGINGS
+    """True if a partition may be given to a node, where it did not fail too often."""
+    return state.data.failed.get((node, partition), 0) < MAX_FAILED_STAGINGS
 
 
 def crash(state: SweepState, trial: int, why: str, *, fault: bool = True) -> list[Order]:
-    """A worker ended in a unit, by its own fault or killed by somebody.
+    """Record the crash or kill of a worker in a unit of `trial`.
 
-    Args:
-        trial: of the unit; it fails if that happens `CRASHES` times in a row, or `KILLS` times.
+    The trial fails after `MAX_FAULTS` faults in a row, or `MAX_KILLS` kills.
     """
     faults, kills = state.crashes.get(trial, (0, 0))
     faults, kills = faults + fault, kills + (not fault)
     state.crashes[trial] = faults, kills
-    if faults < CRASHES and kills < KILLS:
+    if faults < MAX_FAULTS and kills < MAX_KILLS:
         return []
     return fail(state, trial, f"{faults + kills} workers in a row ended in its units: {why}")
 
 
 def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
-    """Give up units of workers that were to be gone by now; their trials are not to blame.
-
-    Args:
-        now: seconds on the controller's clock.
-    """
+    """Release revoked workers that had to be gone by now; their trials are not to blame."""
     found: list[Order] = []
-    for worker, place in list(state.workers.items()):
-        if place.leaves_by is not None and place.leaves_by <= now:
+    for worker, record in list(state.workers.items()):
+        if record.leaves_by is not None and record.leaves_by <= now:
             found += state.release(worker)
     return found
 
 
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
-    """Give up units that take far too long, with their workers.
-
-    Args:
-        state: of the sweep. A trial fails if that happens to it `HANGS` times.
-        now: seconds on the controller's clock.
-    """
+    """Give up late units with their workers; after `MAX_HANGS` a trial fails."""
     found: list[Order] = []
     for lease in list(state.leases.values()):
         if lease.deadline > now:
@@ -200,15 +178,15 @@ def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
             found += crash(state, lease.trial, what)
             continue
         state.hangs[lease.trial] = state.hangs.get(lease.trial, 0) + 1
-        if state.hangs[lease.trial] >= HANGS:
+        if state.hangs[lease.trial] >= MAX_HANGS:
             took = f"{lease.limit_s:.0f} s"
-            why = f"{HANGS} units took longer than {took}; is there a deadlock in train_fn?"
+            why = f"{MAX_HANGS} units took longer than {took}; is there a deadlock in train_fn?"
             found += fail(state, lease.trial, why)
     return found
 
 
 def graduate_last_trials(state: SweepState) -> list[Order]:
-    """Let those go that are at the end of an epoch; the others end theirs first."""
+    """Graduate the last trials that are at the end of an epoch; the others end theirs first."""
     state.graduating = _last_trials(state)
     found: list[Order] = []
     for number in sorted(state.graduating):
@@ -225,28 +203,24 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
 
 
 def at_the_end_of_an_epoch(state: SweepState, number: int) -> bool:
-    """Whether a trial has trained whole epochs, at least one, and is at no unit."""
+    """True if a trial has trained whole epochs, at least one, and has no unit."""
     model = state.models[number]
     begun = len(model.visits) % state.partitions
     return bool(model.visits) and not begun and not model.again and state.lease_of(number) is None
 
 
 def score_graduate(state: SweepState, number: int, score: float) -> None:
-    """A trial that graduated ended another epoch, elsewhere.
-
-    Args:
-        score: larger is better; one that is not finite counts for nothing.
-    """
+    """Record an epoch of a graduated trial; a non-finite score is ignored."""
     trial = state.trials[number]
     if trial.ended == "graduated":
         state.trials[number] = with_later_score(trial, score)
 
 
 def _last_trials(state: SweepState) -> set[int]:
-    """Those that train on, if they are few and nobody can join them any more.
+    """Return the trials that still train, if they are few and no other trial can join them.
 
-    Who waits for a promotion when all others may train to the end waits for nothing: no score that
-    is still to come is compared with its own.
+    A trial that waits for a promotion when all others may train to the end waits in vain: no future
+    score is compared with its own.
     """
     left: list[Trial] = [trial for trial in state.trials if not trial.ended and not trial.waits]
     final = all(trial.granted >= state.spec.epochs for trial in left)
@@ -260,13 +234,12 @@ def _last_trials(state: SweepState) -> set[int]:
 
 
 def _has_own_state(state: SweepState, number: int) -> bool:
-    """Whether it trained itself: until then its state has its parent's name."""
+    """True if the trial has trained itself; until then its state has its parent's name."""
     model = state.models[number]
     return not model.parents or len(model.visits) > model.parents[-1].version
 
 
 def _newest(state: SweepState, number: int) -> StateName | None:
-    """Of its states the one after all of its visits, if a node has it."""
     model = state.models[number]
     having = state.stored.nodes([StateName(number, len(model.visits))])
     return having[0][1] if having else None

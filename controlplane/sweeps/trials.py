@@ -1,7 +1,4 @@
-"""What a searcher knows of configurations, and what it may ask for.
-
-What the units of an epoch reported, put together.
-"""
+"""Trials and decisions of a searcher, and metrics of an epoch merged over its units."""
 
 from __future__ import annotations
 
@@ -17,40 +14,40 @@ Ending = Literal["", "done", "stopped", "failed", "graduated"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One configuration and how it fared."""
+    """Configuration and its scores."""
 
-    number: int  # in the order of adding, from 0
+    number: int  # in order of addition, from 0
     values: Values
-    granted: int  # epochs that it may train to
-    scores: tuple[float, ...] = ()  # after each epoch that it trained; larger is better
-    ended: Ending = ""  # why it trains no further; empty: it may
-    parent: int | None = None  # whose state it began with
-    began_at: int = 0  # epochs that this state had
+    granted: int  # epochs to which it may train
+    scores: tuple[float, ...] = ()  # after each of its own epochs; larger is better
+    ended: Ending = ""  # why it does not train any more; empty: it may
+    parent: int | None = None  # trial that provided the initial state
+    began_at: int = 0  # epochs of the initial state
 
     @property
     def epochs(self) -> int:
-        """That its state has been through, those of its parent too."""
+        """Epochs behind the trial's state, including its parent's."""
         return self.began_at + len(self.scores)
 
     @property
     def waits(self) -> bool:
-        """Whether it has trained as far as it may, and might train further."""
+        """True if the trial has trained all granted epochs, and might train further."""
         return not self.ended and self.epochs >= self.granted
 
     def score_after(self, epochs: int) -> float | None:
-        """Its score after so many epochs; None if it has none."""
+        """Return the score after `epochs` epochs, or None."""
         at = epochs - self.began_at - 1
         return self.scores[at] if 0 <= at < len(self.scores) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Try a new configuration."""
+    """Add a trial."""
 
     values: Values
-    epochs: int  # that it may train to
-    parent: int | None = None  # trial whose state it begins with, as that is now; None: afresh
-    began_at: int | None = None  # epochs that this state had; None: those the parent has scores of
+    epochs: int  # to which it may train
+    parent: int | None = None  # provides its current state; None: start with a new state
+    began_at: int | None = None  # epochs of the initial state; None: the parent's scored epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +55,12 @@ class Grant:
     """Let a trial train on."""
 
     trial: int
-    epochs: int  # that it may train to, counted from the first
+    epochs: int  # to which it may train, counted from the first
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End a trial; its user reads why."""
+    """End a trial; the reason is shown to its user."""
 
     trial: int
     why: str
@@ -73,11 +70,7 @@ Decision = Add | Grant | Stop
 
 
 def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
-    """The number of the best trial and the epoch after which it was so; None: nobody has a score.
-
-    Args:
-        trials: of one sweep; among equals the earliest epoch, then the first trial wins.
-    """
+    """Return number and epoch of the best score (earliest epoch, then first trial), or None."""
     found = min(
         (
             (-score, trial.began_at + at, trial.number)
@@ -90,22 +83,14 @@ def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
 
 
 def ranked(trials: Sequence[Trial], epochs: int) -> list[Trial]:
-    """Those that have a score after so many epochs, the best first; among equals in order.
-
-    Args:
-        epochs: from 1.
-    """
+    """Return the trials with a score after `epochs` epochs, best first; equal ones by number."""
     scored = [(trial.score_after(epochs), trial) for trial in trials]
     known = [(score, trial) for score, trial in scored if score is not None]
     return [trial for _, trial in sorted(known, key=lambda one: (-one[0], one[1].number))]
 
 
 def apply(trials: Sequence[Trial], decisions: Iterable[Decision]) -> list[Trial]:
-    """The trials after these decisions.
-
-    Args:
-        trials: in order of their numbers.
-    """
+    """Return the trials after these decisions."""
     after = list(trials)
     for one in decisions:
         match one:
@@ -122,11 +107,7 @@ def apply(trials: Sequence[Trial], decisions: Iterable[Decision]) -> list[Trial]
 
 
 def with_score(trial: Trial, score: float, last_epoch: int) -> Trial:
-    """The trial after one more epoch.
-
-    Args:
-        score: larger is better; NaN or infinite: it failed.
-    """
+    """Return the trial after another epoch; it fails if the score is not finite."""
     if not math.isfinite(score):
         return _changed(trial, ended="failed")
     after = _changed(trial, scores=(*trial.scores, score))
@@ -134,21 +115,17 @@ def with_score(trial: Trial, score: float, last_epoch: int) -> Trial:
 
 
 def failed(trial: Trial) -> Trial:
-    """The trial after it failed."""
+    """Return the trial after a failure."""
     return _changed(trial, ended="failed")
 
 
 def graduated(trial: Trial) -> Trial:
-    """The trial after it went on as a job of its own."""
+    """Return the trial after its graduation."""
     return _changed(trial, ended="graduated")
 
 
 def with_later_score(trial: Trial, score: float) -> Trial:
-    """A trial that graduated, after one more epoch.
-
-    Args:
-        score: larger is better; one that is not finite is left out.
-    """
+    """Return a graduated trial after another epoch; a non-finite score is ignored."""
     return _changed(trial, scores=(*trial.scores, score)) if math.isfinite(score) else trial
 
 
@@ -170,12 +147,7 @@ def _changed(
 
 
 def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Metrics over all partitions, each weighted by its samples.
-
-    Args:
-        parts: metrics of units, and the samples that they count for; a metric that some do not
-            have is the mean of the others.
-    """
+    """Return mean metrics over partitions, weighted by the samples of units that have them."""
     names = dict.fromkeys(name for metrics, _ in parts for name in metrics)
     found: dict[str, float] = {}
     for name in names:
@@ -185,7 +157,7 @@ def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]
 
 
 def _mean(having: Sequence[tuple[float, int]]) -> float:
-    """NaN of nothing, and of infinities of both signs; values may be as large as there are."""
+    """Return the weighted mean without overflow; NaN for no samples or opposite infinities."""
     weight = sum(samples for _, samples in having)
     if not weight:
         return math.nan
@@ -198,11 +170,9 @@ def _mean(having: Sequence[tuple[float, int]]) -> float:
 
 
 def score(spec: SearchSpec, metrics: Mapping[str, float]) -> tuple[float, str]:
-    """How good an epoch was, larger is better, and what is wrong if it is not finite.
+    """Return the score of an epoch, larger is better, and the problem if it is not finite.
 
-    Args:
-        spec: which metric counts, and which way.
-        metrics: of the epoch; those of the evaluation go before those of training.
+    Metrics of the evaluation take precedence over those of training.
     """
     value = metrics.get(spec.metric)
     if value is None:

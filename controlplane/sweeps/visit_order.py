@@ -1,10 +1,7 @@
-"""Who visits what next: greedy, the same with weights that plays chose, known before, or chance.
+"""Orders of visits: greedy, greedy with weights chosen by rollouts, fixed, random.
 
-Visits in an order that is known beforehand, so that a sweep can be repeated to the last bit.
-
-The paper's order: chance (Cerebro, Algorithm 1).
-
-The greedy order played to its end, and the best of several such plays.
+A fixed order is known beforehand, so that a sweep can be repeated to the last bit. The random order
+is the paper's (Cerebro, Algorithm 1). A rollout plays the greedy order to its end.
 """
 
 from __future__ import annotations
@@ -15,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from controlplane.sweeps.configurations import stream
 from controlplane.sweeps.hopping import (
+    GreedyOrder,
     HopProblem,
     Partitions,
-    Progress,
     Visit,
     Weights,
     makespan_bound,
@@ -30,46 +27,41 @@ if TYPE_CHECKING:
     from random import Random
 
 
-class FixedOrder(Progress):
-    """A model visits partitions round and round; each begins elsewhere, so that few meet.
+class FixedOrder(GreedyOrder):
+    """Order in which each model visits partitions round and round from a start of its own.
 
-    Who is idle decides when a unit begins, and not which. Epoch e of model i begins with partition
-    (i + e) modulo the number of partitions.
+    Idle slots and models decide when a unit begins, not which. Epoch e of model i begins with
+    partition (i + e) modulo the number of partitions.
     """
 
     def __init__(self, problem: HopProblem, turns: Sequence[int]) -> None:
-        """As the problem is now.
-
-        Args:
-            turns: i + e of each model's present epoch, shape (models,).
-        """
+        """Start from the problem's state; `turns` is i + e of each model's current epoch."""
         self._turns = list(turns)
         super().__init__(problem)
 
     def end(self, visit: Visit) -> None:
-        """The unit has ended; its model goes on with its next epoch if it has one."""
+        """End a unit; its model continues with its next epoch if it has one."""
         before = self._epochs_left[visit.model]
         super().end(visit)
         self._turns[visit.model] += before - self._epochs_left[visit.model]
 
     def _open(self, model: int) -> Partitions:
-        """The first one of its round that it has not visited."""
+        """Return the first partition of the model's round that it has not visited."""
         todo, many = self._todo[model], len(self.problem.sizes)
         turn = self._turns[model] % many
         later = todo >> turn
         return (later & -later) << turn if later else todo & -todo
 
 
-class RandomOrder(Progress):
-    """Each idle slot in turn takes any unit, by chance, whose model is idle (section 5.4)."""
+class RandomOrder(GreedyOrder):
+    """Order in which each idle slot takes a random unit of an idle model (section 5.4)."""
 
     def __init__(self, problem: HopProblem, rng: Random) -> None:
-        """As the problem is now."""
         super().__init__(problem)
         self._rng = rng
 
     def begin_units(self) -> list[Visit]:
-        """Begin what can begin."""
+        """Begin random units."""
         begun: list[Visit] = []
         for slot in sorted(self.idle_slots):
             place = self.problem.slots[slot]
@@ -85,9 +77,9 @@ class RandomOrder(Progress):
         return begun
 
 
-SPREAD: Final = 0.3  # of the logarithms of weights
-MAX_ROLLOUT_VISITS: Final = 2.0  # power; 0: work alone, which is best where slots differ
-CLOSE: Final = 1.0005  # to the bound: nothing is left to be found
+WEIGHT_SPREAD: Final = 0.3  # of the logarithms of weights
+MAX_ROLLOUT_VISITS: Final = 2.0  # exponent; 0: work alone, which is best where slots differ
+STOP_RATIO: Final = 1.0005  # factor of the bound at which the search stops
 
 
 def makespan(
@@ -95,14 +87,8 @@ def makespan(
     weights: Weights | None = None,
     seconds: Callable[[Visit], float] | None = None,
 ) -> float:
-    """Seconds until all is done in the greedy order.
-
-    Args:
-        problem: what is left; what runs is waited for.
-        weights: on the work that is left; None: all alike.
-        seconds: what units really take; None: what is expected.
-    """
-    progress = Progress(problem, weights)
+    """Return the seconds of the greedy order; `seconds` gives real durations of units."""
+    progress = GreedyOrder(problem, weights)
     takes = seconds or problem.seconds
     now = 0.0
     ends: list[tuple[float, Visit]] = []
@@ -120,22 +106,19 @@ def makespan(
 
 
 def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | None:
-    """The weights whose play ends first; the plain order (None) is among them.
+    """Return the weights with the shortest of several rollouts; None if the plain order is as good.
 
-    A play that is as good as the bound ends the search, so most problems cost one play.
-
-    Args:
-        rollouts: plays beside the plain order.
+    A rollout that reaches the bound ends the search, so that most problems cost one rollout.
     """
     found: Weights | None = None
-    bound = makespan_bound(problem) * CLOSE
+    bound = makespan_bound(problem) * STOP_RATIO
     least = makespan(problem)
     for _ in range(rollouts):
         if least <= bound:
             break
         weights = Weights(
-            models=[rng.lognormvariate(0.0, SPREAD) for _ in problem.models],
-            slots=[rng.lognormvariate(0.0, SPREAD) for _ in problem.slots],
+            models=[rng.lognormvariate(0.0, WEIGHT_SPREAD) for _ in problem.models],
+            slots=[rng.lognormvariate(0.0, WEIGHT_SPREAD) for _ in problem.slots],
             visits=rng.uniform(0.0, MAX_ROLLOUT_VISITS),
         )
         took = makespan(problem, weights)
@@ -145,35 +128,28 @@ def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | N
 
 
 ROLLOUTS: Final = 20
-PLANNED_UNITS: Final = 16  # that begin before weights are chosen anew
-MOST_VISITS: Final = 2000  # that are left, for weights to be chosen: the plays hold up the sweep
+UNITS_PER_PLAN: Final = 16  # units that begin before weights are chosen again
+MAX_PLANNED_VISITS: Final = 2000  # above, no weights: rollouts would block the sweep
 
 
 def visit_order(
     state: SweepState, problem: HopProblem, numbers: list[int], workers: list[WorkerId]
-) -> Progress | RandomOrder:
-    """What says which units begin now.
-
-    Args:
-        state: of the sweep; chosen weights are kept there.
-        problem: the sweep as the hopper sees it.
-        numbers: trials, in the order of the problem's models.
-        workers: in the order of the problem's slots.
-    """
+) -> GreedyOrder | RandomOrder:
+    """Return the order of the next units; workers and trials `numbers` as in the problem."""
     if state.order == "random":
         return RandomOrder(problem, stream("visits", state.spec.seed, state.attempts))
     if state.order == "fixed":
         return FixedOrder(problem, [number + state.models[number].epoch for number in numbers])
     if state.order == "rollouts":
-        return Progress(problem, _weights(state, problem, numbers, workers))
-    return Progress(problem)
+        return GreedyOrder(problem, _weights(state, problem, numbers, workers))
+    return GreedyOrder(problem)
 
 
 def _weights(
     state: SweepState, problem: HopProblem, numbers: list[int], workers: list[WorkerId]
 ) -> Weights | None:
     chosen = state.weights
-    if chosen is None or state.attempts - chosen.attempts >= PLANNED_UNITS:
+    if chosen is None or state.attempts - chosen.attempts >= UNITS_PER_PLAN:
         chosen = state.weights = _choose(state, problem, numbers, workers)
     if not chosen.models:
         return None
@@ -187,7 +163,7 @@ def _choose(
     sizes = len(problem.sizes)
     visits = sum(model.todo.bit_count() + model.epochs_left * sizes for model in problem.models)
     rng = stream("plays", state.spec.seed, state.attempts)
-    best = best_weights(problem, ROLLOUTS, rng) if visits <= MOST_VISITS else None
+    best = best_weights(problem, ROLLOUTS, rng) if visits <= MAX_PLANNED_VISITS else None
     if best is None:
         return ChosenWeights(state.attempts, {}, {}, 0.0)
     models = dict(zip(numbers, best.models, strict=True))

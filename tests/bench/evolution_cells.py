@@ -15,7 +15,7 @@ from scipy.stats import t as student_t
 
 from controlplane.sim import experiment
 from controlplane.sim.cluster import NodeGroup
-from controlplane.sim.experiment import Cell, Progress, cell_key
+from controlplane.sim.experiment import Cell, ExperimentProgress, cell_key
 from controlplane.sim.results import JobResult, SimulationResult
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
@@ -159,7 +159,7 @@ class Bench:
             jobs=len(jobs),
         )
 
-    def _tell(self, progress: Progress) -> None:
+    def _tell(self, progress: ExperimentProgress) -> None:
         report.simulated(progress)
         if progress.cell is None or progress.result is None:
             return

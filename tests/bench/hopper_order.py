@@ -17,9 +17,9 @@ from typing import Final
 
 from controlplane.sweeps.configurations import stream
 from controlplane.sweeps.hopping import (
+    GreedyOrder,
     HopProblem,
     Model,
-    Progress,
     Slot,
     Visit,
     makespan_bound,
@@ -60,7 +60,7 @@ def in_fixed_order(one: HopProblem, _: Random) -> float:
     return played(one, FixedOrder(one, range(len(one.models))))
 
 
-def played(one: HopProblem, order: Progress) -> float:
+def played(one: HopProblem, order: GreedyOrder) -> float:
     """Seconds until all is done."""
     now = 0.0
     ends: list[tuple[float, Visit]] = []
@@ -90,7 +90,7 @@ def with_jitter(one: HopProblem, rng: Random) -> float:
 
 def decision_ms(one: HopProblem) -> float:
     """Of a core, for what may begin after the end of a unit; the mean over a sweep."""
-    progress, took, asked = Progress(one), 0.0, 0
+    progress, took, asked = GreedyOrder(one), 0.0, 0
     running: list[Visit] = []
     while True:
         before = time.perf_counter()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from controlplane.sim.experiment import Progress
+    from controlplane.sim.experiment import ExperimentProgress
 
 AGAIN_S: Final = 10.0
 SELDOM_S: Final = 1.0
@@ -97,7 +97,7 @@ def counted(what: str, items: Iterable[Item], of: int) -> Iterator[Item]:
         yield next(coming)
 
 
-def simulated(state: Progress) -> None:
+def simulated(state: ExperimentProgress) -> None:
     """Print how far an experiment is; for its `on_progress`."""
     now(f"{state.done} of {state.total} simulations are done")
 

@@ -1,1 +1,1 @@
-"""What a simulation amounts to: figures, bounds, comparisons, tables, pictures."""
+"""Analysis of results: figures, bounds, comparisons, tables, plots."""

@@ -1,10 +1,8 @@
-"""How small the average completion time of a trace could be, whatever the policy.
+"""Lower bounds of the average completion time of a trace, and times of jobs that run alone.
 
-How long a job takes with the cluster to itself, as its user submitted it.
-
-A lower bound of the average completion time, whatever the policy.
-
-How little a job can take: its least slot seconds, and its least time, on any schedule.
+`min_cost` is the least that a single job can cost, `fluid_srpt` turns these costs into a bound for
+all jobs under any policy, and `times_alone` is the time of each job as its user submitted it, with
+the cluster to itself.
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ FloatArray = NDArray[np.float64]
 
 
 def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity: float) -> float:
-    """No schedule has a smaller average completion time (end minus release).
+    """Return a lower bound of the average completion time (end minus release) of any schedule.
 
-    The largest of three bounds, each of which relaxes something else. A job is fluid: at any
-    moment it progresses at any rate up to `most`, and all rates together stay within `capacity`.
+    It is the largest of three bounds, each of which relaxes something else. Jobs are fluid: at any
+    moment a job progresses at any rate up to `most`, and all rates together stay within `capacity`.
 
     - Shortest remaining processing time first on one machine as fast as the cluster, which is
       optimal there (Schrage 1968). It ignores `most`.
     - Every job alone: work / most.
-    - Mean busy times. A job that progresses at most at rate m ends at least work / (2 m) after
-      the mean moment of its work, and the sum of these mean moments is smallest if the least
-      work goes first, pre-emptively (Goemans 1997, LP in mean busy times).
+    - Mean busy times. A job that progresses at most at rate m ends at least work / (2 m) after the
+      mean moment of its work, and the sum of these mean moments is smallest if the least work goes
+      first, pre-emptively (Goemans 1997, LP in mean busy times).
 
-    Shortest-first under the limits `most` itself is no lower bound: on 4 slots, jobs of
-    (work 4, most 4) and (work 4.4, most 1) take 6.4 s in all with the shorter one first, but 5.7 s
-    if the longer one keeps its one slot from the start.
+    Shortest-first under the limits `most` itself is no lower bound: on 4 slots, jobs of (work 4,
+    most 4) and (work 4.4, most 1) take 6.4 s in all with the shorter one first, but 5.7 s if the
+    longer one keeps its one slot from the start.
 
     Args:
         release: shape (J,), seconds.
@@ -67,12 +65,10 @@ def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity
 def least_flow(
     release: Sequence[float], work: Sequence[float], fastest: Sequence[float], capacity: float
 ) -> float:
-    """The bound of `fluid_srpt` on the sum of completion times, unchecked and for few jobs fast.
+    """Return the bound of `fluid_srpt` on the sum of completion times.
 
-    Args:
-        release: seconds.
-        work: slot seconds.
-        fastest: slots, at most `capacity`.
+    Inputs are not checked; plain sequences make it fast for few jobs. `release` is in seconds,
+    `work` in slot seconds, `fastest` in slots and at most `capacity`.
     """
     size = [area / capacity for area in work]
     ends, _ = _one_machine(release, size, shortest=True)
@@ -94,15 +90,10 @@ def _check(release: FloatArray, work: FloatArray, most: FloatArray, capacity: fl
 def _one_machine(
     release: Sequence[float], size: Sequence[float], *, shortest: bool
 ) -> tuple[list[float], list[float]]:
-    """Run jobs one at a time on a machine of speed 1, pre-emptively.
+    """Run jobs of `size` seconds pre-emptively, one at a time, on a machine of speed 1.
 
-    Args:
-        release: seconds.
-        size: seconds.
-        shortest: first the job with the least remaining work; else with the least work of all.
-
-    Returns:
-        When each job ends, and the mean moment of its work.
+    With `shortest` the job with the least remaining work runs first, otherwise the job with the
+    least total work. Return the end of each job, and the mean moment of its work.
     """
     order = sorted(range(len(release)), key=release.__getitem__)
     left, ends, busy = list(size), list(release), [0.0] * len(size)
@@ -129,52 +120,54 @@ def _one_machine(
     return ends, busy
 
 
-ONE_BY_ONE: Final = 8  # sizes up to this, then whole nodes
-PER_DOUBLING: Final = 3  # batches
-BETWEEN: Final = 0.95  # what lies between the sizes and batches that were tried may be better
-LEAST_S: Final = 1e-9  # of a job's time
-TINIEST: Final = 1e-300  # divisor where nothing goes on
+MAX_SINGLE_SIZE: Final = 8  # sizes tried one by one; above, whole nodes
+BATCHES_PER_DOUBLING: Final = 3  # batches tried
+UNTRIED_MARGIN: Final = 0.95  # sizes and batches between those tried may be better
+MIN_JOB_S: Final = 1e-9  # lower limit of a job's time
+MIN_RATE: Final = 1e-300  # divisor where the rate is 0
 
 
 @dataclass(frozen=True, slots=True)
 class MinCost:
-    """Both are reached by schedules that differ: a bound, not a plan."""
+    """Least cost of a job. Different schedules reach the two values: a bound, not a plan."""
 
-    slot_s: float  # least slots times seconds
+    slot_s: float  # least product of slots and seconds
     least_s: float  # least seconds
 
 
 def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> MinCost:
-    """The best size and batch for every epoch, less a few percent for those between.
+    """Return the least cost of a job over all sizes and batches.
 
-    What a sample is worth depends on batch and epoch, how fast samples go on size and batch: the
-    two are asked for apart.
-
-    Args:
-        job_model: of a job that may choose its batch.
-        fixed_batch: that policies of fixed batch give it, if it is above the largest it may choose;
-            else 0.
+    Each epoch gets its best size and batch; a few percent are subtracted for those between the
+    values tried. Progress per sample depends on batch and epoch, samples per second on size and
+    batch; the model is queried for the two separately. `fixed_batch` is the batch that policies of
+    fixed batch use, if it exceeds the job's largest selectable batch; otherwise 0.
     """
     spec = job_model.spec
     most = min(max(spec.slots[1], fixed_batch and slots), slots)
-    sizes = [*range(1, min(ONE_BY_ONE, most) + 1), *range(ONE_BY_ONE + widest, most + 1, widest)]
+    sizes = [
+        *range(1, min(MAX_SINGLE_SIZE, most) + 1),
+        *range(MAX_SINGLE_SIZE + widest, most + 1, widest),
+    ]
     batches = _batches(spec.batch_size, max(spec.batch_limit, fixed_batch), fixed_batch)
     speed = _speeds(job_model, sizes, batches, widest)
     efficiency = _efficiencies(job_model, sizes, batches, speed, widest)
     ends = np.array([0.0, *(job_model.epoch_ends_at(epoch) for epoch in range(job_model.epochs))])
     rate = (speed[:, :, None] * efficiency[None, :, :]).max(axis=1)  # (size, epoch)
     if not (rate.max(axis=0) > 0.0).all():
-        return MinCost(0.0, LEAST_S)
-    seconds = np.diff(ends) / np.maximum(rate, TINIEST)
+        return MinCost(0.0, MIN_JOB_S)
+    seconds = np.diff(ends) / np.maximum(rate, MIN_RATE)
     least_slot_s = (seconds * np.array(sizes)[:, None]).min(axis=0).sum()
     least_s = seconds.min(axis=0).sum()
-    return MinCost(float(least_slot_s) * BETWEEN, max(float(least_s) * BETWEEN, LEAST_S))
+    return MinCost(
+        float(least_slot_s) * UNTRIED_MARGIN, max(float(least_s) * UNTRIED_MARGIN, MIN_JOB_S)
+    )
 
 
 def _speeds(
     job_model: JobModel, sizes: Sequence[int], batches: Sequence[int], widest: int
 ) -> FloatArray:
-    """Samples per second in the first epoch, shape (sizes, batches); 0 where it cannot run."""
+    """Return samples/s in the first epoch, shape (sizes, batches); 0 where a group cannot run."""
     speed = np.zeros((len(sizes), len(batches)))
     for column, batch in enumerate(batches):
         for row, size in enumerate(sizes):
@@ -191,7 +184,7 @@ def _efficiencies(
     speed: FloatArray,
     widest: int,
 ) -> FloatArray:
-    """Progress per sample, shape (batches, epochs), as the smallest size has it that can run."""
+    """Return progress per sample, shape (batches, epochs), at the smallest size that can run."""
     found = np.zeros((len(batches), job_model.epochs))
     for column, batch in enumerate(batches):
         fits = next((size for row, size in enumerate(sizes) if speed[row, column] > 0.0), None)
@@ -202,23 +195,21 @@ def _efficiencies(
 
 
 def _batches(first: int, most: int, fixed: int) -> list[int]:
-    steps = int(np.ceil(np.log2(max(most / first, 1.0)) * PER_DOUBLING))
-    between = {min(most, round(first * 2.0 ** (step / PER_DOUBLING))) for step in range(steps + 1)}
+    steps = int(np.ceil(np.log2(max(most / first, 1.0)) * BATCHES_PER_DOUBLING))
+    between = {
+        min(most, round(first * 2.0 ** (step / BATCHES_PER_DOUBLING))) for step in range(steps + 1)
+    }
     return sorted(between | {most} | ({fixed} if fixed else set()))
 
 
 def known_throughput(
     job_model: JobModel, size: int, batch: int, epoch: int, widest: int
 ) -> Throughput | None:
-    """Of a group on as few nodes as possible; None: it cannot run.
-
-    Args:
-        batch: global, samples per step.
-    """
+    """Return the throughput of a group on as few nodes as possible, or None if it cannot run."""
     try:
         throughput = job_model.throughput(packed(size, widest), batch, epoch)
     except TraceError:
-        return None  # nothing like it was measured
+        return None  # no such group was measured
     return throughput if throughput.samples_per_s > 0.0 else None
 
 
@@ -231,15 +222,13 @@ def lower_bound_s(
     fastest: float,
     seed: int,
 ) -> float | None:
-    """No schedule of these jobs on these slots has a smaller average completion time.
+    """Return a lower bound of these jobs' average completion time in seconds, on any schedule.
+
+    The bound is None without jobs, or if a job crashes or is cancelled.
 
     Args:
-        jobs: that are counted; the others enter as if they needed nothing.
-        fastest: speed of its fastest GPU, relative to the one that the model describes.
-        seed: of everything that differs from job to job.
-
-    Returns:
-        Seconds; None if there are no jobs, or some crash or are cancelled.
+        jobs: counted jobs; the bound treats the uncounted ones as if they needed nothing.
+        fastest: speed of the fastest GPU, relative to the GPU that the model describes.
     """
     if not jobs or any(
         job.crashes_at is not None or job.cancelled_after_s is not None for job in jobs
@@ -257,7 +246,7 @@ def lower_bound_s(
 def _min_costs(
     jobs: Sequence[TraceJob], model: TrainingModel, *, slots: int, widest: int, seed: int
 ) -> list[MinCost]:
-    """The least that each job can cost, worked out once for those that are alike."""
+    """Return the least cost of each job; equal jobs are computed once."""
     known: dict[tuple[str, int, int, int, float], MinCost] = {}
     batches: dict[tuple[str, int, int], int] = {}
     costs = []
@@ -266,7 +255,7 @@ def _min_costs(
         tuned = (job.workload, job.slots, job.batch)
         if tuned not in batches:
             batches[tuned] = model.job_model(job, "fixed", seed=seed).spec.batch_size
-        # A batch that is not above the limit lies between those that are tried.
+        # A batch below the limit lies between the batches that are tried.
         beyond = batches[tuned] > job_model.spec.batch_limit
         fixed = batches[tuned] if beyond else 0
         alone = known_throughput(job_model, 1, job_model.spec.batch_size, 0, widest)
@@ -287,17 +276,16 @@ def times_alone(
     first_stall_s: float | None,
     seed: int,
 ) -> Mapping[str, tuple[int, float]]:
-    """The slots that each job asks for, and what it takes alone on them, close together.
+    """Return for each job the slots it asks for and its time alone on them, packed on few nodes.
 
-    The batch is the one that its user tuned for these slots, whatever a policy would choose, so
-    that it is the same for every policy; the GPUs are as fast as the cluster's are on average. Its
-    first start counts, too.
+    The batch is the one that the user tuned for these slots, whatever a policy would choose, so
+    that the time is the same for every policy. GPUs have the cluster's mean speed. The first start
+    is included.
 
     Args:
         widest: slots of the cluster's largest node.
-        speed: mean speed of its GPUs, relative to the one that the model describes.
-        first_stall_s: what any start takes; None: as the model says.
-        seed: of everything that differs from job to job.
+        speed: mean speed of its GPUs, relative to the GPU that the model describes.
+        first_stall_s: duration of any start; None: as the model says.
 
     Returns:
         Job -> slots and seconds; jobs whose group was never measured are missing.
@@ -313,7 +301,6 @@ def times_alone(
 
 
 def _training_s(job_model: JobModel, widest: int) -> float | None:
-    """Seconds that it trains; None: a group like it was never measured."""
     wanted, batch = job_model.spec.wanted, job_model.spec.batch_size
     total, before = 0.0, 0.0
     for epoch in range(job_model.epochs):

@@ -1,4 +1,4 @@
-"""Figures of slots over time: who had which, and how many were busy."""
+"""Figures of slots over time: which job held which slot, and how many slots were busy."""
 
 from __future__ import annotations
 
@@ -43,55 +43,46 @@ SHADES: Final = (
     "#994455",
 )
 IDLE: Final = "#f3f3f3"
-NAMED_ROWS: Final = 48  # that can each have a label
-LETTER: Final = 0.0075  # the width of one in a bar, as a share of the axis
-DARK: Final = 140.0  # luma below which white is easier to read
+MAX_LABELLED_ROWS: Final = 48  # up to this many rows get labels
+LETTER_WIDTH: Final = 0.0075  # width of a letter in a bar, as a share of the axis
+DARK_LUMA: Final = 140.0  # luma below which white text is easier to read
 
 
 def gantt(result: SimulationResult, path: Path) -> None:
-    """Draw who had which slot when, a row for each slot, a colour for each job.
-
-    Args:
-        path: of the figure; its suffix says the format.
+    """Draw which job held which slot when: a row per slot, a colour per job.
 
     Raises:
         ResultsError: if the allocations were not recorded, or the file cannot be written.
     """
     jobs = [job for job in result.jobs if job.allocations]
     rows = {slot: row for row, slot in enumerate(_slots(jobs))}
-    _need(rows)
+    _require_allocations(rows)
     unit, name = time_unit(result.ended_at)
-    named = len(rows) <= NAMED_ROWS
+    named = len(rows) <= MAX_LABELLED_ROWS
     figure = new_figure(12.0, min(max(1.4 + 0.24 * len(rows), 2.6), 11.0))
     axes = figure.add_subplot()
     end = max(allocation.until for job in jobs for allocation in job.allocations) / unit
     axes.set_xlim(0.0, end)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_facecolor(IDLE)
-    _bars(axes, jobs, rows, unit, half=0.42 if named else 0.5)
+    _draw_bars(axes, jobs, rows, unit, half=0.42 if named else 0.5)
     if named:
-        _names(axes, jobs, rows, unit, end)
+        _draw_names(axes, jobs, rows, unit, end)
         axes.set_yticks(range(len(rows)), list(rows))
     else:
         axes.set_ylabel("slots")
     for row in _first_rows(list(rows))[1:]:
         axes.axhline(row - 0.5, color="#808080", linewidth=0.6)
     axes.set_xlabel(name)
-    what = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: nobody"
-    axes.set_title(f"{result.policy}: {what}", loc="left", fontsize="medium")
+    title = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: free"
+    axes.set_title(f"{result.policy}: {title}", loc="left", fontsize="medium")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 
 
 def utilisation(results: Sequence[SimulationResult], path: Path) -> None:
-    """Share of slots that jobs held over time, one curve for each policy.
-
-    Averaged over short intervals, and over the simulations of a policy.
-
-    Args:
-        results: with allocations; of any policies.
-        path: of the figure; its suffix says the format.
+    """Draw the mean share of slots that jobs held over time, one curve for each policy.
 
     Raises:
         ResultsError: if the allocations were not recorded, or the file cannot be written.
@@ -126,10 +117,10 @@ def utilisation(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Share of the cluster's slot seconds that jobs held in each interval.
+    """Return the share of the cluster's slot seconds that jobs held in each interval.
 
     Args:
-        edges: of the intervals, shape (N + 1,), seconds, growing.
+        edges: of the intervals, shape (N + 1,), seconds, increasing.
 
     Returns:
         Shape (N,), in [0, 1].
@@ -138,32 +129,31 @@ def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[
         ResultsError: if the allocations were not recorded.
     """
     allocations = [allocation for job in result.jobs for allocation in job.allocations]
-    _need(allocations)
+    _require_allocations(allocations)
     held = np.zeros(len(edges))
     for allocation in allocations:  # slot seconds held up to each edge
         held += np.clip(edges, allocation.since, allocation.until) - allocation.since
     return np.diff(held) / (np.diff(edges) * result.slots)
 
 
-def _need(recorded: object) -> None:
+def _require_allocations(recorded: object) -> None:
     if not recorded:
-        what = "the result does not say who had which slot"
-        raise ResultsError(what, "simulate it again and record allocations")
+        problem = "the result has no allocations of slots"
+        raise ResultsError(problem, "repeat the simulation and record allocations")
 
 
 def _slots(jobs: Sequence[JobResult]) -> list[str]:
-    """In order of node and index, numbers in names counting as numbers."""
+    """Sort slots by node and index; numbers in names compare as numbers."""
     found = {allocation.slot for job in jobs for allocation in job.allocations}
     return sorted(found, key=lambda slot: [(len(p), p) for p in re.findall(r"\d+|\D+", slot)])
 
 
 def _first_rows(slots: Sequence[str]) -> list[int]:
-    """The row where each node begins."""
     nodes = [slot.rpartition("/")[0] for slot in slots]
     return [row for row, node in enumerate(nodes) if row == 0 or nodes[row - 1] != node]
 
 
-def _bars(
+def _draw_bars(
     axes: Axes, jobs: Sequence[JobResult], rows: dict[str, int], unit: float, half: float
 ) -> None:
     from matplotlib.collections import PolyCollection  # noqa: PLC0415 - not always there
@@ -183,21 +173,21 @@ def _bars(
         )
 
 
-def _names(
+def _draw_names(
     axes: Axes, jobs: Sequence[JobResult], rows: dict[str, int], unit: float, end: float
 ) -> None:
-    """A job's name in its bars that are wide enough, once where they are below each other."""
+    """Write a job's name into its bars that are wide enough, once per vertical run of bars."""
     for index, job in enumerate(jobs):
-        ink = "white" if _luma(_shade(index)) < DARK else "black"
+        ink = "white" if _luma(_shade(index)) < DARK_LUMA else "black"
         wide = [
             s
             for s in job.allocations
-            if (s.until - s.since) / unit > end * LETTER * (len(job.job) + 1)
+            if (s.until - s.since) / unit > end * LETTER_WIDTH * (len(job.job) + 1)
         ]
         for allocation in wide:
             above = [s for s in wide if rows[s.slot] == rows[allocation.slot] - 1]
             if not any(s.since < allocation.until and allocation.since < s.until for s in above):
-                left = allocation.since / unit + end * LETTER / 2.0
+                left = allocation.since / unit + end * LETTER_WIDTH / 2.0
                 axes.text(
                     left,
                     rows[allocation.slot],

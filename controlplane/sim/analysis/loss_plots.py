@@ -1,4 +1,4 @@
-"""Figures of how losses fell: those of the SLAQ paper, from any simulations of jobs with losses."""
+"""Figures of falling losses after the SLAQ paper, for simulations of jobs that have losses."""
 
 from __future__ import annotations
 
@@ -34,17 +34,13 @@ from controlplane.sim.results import SimulationResult
 REDUCTIONS: Final = (0.25, 0.50, 0.75, 0.80, 0.90, 0.95, 0.99)
 GROUP_COLOURS: Final = ("#d55e00", "#e69f00", "#56b4e9")
 GROUP_HATCHES: Final = ("//", "..", "")
-SMOOTH_S: Final = 15.0  # of the shares of slots: their mean over so long
+SMOOTHING_WINDOW_S: Final = 15.0  # window of the running mean of slot shares
 
 
 def normalised_loss(results: Sequence[SimulationResult], path: Path) -> None:
-    """Average normalised loss of the jobs that are there, in the window (SLAQ figure 4).
+    """Draw the mean normalised loss of active jobs within the window (SLAQ figure 4).
 
-    Of several seeds the first one is drawn; the legend has the means over all.
-
-    Args:
-        results: of any policies, of jobs with losses.
-        path: of the figure; its suffix says the format.
+    Curves show the first seed; the legend has means over all seeds.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -75,11 +71,7 @@ def normalised_loss(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def slots_by_loss(results: Sequence[SimulationResult], path: Path) -> None:
-    """Share of the slots of jobs with high, medium and low losses, in the window (SLAQ figure 3).
-
-    Args:
-        results: of any policies, of jobs with losses; of several seeds the first one is drawn.
-        path: of the figure; its suffix says the format.
+    """Draw slot shares of jobs with high, medium and low losses, first seed (SLAQ figure 3).
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -98,8 +90,8 @@ def slots_by_loss(results: Sequence[SimulationResult], path: Path) -> None:
             stack.set(hatch=hatch, edgecolor="white", linewidth=0.3)
         means = [np.mean([np.nanmean(s.cores[i, g]) for s, i in map(_window, group)])
                  for g in range(len(GROUPS))]  # fmt: skip
-        told = " / ".join(f"{mean:.0%}" for mean in means)
-        axes.set_title(f"{label}: {told}", fontsize="medium")
+        mean_shares = " / ".join(f"{mean:.0%}" for mean in means)
+        axes.set_title(f"{label}: {mean_shares}", fontsize="medium")
         axes.set_xlabel("time since the first submission (s)")
         axes.set_ylim(0.0, 100.0)
         axes.margins(x=0.0)
@@ -111,11 +103,7 @@ def slots_by_loss(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def times_to_reductions(results: Sequence[SimulationResult], path: Path) -> None:
-    """Mean time from a submission to so much of the loss reduction (SLAQ figure 5).
-
-    Args:
-        results: of any policies, of jobs with losses; over several seeds their mean.
-        path: of the figure; its suffix says the format.
+    """Draw the mean time from submission to given loss reductions, over all seeds (SLAQ figure 5).
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -149,19 +137,19 @@ def times_to_reductions(results: Sequence[SimulationResult], path: Path) -> None
 
 
 def _window(result: SimulationResult) -> tuple[LossSeries, np.ndarray]:
-    """The series of a result, and which of its moments are in the window."""
+    """Return the series of a result, and a mask of its moments inside the window."""
     series = loss_series(result)
     first, last = series.window_s
     return series, (series.times_s >= first) & (series.times_s < last)
 
 
 def _mean_time(results: Sequence[SimulationResult], reduction: float) -> float:
-    """Over results; 0 where no job came so far."""
+    """Return the mean over results; a result where no job reached the reduction counts as 0."""
     return float(np.mean([mean_time_to(result, reduction) or 0.0 for result in results]))
 
 
 def _smoothed(values: FloatArray) -> FloatArray:
-    """Running mean over `SMOOTH_S`, the ends continued; 0 where nothing is in use."""
-    wide = max(1, round(SMOOTH_S / GRID_S))
+    """Return the running mean with continued ends; 0 where no slot is in use."""
+    wide = max(1, round(SMOOTHING_WINDOW_S / GRID_S))
     smooth: FloatArray = uniform_filter1d(np.nan_to_num(values), wide, mode="nearest")
     return smooth

@@ -1,4 +1,4 @@
-"""Two policies on the same jobs: how much they differ, and how sure that is."""
+"""Paired comparison of two policies on the same jobs, with confidence intervals and tests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult
 
 RESAMPLES: Final = 5_000
-AT_ONCE: Final = 2_000_000  # numbers drawn in one go, to bound memory
-TAILS: Final = (0.025, 0.975)  # of a 95% interval
+MAX_DRAWS: Final = 2_000_000  # random numbers per draw, to bound memory
+INTERVAL_QUANTILES: Final = (0.025, 0.975)  # of a 95% interval
 
 FloatArray = NDArray[np.float64]
 
@@ -28,12 +28,12 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Completion times of the first policy against those of the second, paired by job."""
+    """Completion times of the first policy compared with those of the second, paired by job."""
 
     first: str
     second: str
     jobs: int  # pairs
-    simulations: int  # pairs of results that they are from: seeds times settings
+    simulations: int  # pairs of results with such jobs: seeds times settings
     left_out: int  # counted jobs that did not finish under both
     first_mean_s: float
     second_mean_s: float
@@ -41,8 +41,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     difference_ci_s: Interval
     ratio: float  # first over second; below 1: the first is faster
     ratio_ci: Interval
-    changed: int  # pairs that differ, which is what the Wilcoxon tests look at
-    two_sided_p: float  # small: they are not equivalent
+    changed: int  # pairs that differ: the sample of the Wilcoxon tests
+    two_sided_p: float  # small: the policies are not equivalent
     less_p: float  # small: the first is faster
     greater_p: float  # small: the first is slower; ONES table 4 has it near 1
 
@@ -50,31 +50,30 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     first: Sequence[SimulationResult], second: Sequence[SimulationResult], *, seed: int = 0
 ) -> Comparison:
-    """Compare two policies on the simulations that both did, equal in setting and seed.
+    """Compare two policies on the simulations of equal setting and seed that both have.
 
-    Means are over all pairs of jobs. Intervals come from a bootstrap that first draws
-    simulations, then jobs within each, because jobs of one simulation depend on each other; with
-    a single simulation only jobs are drawn, and the interval knows nothing of other traces.
-    Wilcoxon's signed-rank tests are on pairs of jobs, as in table 4 of ONES, which takes them for
-    independent: their p values are smaller than what repeated simulations would bear out.
+    Means are over all pairs of jobs. Intervals come from a bootstrap that first draws simulations,
+    then jobs within each, because jobs of one simulation depend on each other. With a single
+    simulation only jobs are drawn, and the interval does not cover other traces. Wilcoxon's
+    signed-rank tests are on pairs of jobs, as in table 4 of ONES, which treats them as independent:
+    the p values are smaller than repeated simulations would support.
 
     Args:
-        second: results of another; order does not matter.
-        seed: of the bootstrap; the same gives the same intervals.
+        seed: of the bootstrap; equal seeds give equal intervals.
 
     Raises:
-        ResultsError: if they have no simulation, or no finished job, in common; or one was given
-            twice.
+        ResultsError: if the policies have no simulation, or no finished job, in common; or a
+            simulation occurs twice.
     """
     left, right = _by_simulation(first), _by_simulation(second)
-    shared = [where for where in left if where in right]
-    pairs = [_paired(left[where], right[where]) for where in shared]
+    shared = [simulation for simulation in left if simulation in right]
+    pairs = [_paired(left[simulation], right[simulation]) for simulation in shared]
     times = [pair for pair in pairs if len(pair)]
     if not times:
-        what = "the two policies have no finished job of the same setting and seed in common"
-        raise ResultsError(what, "simulate both on the same traces and seeds")
+        problem = "the two policies have no finished job of the same setting and seed in common"
+        raise ResultsError(problem, "simulate both on the same traces and seeds")
     every = np.concatenate(times)
-    counted = sum(_counted(left[where], right[where]) for where in shared)
+    counted = sum(_counted(left[simulation], right[simulation]) for simulation in shared)
     return Comparison(
         first=first[0].policy,
         second=second[0].policy,
@@ -91,11 +90,7 @@ def compare(
 
 
 def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
-    """Where the mean is, by a bootstrap; of a single value, that value.
-
-    Args:
-        values: at least one.
-    """
+    """Return a bootstrap interval of the mean; a single value is its own interval."""
     given = np.asarray(values, dtype=float)
     drawn = np.random.default_rng(seed).integers(len(given), size=(RESAMPLES, len(given)))
     return _interval(given[drawn].mean(axis=1))
@@ -104,16 +99,18 @@ def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
 def _by_simulation(results: Sequence[SimulationResult]) -> dict[str, SimulationResult]:
     found: dict[str, SimulationResult] = {}
     for result in results:
-        where = msgspec.json.encode((result.setting, result.seed), order="deterministic").decode()
-        if where in found:
-            what = f"{result.policy} has two results of seed {result.seed} in the same setting"
-            raise ResultsError(what, "compare one policy with one set of options at a time")
-        found[where] = result
+        simulation = msgspec.json.encode(
+            (result.setting, result.seed), order="deterministic"
+        ).decode()
+        if simulation in found:
+            problem = f"{result.policy} has two results of seed {result.seed} in the same setting"
+            raise ResultsError(problem, "compare one policy with one set of options at a time")
+        found[simulation] = result
     return found
 
 
 def _paired(first: SimulationResult, second: SimulationResult) -> FloatArray:
-    """Completion times of the jobs that finished under both, shape (J, 2), seconds."""
+    """Return completion times of the jobs that finished under both, shape (J, 2), seconds."""
     theirs = {job.job: job.jct_s for job in finished(second)}
     both = [(job.jct_s, theirs[job.job]) for job in finished(first) if job.job in theirs]
     return np.array(both, dtype=float).reshape(-1, 2)
@@ -124,9 +121,8 @@ def _counted(first: SimulationResult, second: SimulationResult) -> int:
 
 
 def _intervals(times: Sequence[FloatArray], rng: np.random.Generator) -> dict[str, Any]:
-    """Means of `RESAMPLES` experiments like this one, drawn from it."""
     largest = max(len(pair) for pair in times)
-    step = max(1, AT_ONCE // (largest * len(times)))
+    step = max(1, MAX_DRAWS // (largest * len(times)))
     sums = np.zeros((RESAMPLES, 2))
     counts = np.zeros(RESAMPLES)
     for begin in range(0, RESAMPLES, step):
@@ -146,20 +142,20 @@ def _intervals(times: Sequence[FloatArray], rng: np.random.Generator) -> dict[st
 
 
 def _interval(values: FloatArray) -> Interval:
-    low, high = np.quantile(values, TAILS)
+    low, high = np.quantile(values, INTERVAL_QUANTILES)
     return Interval(float(low), float(high))
 
 
 def _ratio(mine: float, other: float) -> float:
-    """1 if both are 0."""
+    """Return the ratio; 1 if both are 0, infinite if only `other` is."""
     if other == 0.0:
         return 1.0 if mine == 0.0 else float("inf")
     return float(mine / other)
 
 
 def _wilcoxon(differences: FloatArray) -> dict[str, Any]:
-    """Signed-rank tests; pairs without a difference are left out (Wilcoxon 1945)."""
-    from scipy import stats  # noqa: PLC0415 - it takes a second
+    """Run signed-rank tests; pairs without a difference are left out (Wilcoxon 1945)."""
+    from scipy import stats  # noqa: PLC0415 - the import takes a second
 
     changed = differences[differences != 0.0]
     sides = {"two_sided_p": "two-sided", "less_p": "less", "greater_p": "greater"}

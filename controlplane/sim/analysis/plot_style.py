@@ -1,4 +1,4 @@
-"""What all figures share: a colour for each policy, units of time, panels, saving."""
+"""Style shared by all figures: colours of policies, units of time, legends, saving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLOURS: Final = (
 )
 DASHES: Final = ("-", "--", ":", "-.")
 HATCHES: Final = ("", "//", "..", "xx")
-# The same policy looks the same in every figure; those often drawn together come first.
+# A policy has one style in all figures; policies often drawn together come first.
 POLICIES: Final = (
     "ones",
     "tiresias",
@@ -53,7 +53,7 @@ HOUR: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a policy looks: in colour, and without."""
+    """Colour of a policy, and its dash and hatch where colour is missing."""
 
     colour: str
     dash: str
@@ -61,18 +61,15 @@ class Style:
 
 
 def grouped(results: Sequence[SimulationResult]) -> dict[str, list[SimulationResult]]:
-    """Results by policy, in order of appearance.
+    """Group results by policy, in order of appearance.
 
-    The name of a policy is followed by those of its options in which its results differ.
-
-    Args:
-        results: of any policies, sizes and seeds.
+    A policy's label is its name followed by those options in which its results differ.
 
     Raises:
-        ResultsError: if there are none.
+        ResultsError: if there are no results.
     """
     if not results:
-        raise ResultsError("there is no result to draw", "simulate something first")
+        raise ResultsError("there are no results to draw", "run a simulation first")
     groups: dict[str, list[SimulationResult]] = {}
     for result in results:
         groups.setdefault(_label(result, results), []).append(result)
@@ -90,11 +87,7 @@ def _label(result: SimulationResult, results: Sequence[SimulationResult]) -> str
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """A style for each label; two of the same policy get different ones.
-
-    Args:
-        labels: names of policies, each followed by its options or not, as `grouped` makes them.
-    """
+    """Return a style for each label of `grouped`; two labels of one policy get different styles."""
     found: dict[str, Style] = {}
     for label in labels:
         policy = label.partition(" ")[0]
@@ -117,13 +110,13 @@ def _style(index: int) -> Style:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that needs no display.
+    """Return an empty figure that needs no display.
 
     Raises:
         ResultsError: if matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - not always there
+        from matplotlib.figure import Figure  # noqa: PLC0415 - optional dependency
     except ImportError:
         hint = "in a checkout of ONES: pip install '.[sim]'"
         raise ResultsError("figures need matplotlib", hint) from None
@@ -131,20 +124,17 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's suffix.
-
-    Args:
-        figure: to write; the same one gives the same bytes.
+    """Write a figure in the format of the file's suffix; equal figures give equal bytes.
 
     Raises:
-        ResultsError: if there is no such format, or the disk does not take it.
+        ResultsError: if the format is unknown, or the file cannot be written.
     """
     if path.suffix.lower() not in SUFFIXES:
         hint = f"end its name with {', '.join(SUFFIXES)}"
-        raise ResultsError(f"{path}: no format for a figure", hint)
-    import matplotlib as mpl  # noqa: PLC0415 - it is there: the figure is
+        raise ResultsError(f"{path}: unknown format of a figure", hint)
+    import matplotlib as mpl  # noqa: PLC0415 - installed, since the figure exists
 
-    # The same figure gives the same bytes; a PNG has no date.
+    # Reproducible bytes; a PNG contains no date.
     kept: Any = {"svg.hashsalt": "ones", "svg.fonttype": "none"}
     dates = {".svg": "Date", ".pdf": "CreationDate"}
     date = dates.get(path.suffix.lower())
@@ -156,23 +146,19 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def tidy(axes: Axes, *, along: str = "y") -> None:
-    """A light grid behind the data, and no box around it.
-
-    Args:
-        along: which axis has grid lines: x, y or both.
-    """
+    """Draw a light grid behind the data along the x, y or both axes, and remove the box."""
     axes.grid(visible=True, axis=along, color=GRID, linewidth=0.6)  # type: ignore[arg-type] # x, y or both
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Say below a figure how it is read."""
+    """Write below a figure how to read it."""
     figure.supxlabel(text, x=0.01, ha="left", fontsize="small", color="#444444")
 
 
 def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
-    """One legend above all panels, where it covers nothing."""
+    """Place one legend above all panels, where it covers no data."""
     handles, labels = axes.get_legend_handles_labels()
     columns = min(count, 6)
     figure.legend(
@@ -181,10 +167,9 @@ def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds in a unit of time that suits an axis up to `longest_s`, and its name.
+    """Return the unit of time for an axis up to `longest_s`, in seconds, and its name.
 
-    Args:
-        longest_s: seconds, above 5 hours for hours and above 10 minutes for minutes.
+    Hours above 5 hours, minutes above 10 minutes.
     """
     if longest_s > 5.0 * HOUR:
         return HOUR, "hours"

@@ -1,6 +1,6 @@
-"""Figures of many results: distributions, averages, and how they change with the cluster.
+"""Figures of many results: distributions, averages, scaling with the size of the cluster.
 
-All figures that some results can fill, into a folder.
+`draw` draws every figure that the results can fill into a folder.
 """
 
 from __future__ import annotations
@@ -44,20 +44,14 @@ BOXES: Final = (
     "box: the middle half of the jobs, line: median, diamond: mean, whiskers: 5% to 95%; "
     "lower is better"
 )
-LEAST_S: Final = 1.0  # times below it are drawn as it on a logarithmic axis
-OURS: Final = "ones"
-LETTERS: Final = 28  # of labels that fit side by side below a panel
-DODGE: Final = 0.03  # between the curves of two policies, in factors of two
+MIN_DRAWN_S: Final = 1.0  # lower limit of times on a logarithmic axis
+REFERENCE_POLICY: Final = "ones"
+MAX_LABELS_LENGTH: Final = 28  # total length of labels that fit side by side below a panel
+CURVE_OFFSET: Final = 0.03  # distance of the curves of two policies, in factors of two
 
 
 def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
-    """Completion, execution and queueing times of all finished jobs by policy (ONES fig. 15a-c).
-
-    A box holds the middle half of the jobs, its line the median, its whiskers 5% to 95%, the
-    diamond is the mean.
-
-    Args:
-        path: of the figure; its suffix says the format.
+    """Draw completion, execution and queueing times of finished jobs by policy (ONES fig. 15a-c).
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -67,7 +61,7 @@ def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
     figure, panels = _three_panels(_panel_width(list(groups)), 3.8)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
         for place, (label, group) in enumerate(groups.items()):
-            values = np.maximum(_values(group, measure), LEAST_S)
+            values = np.maximum(_values(group, measure), MIN_DRAWN_S)
             if len(values):
                 _draw_box(axes, place, values, look[label])
         axes.set_yscale("log")
@@ -99,12 +93,9 @@ def _draw_box(axes: Axes, place: int, values: np.ndarray, look: Style) -> None:
 
 
 def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
-    """Share of jobs with at most a completion, execution, queueing time (ONES fig. 15d-i).
+    """Draw the distribution of completion, execution and queueing times (ONES fig. 15d-i).
 
-    The share is of all counted jobs: a curve whose jobs did not all finish ends below 1.
-
-    Args:
-        path: of the figure; its suffix says the format.
+    Shares are of all counted jobs: a curve ends below 1 if some jobs did not finish.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -114,7 +105,7 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
     figure, panels = _three_panels(3.4, 3.6)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
         for label, group in groups.items():
-            values = np.sort(np.maximum(_values(group, measure), LEAST_S))
+            values = np.sort(np.maximum(_values(group, measure), MIN_DRAWN_S))
             counted = sum(job.counted and job.state != "cancelled" for o in group for job in o.jobs)
             share = np.arange(1, len(values) + 1) / max(1, counted)
             style = look[label]
@@ -138,10 +129,7 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def averages(results: Sequence[SimulationResult], path: Path) -> None:
-    """Average completion, execution and queueing time by policy, 95% intervals over simulations.
-
-    Args:
-        path: of the figure; its suffix says the format.
+    """Draw average completion, execution and queueing times by policy, with 95% intervals.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -172,14 +160,12 @@ def averages(results: Sequence[SimulationResult], path: Path) -> None:
     save(figure, path)
 
 
-def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -> None:
-    """Average completion time by size of the cluster (ONES fig. 17), and what `ours` gains on it.
+def scaling(results: Sequence[SimulationResult], path: Path, ours: str = REFERENCE_POLICY) -> None:
+    """Draw average completion time by size of the cluster (ONES fig. 17), and the gain of `ours`.
 
-    The gain over another policy is one minus the ratio of the averages (fig. 18), of simulations
-    of the same seed on a cluster of the same size; bars are 95% intervals over simulations.
-
-    Args:
-        ours: label of the policy in the right panel; without it there is only the left one.
+    The gain over another policy is one minus the ratio of the averages (fig. 18), over simulations
+    of equal seed and cluster size; bars are 95% intervals over simulations. Without the label
+    `ours` among the results there is only the left panel.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -190,7 +176,7 @@ def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -
     both = figure.subplots(1, 2 if ours in groups and len(groups) > 1 else 1, squeeze=False)[0]
     sizes = sorted({result.slots for result in results})
     for place, (label, group) in enumerate(groups.items()):
-        aside = 2.0 ** (DODGE * (place - (len(groups) - 1) / 2.0))
+        aside = 2.0 ** (CURVE_OFFSET * (place - (len(groups) - 1) / 2.0))
         _curve(both[0], _at_sizes(group, sizes), aside, label, look[label])
         if len(both) > 1 and label != ours:
             _curve(both[1], _gains(groups[ours], group, sizes), aside, label, look[label])
@@ -210,15 +196,15 @@ def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -
     save(figure, path)
 
 
-Point = tuple[int, float, float, float]  # place, value, error below and above
+Point = tuple[int, float, float, float]  # position, value, error below and above
 
 
 def _at_sizes(results: Sequence[SimulationResult], sizes: Sequence[int]) -> list[Point]:
     points = []
     for size in sizes:
-        here = [result for result in results if result.slots == size and finished(result)]
-        if here:
-            points.append((size, *_mean_and_error(here, PANELS[0][1])))
+        same_size = [result for result in results if result.slots == size and finished(result)]
+        if same_size:
+            points.append((size, *_mean_and_error(same_size, PANELS[0][1])))
     return points
 
 
@@ -236,7 +222,6 @@ def _gains(
 
 
 def _averages_at(results: Sequence[SimulationResult], size: int) -> dict[int, float]:
-    """Average completion time by seed; of several settings, their mean."""
     found: dict[int, list[float]] = {}
     for result in results:
         values = _values([result], PANELS[0][1])
@@ -246,7 +231,7 @@ def _averages_at(results: Sequence[SimulationResult], size: int) -> dict[int, fl
 
 
 def _curve(axes: Axes, points: Sequence[Point], aside: float, label: str, style: Style) -> None:
-    """Points with error bars, a little aside so that those of several policies can be told."""
+    """Draw points with error bars, shifted slightly so that policies do not overlap."""
     if not points:
         return
     places, means, below, above = zip(*points, strict=True)
@@ -270,13 +255,12 @@ def _three_panels(width: float, height: float) -> tuple[Figure, Sequence[Axes]]:
 
 
 def _panel_width(labels: Sequence[str]) -> float:
-    """Inches."""
     return max(3.2, 0.42 * len(labels) + 0.6)
 
 
 def _name_places(axes: Axes, labels: Sequence[str]) -> None:
     turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    crowded = len(" ".join(labels)) > LETTERS
+    crowded = len(" ".join(labels)) > MAX_LABELS_LENGTH
     axes.set_xticks(range(len(labels)), labels, fontsize="small", **(turned if crowded else {}))
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.tick_params(axis="x", length=0)
@@ -289,11 +273,11 @@ def _values(results: Sequence[SimulationResult], measure: Measure) -> np.ndarray
 def _mean_and_error(
     results: Sequence[SimulationResult], measure: Measure
 ) -> tuple[float, float, float]:
-    """The mean of the results' averages, and how far its interval goes below and above."""
+    """Return the mean of the results' averages and the interval's reach below and above."""
     means = [float(v.mean()) for o in results if len(v := _values([o], measure))]
     if not means:
-        what = f"no job of {results[0].policy} finished"
-        raise ResultsError(what, "let the simulation go on for longer")
+        problem = f"no job of {results[0].policy} finished"
+        raise ResultsError(problem, "simulate for longer")
     return _with_error(means)
 
 
@@ -303,24 +287,18 @@ def _with_error(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def draw(results: Sequence[SimulationResult], folder: Path, ours: str = "ones") -> list[Path]:
-    """Draw all figures that these results can fill.
+    """Draw all figures that these results can fill, and return the files.
 
-    Args:
-        results: of any policies, seeds and settings.
-        folder: to draw into; made if it is not there.
-        ours: label of the policy whose gains are drawn.
-
-    Returns:
-        The files.
+    The folder is created if it is missing. `ours` is the label whose gains are drawn.
 
     Raises:
-        ResultsError: if matplotlib is missing, or the disk does not take a file.
+        ResultsError: if matplotlib is missing, or a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
     sizes = by_size(results)
-    for size, here in sizes.items():
-        mine = [result for many in here.values() for result in many]
+    for size, same_size in sizes.items():
+        mine = [result for many in same_size.values() for result in many]
         for name, plot in (("boxes", box_plots), ("cdf", cumulative),
                            ("averages", averages)):  # fmt: skip
             file = folder / f"{name}-{size}.png"

@@ -1,6 +1,7 @@
-"""Tables of results, for people.
+"""Tables of results for the terminal and as JSON.
 
-Results by size of the cluster and policy: means over seeds, and ours against each other one.
+Results are grouped by size of the cluster and policy: means over seeds, and one policy compared
+with each other one.
 """
 
 from __future__ import annotations
@@ -30,29 +31,18 @@ MEANS = (
 
 
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
-    """Results by size of the cluster, smallest first, and by policy.
-
-    Returns:
-        Slots of the cluster -> policy -> its results, in their order; the options do not count.
-    """
+    """Group results by size of the cluster, smallest first, then by policy and any options."""
     found: dict[int, dict[str, list[SimulationResult]]] = {}
     for size in sorted({result.slots for result in results}):
-        here = found[size] = {}
+        by_policy = found[size] = {}
         for result in results:
             if result.slots == size:
-                here.setdefault(result.policy, []).append(result)
+                by_policy.setdefault(result.policy, []).append(result)
     return found
 
 
 def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
-    """Figures of one policy, means over seeds; None where a seed has none.
-
-    Args:
-        results: at least one.
-
-    Returns:
-        The figures `MEANS` of `summary`, in its units, and those of `LOSS_FIGURES` that it has.
-    """
+    """Return the figures of one policy as means over seeds; None if a seed lacks a figure."""
     sums = [summary(result) for result in results]
     found: dict[str, float | None] = {}
     for name in (*MEANS, *(name for name in LOSS_FIGURES if name in sums[0])):
@@ -62,31 +52,24 @@ def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
 
 
 def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, list[Comparison]]:
-    """Our policy against each other one, for each size of the cluster.
-
-    Args:
-        ours: name of one of their policies; where it is missing there is no comparison.
+    """Compare policy `ours` with each other one, for each size of the cluster that has `ours`.
 
     Raises:
-        ResultsError: if two have nothing in common that could be compared.
+        ResultsError: if two policies have nothing in common to compare.
     """
     return {
-        size: [compare(here[ours], here[name]) for name in here if name != ours]
-        for size, here in by_size(results).items()
-        if ours in here
+        size: [compare(by_policy[ours], by_policy[name]) for name in by_policy if name != ours]
+        for size, by_policy in by_size(results).items()
+        if ours in by_policy
     }
 
 
 def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str, Any]:
-    """Means, comparisons and the figures of every simulation, as JSON can hold them.
-
-    Args:
-        ours: name of the policy that the others are compared with.
-    """
+    """Return means, comparisons with `ours` and figures of every simulation as JSON values."""
     return {
         "sizes": {
-            str(size): {name: means(many) for name, many in here.items()}
-            for size, here in by_size(results).items()
+            str(size): {name: means(many) for name, many in by_policy.items()}
+            for size, by_policy in by_size(results).items()
         },
         "against": {
             str(size): [msgspec.to_builtins(each) for each in many]
@@ -96,7 +79,7 @@ def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str,
     }
 
 
-COLUMNS: Final[Mapping[str, str]] = {  # of a comparison: heading and figure
+COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, of a comparison
     "avg JCT s": "avg_jct_s",
     "geo": "geo_jct_s",
     "p50": "p50_jct_s",
@@ -113,7 +96,7 @@ COLUMNS: Final[Mapping[str, str]] = {  # of a comparison: heading and figure
     "ms/decision": "decision_ms_mean",
     "extrapolated": "extrapolated_share",
 }
-OF_LOSSES: Final[Mapping[str, str]] = {  # where jobs have losses
+LOSS_COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, where jobs have losses
     "t90 s": "t90_s",
     "t95 s": "t95_s",
     "mean loss": "mean_loss",
@@ -125,18 +108,18 @@ OF_LOSSES: Final[Mapping[str, str]] = {  # where jobs have losses
     "p99": "p99_jct_s",
     "makespan": "makespan_s",
 }
-ENDS: Final = (  # where jobs state utilities
+UTILITY_FIGURES: Final = (  # figures where jobs state utilities
     "utility", "utility_share", "rejected", "promised", "promises_kept", "promises_broken",
     "lateness_s",
 )  # fmt: skip
 EXTRAPOLATED: Final = (
-    "{share} of the training time went by in groups like which none was ever measured:\n"
-    "their speeds are extrapolated, see docs/simulator.md."
+    "{share} of the training time was spent in groups of a kind that was never measured:\n"
+    "their speeds are extrapolated (docs/simulator.md)."
 )
 
 
 def print_result(result: SimulationResult) -> None:
-    """One simulation, for people."""
+    """Print the table of one simulation."""
     console, figures = _console(), summary(result)
     table = _table(f"{result.policy} on {result.slots} slots, seed {result.seed}")
     table.add_column("measure")
@@ -144,7 +127,7 @@ def print_result(result: SimulationResult) -> None:
     of_losses = [name for name in LOSS_FIGURES if name in figures]
     for name in ("jobs", *of_losses, *MEANS[:-1], "unfinished", "failed", "cancelled"):
         table.add_row(name, _cell(figures[name]))
-    for name in ENDS if figures["utility"] is not None else ():
+    for name in UTILITY_FIGURES if figures["utility"] is not None else ():
         table.add_row(name, _cell(figures[name]))
     table.add_row("lower bound of avg_jct_s", _cell(figures["bound_avg_jct_s"]))
     table.add_row("times the bound", _cell(figures["vs_bound"]))
@@ -156,20 +139,18 @@ def print_result(result: SimulationResult) -> None:
 
 
 def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
-    """Several policies side by side, and `ours` against each other one.
-
-    Args:
-        ours: name of one of their policies.
-    """
+    """Print several policies side by side, and `ours` compared with each other one."""
     console = _console()
-    for size, here in by_size(results).items():
-        seeds = len(next(iter(here.values())))
+    for size, by_policy in by_size(results).items():
+        seeds = len(next(iter(by_policy.values())))
         know = results[0].setting.get("knowledge", "")
         title = f"{size} slots, means over {seeds} seed{'s' * (seeds != 1)}, knowledge {know}"
-        console.print(_side_by_side(title, here, COLUMNS))
-        if all(has_losses(result) for many in here.values() for result in many):
-            console.print(_side_by_side("losses, and what lower ones cost", here, OF_LOSSES))
-        shares = [means(many)["extrapolated_share"] or 0.0 for many in here.values()]
+        console.print(_side_by_side(title, by_policy, COLUMNS))
+        if all(has_losses(result) for many in by_policy.values() for result in many):
+            console.print(
+                _side_by_side("losses, and what lower ones cost", by_policy, LOSS_COLUMNS)
+            )
+        shares = [means(many)["extrapolated_share"] or 0.0 for many in by_policy.values()]
         if max(shares) > 0.0:
             console.print(EXTRAPOLATED.format(share=f"Up to {max(shares):.0%}"))
     for size, pairs in against_each(results, ours).items():

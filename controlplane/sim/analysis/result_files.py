@@ -1,7 +1,4 @@
-"""Results in a file with one JSON document on each line, from which long experiments go on.
-
-Results as a flat table with one row for each job, also as a Parquet file.
-"""
+"""Result files: JSON lines that long experiments resume from, and tables of jobs as Parquet."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """The fields of a result that say which simulation it is of; the others are skipped."""
+    """Fields of a result that identify its simulation; the others are skipped."""
 
     policy: str
     options: dict[str, Any]
@@ -30,26 +27,16 @@ class _Key(msgspec.Struct, frozen=True):
 
 
 def key(result: SimulationResult | _Key) -> str:
-    """What two results of the same simulation have in common: policy, options, setting, seed.
-
-    Args:
-        result: only those four fields of it count.
-
-    Returns:
-        JSON text, the same in whichever order options were given.
-    """
+    """Return JSON text that identifies a result's simulation, whatever the order of options."""
     parts = (result.policy, result.options, result.setting, result.seed)
     return msgspec.json.encode(parts, order="deterministic").decode()
 
 
 def create(path: Path) -> None:
-    """Make an empty file if there is none, to know in advance that results can be kept.
-
-    Args:
-        path: of the file; what it holds is left as it is.
+    """Create an empty file if it is missing, to check early that results can be written.
 
     Raises:
-        ResultsError: if it cannot be written.
+        ResultsError: if the file cannot be written.
     """
     try:
         with path.open("ab"):
@@ -59,25 +46,19 @@ def create(path: Path) -> None:
 
 
 def append(path: Path, result: SimulationResult) -> bool:
-    """Put a result at the end of a file, on the disk when this returns.
+    """Append a result durably; return False if the file already has one of the same simulation.
 
-    A line that a crash tore is cut off first. Several processes may append at the same time.
-
-    Args:
-        path: of the file; made if there is none.
-
-    Returns:
-        Whether it was written; False if the file has a result of the same simulation.
+    A line torn by a crash is cut off first. Several processes may append concurrently.
 
     Raises:
         ResultsError: if the file cannot be written, or holds something else.
     """
     try:
         with path.open("ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             file.seek(0)
             mine, size = key(result), 0
-            for number, line in _whole_lines(file):
+            for number, line in _complete_lines(file):
                 if key(_decoded(path, number, line, _Key)) == mine:
                     return False
                 size += len(line)
@@ -91,17 +72,17 @@ def append(path: Path, result: SimulationResult) -> bool:
 
 
 def load(path: Path) -> list[SimulationResult]:
-    """The results in a file, each simulation once; none if there is no file.
+    """Return the results in a file, each simulation once; empty if the file is missing.
 
-    A last line without an end was torn by a crash and does not count.
+    An unterminated last line was torn by a crash and is ignored.
 
     Raises:
-        ResultsError: if it cannot be read, or a line is no result.
+        ResultsError: if the file cannot be read, or a line is not a result.
     """
     found: dict[str, SimulationResult] = {}
     try:
         with path.open("rb") as file:
-            for number, line in _whole_lines(file):
+            for number, line in _complete_lines(file):
                 result = _decoded(path, number, line, SimulationResult)
                 found.setdefault(key(result), result)
     except FileNotFoundError:
@@ -111,7 +92,7 @@ def load(path: Path) -> list[SimulationResult]:
     return list(found.values())
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def _complete_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(file, start=1):
         if line.endswith(b"\n"):
             yield number, line
@@ -121,11 +102,11 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = f"{path}:{number}: {error}"
-        raise ResultsError(what, "delete the line to simulate it again") from None
+        problem = f"{path}:{number}: {error}"
+        raise ResultsError(problem, "delete the line to simulate it again") from None
 
 
-EXTRA: Final = "parquet"  # of this project: what Parquet files need
+PARQUET_EXTRA: Final = "parquet"  # extra of this package
 COLUMNS: Final = (
     "job",
     "application",
@@ -146,14 +127,7 @@ COLUMNS: Final = (
 
 
 def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
-    """A flat table: one row for each job of each result, `COLUMNS` and which simulation it was.
-
-    Args:
-        results: of any policies, sizes and seeds.
-
-    Returns:
-        Times in seconds; options and setting as JSON text.
-    """
+    """Return a row per job and result: `COLUMNS` and its simulation; options as JSON text."""
     return [
         {
             "policy": result.policy,
@@ -169,7 +143,7 @@ def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
 
 
 def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
-    """Put the table of `job_rows` into a Parquet file.
+    """Write the table of `job_rows` into a Parquet file.
 
     Raises:
         ResultsError: if pyarrow is not installed, or the file cannot be written.
@@ -182,7 +156,7 @@ def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """The rows that `write_parquet` wrote.
+    """Read the rows that `write_parquet` wrote.
 
     Raises:
         ResultsError: if pyarrow is not installed, or the file cannot be read.
@@ -200,9 +174,9 @@ def _text(value: dict[str, object]) -> str:
 
 
 def _pyarrow(part: str = "") -> Any:
-    """Imported when it is needed: it is large, and seldom there."""
+    """Import pyarrow on demand: it is large and optional."""
     try:
         return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
     except ImportError:
-        hint = f"in a checkout of ONES: pip install '.[{EXTRA}]'"
+        hint = f"in a checkout of ONES: pip install '.[{PARQUET_EXTRA}]'"
         raise ResultsError("Parquet files need pyarrow", hint) from None

@@ -1,13 +1,10 @@
-"""What a result amounts to: averages, tails, costs, and what they leave out.
+"""Figures of one result: averages, tails, fairness, forecasts of starts, utilities.
 
-Finish-time fairness: how long jobs took, over what their share of the cluster would have taken.
-
-Themis (Mahajan et al., NSDI '20, section 3): rho is the time that a job takes in the shared cluster
-over the time that it would take in a cluster of its own of 1 / n of the size. Shockwave (Zheng et
-al., NSDI '23, section 2): n is the mean number of jobs that are there over its life, a job above 1
-is treated unfairly, and the largest rho of all jobs is how badly.
-
-How right policies were about when waiting jobs start.
+Finish-time fairness compares a job's time with the time that its share of the cluster would have
+taken. Themis (Mahajan et al., NSDI '20, section 3): rho is the time that a job takes in the shared
+cluster over its time in a cluster of its own of 1 / n of the size. Shockwave (Zheng et al., NSDI
+'23, section 2): n is the mean number of active jobs over its life, a job above 1 is treated
+unfairly, and the largest rho of all jobs measures how badly.
 """
 
 from __future__ import annotations
@@ -25,30 +22,31 @@ FloatArray = NDArray[np.float64]
 
 
 def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
-    """Rho of each counted job that succeeded and whose time alone is known.
+    """Return rho of each counted job that succeeded and has a known time alone.
 
     rho = completion time / (time alone x max(1, n w / S)), with w the slots that its user asked
     for, S those of the cluster and n the mean number of jobs from its submission to its end,
-    itself and uncounted ones too. Where a share of S / n slots is less than w, the job has its w
-    slots for that part of the time, as in Shockwave; where it is more, it needs no more than w.
+    including itself and uncounted jobs. Where a share of S / n slots is less than w, the job has
+    its w slots for that part of the time, as in Shockwave; where it is more, the job needs no more
+    than w.
 
     Returns:
-        Job -> rho, above 0; at most 1: it was done no later than with its share.
+        Job -> rho, above 0; at most 1 if the job ended no later than with its share.
     """
-    there = mean_contention(result)
+    contention = mean_contention(result)
     return {
         job.job: job.jct_s / (job.alone_s * max(1.0, jobs * job.wanted / result.slots))
-        for job, jobs in zip(result.jobs, there, strict=True)
+        for job, jobs in zip(result.jobs, contention, strict=True)
         if job.counted and job.state == "succeeded" and job.alone_s and job.jct_s is not None
     }
 
 
 def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
-    """Finish-time fairness in three figures; None where no job has one.
+    """Return finish-time fairness in three figures; None without such jobs.
 
     Returns:
-        `ftf_mean` and `ftf_worst` of `finish_time_fairness`, and `ftf_unfair_share`: the share of
-        these jobs, in [0, 1], that are above 1.
+        `ftf_mean` and `ftf_worst` of `finish_time_fairness`, and `ftf_unfair_share`: the share
+        of these jobs, in [0, 1], that are above 1.
     """
     found = np.array(list(finish_time_fairness(result).values()))
     if not len(found):
@@ -61,27 +59,20 @@ def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
 
 
 def mean_contention(result: SimulationResult) -> FloatArray:
-    """How many jobs there were, on average over the life of each, itself among them.
-
-    Args:
-        result: of one simulation; a job that did not end is there up to its last moment.
-
-    Returns:
-        Shape (J,), at least 1.
-    """
+    """Return the mean number of jobs over the life of each job; shape (J,), at least 1."""
     begins = np.array([float(job.submitted_at) for job in result.jobs])
-    ends = np.array([_left_at(job, result) for job in result.jobs])
+    ends = np.array([_end_time(job, result) for job in result.jobs])
     if not len(begins):
         return begins
     return np.maximum(1.0, _means(begins, np.maximum(begins, ends)))
 
 
-def _left_at(job: JobResult, result: SimulationResult) -> float:
+def _end_time(job: JobResult, result: SimulationResult) -> float:
     return float(result.ended_at if job.ended_at is None else job.ended_at)
 
 
 def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
-    """Mean number of the intervals [begin, end) over each of them."""
+    """Return the mean number of the intervals [begin, end) over each of them."""
     times = np.unique(np.concatenate([begins, ends]))
     count = np.searchsorted(np.sort(begins), times, side="right")
     count = count - np.searchsorted(np.sort(ends), times, side="right")
@@ -95,15 +86,15 @@ def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
 
 
 def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
-    """What came of the first forecast of each counted job's first start.
+    """Evaluate the first forecast of each counted job's first start.
 
     Returns:
-        `start_forecasts`: how many there are of jobs that waited on after they were told and then
-        started. `start_error_median`: the median of |expected - real| / real, of the waits from
-        the forecast on. `start_coverage`: the share of starts, in [0, 1], within the interval
-        that was told, which is meant to hold 80% of them. Both None without forecasts.
+        `start_forecasts`: number of forecasts for jobs that were still waiting and started
+        later. `start_error_median`: median of |expected - real| / real over the waits from the
+        forecast on. `start_coverage`: share of starts, in [0, 1], within the stated interval,
+        which is meant to hold 80% of them. Both None without forecasts.
     """
-    told = [
+    forecasts = [
         (job.forecast, float(job.started_at))
         for job in result.jobs
         if job.counted
@@ -111,40 +102,40 @@ def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
         and job.started_at is not None
         and job.started_at > job.forecast.told_at
     ]
-    if not told:
+    if not forecasts:
         return {"start_forecasts": 0, "start_error_median": None, "start_coverage": None}
-    errors = [abs(f.at - came) / (came - f.told_at) for f, came in told]
-    within = [f.earliest <= came <= f.latest for f, came in told]
+    errors = [abs(f.at - started) / (started - f.told_at) for f, started in forecasts]
+    within = [f.earliest <= started <= f.latest for f, started in forecasts]
     return {
-        "start_forecasts": len(told),
+        "start_forecasts": len(forecasts),
         "start_error_median": float(np.median(errors)),
         "start_coverage": float(np.mean(within)),
     }
 
 
 def summary(result: SimulationResult) -> dict[str, Any]:
-    """The figures of one simulation, as JSON can hold them; what there is not is None.
+    """Return the figures of one simulation as JSON values; missing figures are None.
 
-    Averages are over the finished jobs among the counted ones: those that came to an end which
-    their user did not ask for. `unfinished`, `failed`, `cancelled` and `rejected` say how many of
-    the counted jobs those averages lack, or (`failed`) hold although they came to nothing.
+    Averages are over the finished jobs among the counted ones: those that ended, but not because
+    their user cancelled them. `unfinished`, `failed`, `cancelled` and `rejected` count the counted
+    jobs that those averages lack, or (`failed`) include although the jobs failed.
 
     Returns:
         Times in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each counted
-        job, None where there is no completion time. `makespan_s`, from the first submission to
-        the last end of all jobs, is None while a job is unfinished. `utilisation` is the share of
-        the cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
-        completion time over its lower bound, which has to be one of the counted jobs alone.
-        `extrapolated_share` is the share of their training time, in [0, 1], in which a group was
-        as fast as its model extrapolates it, because nothing like it was ever measured. `utility`
-        is what the ends of the counted jobs were worth to their users, and `utility_share` that
-        over what they could have been worth; None where nobody states a utility. `lateness_s` is
-        the mean over all promised ends that came, of which those in time count as 0.
-        What `ftf_*` and `start_*` say is in `fairness` and `forecast_calibration`.
-        Where jobs have true losses, what `loss_series.loss_figures` says comes on top.
+        job, None without a completion time. `makespan_s`, from the first submission to the last
+        end of all jobs, is None while a job is unfinished. `utilisation` is the share of the
+        cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
+        completion time over its lower bound, which must cover exactly the counted jobs.
+        `extrapolated_share` is the share of their training time, in [0, 1], at a speed that the
+        model extrapolates because no such group was measured. `utility` is the value of the
+        counted jobs' ends to their users, and `utility_share` its ratio to the largest possible
+        value; None without stated utilities. `lateness_s` is the mean over all promised ends
+        that came; those in time count as 0. `fairness_figures` and `forecast_figures` describe
+        `ftf_*` and `start_*`. Jobs with true losses add the figures of
+        `loss_series.loss_figures`.
     """
     counted = [job for job in result.jobs if job.counted]
-    average = _mean(_completions(counted))
+    average = _mean(_completion_times(counted))
     bound = result.bound_s
     return {
         "policy": result.policy,
@@ -154,9 +145,9 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "slots": result.slots,
         "jobs": len(counted),
         **_averages(counted),
-        "p50_jct_s": _quantile(_completions(counted), 0.50),
-        "p90_jct_s": _quantile(_completions(counted), 0.90),
-        "p99_jct_s": _quantile(_completions(counted), 0.99),
+        "p50_jct_s": _quantile(_completion_times(counted), 0.50),
+        "p90_jct_s": _quantile(_completion_times(counted), 0.90),
+        "p99_jct_s": _quantile(_completion_times(counted), 0.99),
         "makespan_s": _makespan(result),
         "utilisation": _utilisation(result),
         "decision_ms_mean": _mean(result.decisions_ms),
@@ -170,7 +161,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "failed": sum(job.state == "failed" for job in counted),
         "cancelled": sum(job.state == "cancelled" for job in counted),
         "rejected": sum(job.state == "rejected" for job in counted),
-        **_ends(counted),
+        **_utility_figures(counted),
         "events": result.events,
         "wall_s": result.wall_s,
         "jct_s": {job.job: job.jct_s for job in counted},
@@ -181,8 +172,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
     }
 
 
-def _ends(jobs: Sequence[JobResult]) -> dict[str, float | int | None]:
-    """What ends were worth, and what became of those that were promised."""
+def _utility_figures(jobs: Sequence[JobResult]) -> dict[str, float | int | None]:
     worth = [job.worth for job in jobs if job.worth is not None]
     most = sum(job.most_worth for job in jobs)
     late = [
@@ -201,15 +191,15 @@ def _ends(jobs: Sequence[JobResult]) -> dict[str, float | int | None]:
 
 
 def finished(result: SimulationResult) -> list[JobResult]:
-    """The counted jobs that have a completion time."""
+    """Return the counted jobs that have a completion time."""
     return [job for job in result.jobs if job.counted and job.jct_s is not None]
 
 
 def _averages(jobs: Sequence[JobResult]) -> dict[str, float | None]:
     done = [job for job in jobs if job.jct_s is not None]
     return {
-        "avg_jct_s": _mean(_completions(jobs)),
-        "geo_jct_s": _geometric_mean(_completions(jobs)),
+        "avg_jct_s": _mean(_completion_times(jobs)),
+        "geo_jct_s": _geometric_mean(_completion_times(jobs)),
         "avg_exec_s": _mean([job.exec_s for job in done]),
         "avg_queue_s": _mean([job.queued_s for job in done]),
         "rescales_per_job": _mean([job.rescales for job in done]),
@@ -230,7 +220,7 @@ def _of_application(jobs: Sequence[JobResult]) -> dict[str, float | None]:
     }
 
 
-def _completions(jobs: Sequence[JobResult]) -> list[float]:
+def _completion_times(jobs: Sequence[JobResult]) -> list[float]:
     return [job.jct_s for job in jobs if job.jct_s is not None]
 
 
@@ -254,7 +244,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _geometric_mean(values: Sequence[float]) -> float | None:
-    """None too if one is 0, which has no logarithm."""
     if not values or min(values) <= 0.0:
         return None
     return float(np.exp(np.mean(np.log(values))))

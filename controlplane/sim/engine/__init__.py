@@ -1,1 +1,1 @@
-"""The engine: the live core and policies in virtual time."""
+"""Engine: the live core and policies, and simulated nodes, in virtual time."""

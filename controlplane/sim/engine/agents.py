@@ -1,4 +1,4 @@
-"""Plays every node's agent: deltas in, what its workers do and report out."""
+"""Simulated node agents: apply deltas, and report what the workers do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.jobs import JobProcesses
 from controlplane.sim.engine.training import GroupTraining
-from controlplane.sim.engine.workers import PORT, SendReport, WorkerProcesses, born_as
+from controlplane.sim.engine.workers import PORT, SendReport, WorkerProcesses, version_and_rank
 from schemas.ids import JobId, NodeId, Version, WorkerId, node_of
 from schemas.nodes import Group, Member
 from schemas.wire.agent import (
@@ -31,10 +31,11 @@ SIGTERM: Final = 15
 
 
 class NodeAgents:
-    """All nodes' agents at once.
+    """Agents of all nodes.
 
     With `instant_changes`, slots change hands in no time and every change is followed by a stall,
-    as in the published simulators; else newcomers start beside a group that trains on.
+    as in the published simulators. Otherwise newcomers start beside a group that continues to
+    train.
     """
 
     def __init__(
@@ -47,13 +48,6 @@ class NodeAgents:
         *,
         instant_changes: bool,
     ) -> None:
-        """Begin with all nodes up.
-
-        Args:
-            send: takes what a node's agent reports.
-            jobs: that have processes or may get some.
-            instant_changes: whether slots change hands in no time.
-        """
         self._kernel = kernel
         self._send = send
         self._jobs = jobs
@@ -65,15 +59,11 @@ class NodeAgents:
     # --- orders
 
     def apply(self, node: NodeId, delta: GroupDelta) -> None:
-        """Do what an agent would; that of a node which is down does nothing.
-
-        Args:
-            delta: what it should have of one job.
-        """
+        """Apply a delta as an agent would; a node that is down ignores it."""
         if node in self._down:
             return
         if delta.group is None:
-            self._call_soon(self._confirm_cleared, node, delta)
+            self._call_after_current(self._confirm_cleared, node, delta)
         job = self._jobs.get(delta.job)
         if job is None:
             return
@@ -96,13 +86,13 @@ class NodeAgents:
         for name, worker in list(job.workers.items()):
             older = worker.version <= delta.version
             if node_of(worker.slot) == node and name not in wanted and older:
-                self._call_soon(self._terminate, job, name)
+                self._call_after_current(self._terminate, job, name)
 
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
-        """Say so when nothing older than `delta` is left: orders may have been lost on the way."""
+        """Report a job without older workers as cleared; orders may have been lost on the way."""
         job = self._jobs.get(delta.job)
-        here = job.workers.values() if job is not None else ()
-        if not any(node_of(w.slot) == node and w.version < delta.version for w in here):
+        local = job.workers.values() if job is not None else ()
+        if not any(node_of(w.slot) == node and w.version < delta.version for w in local):
             self._send(node, JobCleared(job=delta.job, version=delta.version))
 
     def _terminate(self, job: JobProcesses, name: WorkerId) -> None:
@@ -111,10 +101,10 @@ class NodeAgents:
             job.group = None
         self._processes.exit(job, name, signal=SIGTERM)
 
-    def _call_soon(self, what: Callable[..., None], *arguments: object) -> None:
-        """At this time, behind what is under way."""
+    def _call_after_current(self, call: Callable[..., None], *arguments: object) -> None:
+        """Call later at the current time, after the events that are already scheduled."""
         now, priority = self._kernel.now, self._kernel.priority
-        self._kernel.call_at(now, what, *arguments, priority=priority)
+        self._kernel.call_at(now, call, *arguments, priority=priority)
 
     # --- prepare
 
@@ -122,7 +112,7 @@ class NodeAgents:
         self, job: JobProcesses, delta: GroupDelta, wanted: Mapping[WorkerId, Member]
     ) -> None:
         for name, member in wanted.items():
-            version, _ = born_as(name)
+            version, _ = version_and_rank(name)
             if name not in job.workers and version == delta.version:
                 self._processes.start(job, member, self._start_s(job, delta.kind))
         members = delta.group.members if delta.group else ()
@@ -130,7 +120,7 @@ class NodeAgents:
         if delta.kind != JOIN or first not in wanted or first not in job.workers:
             return
         if job.workers[first].version < delta.version and len(members) > 1:
-            self._call_soon(self._open_store, job, first, delta.version)
+            self._call_after_current(self._open_store, job, first, delta.version)
 
     def _start_s(self, job: JobProcesses, kind: str) -> float:
         if self._instant_changes:
@@ -143,7 +133,7 @@ class NodeAgents:
     def _quiesce(
         self, job: JobProcesses, delta: GroupDelta, wanted: Mapping[WorkerId, Member]
     ) -> None:
-        """A member was lost: the others stop and say which step they are at."""
+        """Stop the survivors of a group that lost a member, and report their step."""
         self._training.stop(job)
         training = job.training
         for name in wanted:
@@ -156,16 +146,16 @@ class NodeAgents:
                     full=job.workers[name].ready and job.group is not None,
                     port=PORT,
                 )
-                self._call_soon(self._processes.report, job, name, quiesced)
+                self._call_after_current(self._processes.report, job, name, quiesced)
 
     # --- switch
 
     def _switch(self, job: JobProcesses, delta: GroupDelta) -> None:
         now = self._kernel.now
         if delta.kind == SUSPEND:
-            self._call_soon(self._suspend, job, delta)
+            self._call_after_current(self._suspend, job, delta)
         elif delta.kind == START or self._instant_changes or _only_batch_changes(job, delta.group):
-            self._call_soon(self._form, job, delta)
+            self._call_after_current(self._form, job, delta)
         else:
             job.training.stall(now + job.costs.switch_s, now)
             self._kernel.call_at(now + job.costs.switch_s, self._form, job, delta)
@@ -173,9 +163,9 @@ class NodeAgents:
     def _form(self, job: JobProcesses, delta: GroupDelta) -> None:
         group = delta.group
         if group is None or any(member.worker not in job.workers for member in group.members):
-            return  # somebody died meanwhile
+            return  # a member exited meanwhile
         if job.seen > (delta.version, SWITCH):
-            return  # it was called off, or something newer came
+            return  # the switch was cancelled, or a newer delta came
         stall_s = 0.0
         if self._instant_changes and not _only_batch_changes(job, group):
             stall_s = _stall_s(job, delta.kind)
@@ -190,10 +180,9 @@ class NodeAgents:
             )
             self._processes.report(job, member.worker, formed)
         for member in delta.former:
-            self._call_soon(self._leave, job, member.worker)
+            self._call_after_current(self._leave, job, member.worker)
 
     def _restore(self, job: JobProcesses, group: Group) -> None:
-        """What was not saved is lost."""
         training = job.training
         training.advance(self._kernel.now)
         training.roll_back(training.saved if group.resume else 0.0)
@@ -218,55 +207,43 @@ class NodeAgents:
         )
         self._processes.report(job, group.members[0].worker, suspended)
         job.group = None
-        for name in leaving:  # the next ones may have been ordered by now
+        for name in leaving:  # successors may have been ordered by now
             self._processes.exit(job, name, code=0)
 
     # --- nodes
 
     def is_down(self, node: NodeId) -> bool:
-        """Whether a node is lost, and has not come back yet."""
+        """Return whether a node is lost and has not returned."""
         return node in self._down
 
     def lose_node(self, node: NodeId) -> list[JobProcesses]:
-        """Take a node away with all processes on it.
-
-        Args:
-            node: of the cluster. Its processes end without a word.
-
-        Returns:
-            The jobs whose groups had workers there.
-        """
+        """Remove a node and its processes without reports; return the jobs of broken groups."""
         self._down.add(node)
         hit = []
         for job in list(self._jobs.values()):
-            here = [name for name, w in job.workers.items() if node_of(w.slot) == node]
-            if not here:
+            local = [name for name, w in job.workers.items() if node_of(w.slot) == node]
+            if not local:
                 continue
-            for name in here:
+            for name in local:
                 self._processes.remove(job, name)
             group = job.group
-            if group is not None and any(member.worker in here for member in group.members):
+            if group is not None and any(member.worker in local for member in group.members):
                 hit.append(job)
         return hit
 
     def return_node(self, node: NodeId) -> None:
-        """Let a node come back empty; it obeys again.
-
-        Args:
-            node: nothing happens if it is not lost.
-        """
+        """Bring a lost node back, empty."""
         self._down.discard(node)
 
 
 def _stall_s(job: JobProcesses, kind: str) -> float:
-    """Seconds that nobody trains in a change of this kind."""
     if kind != START:
         return job.costs.switch_s
     return job.costs.restart_s if job.started else job.costs.start_s
 
 
 def _only_batch_changes(job: JobProcesses, group: Group | None) -> bool:
-    """Whether the members stay: then the batch changes between two steps."""
+    """Return whether the members stay; the batch then changes between two steps."""
     before = job.group
     if before is None or group is None:
         return False
@@ -274,6 +251,5 @@ def _only_batch_changes(job: JobProcesses, group: Group | None) -> bool:
 
 
 def _wanted(delta: GroupDelta, node: NodeId) -> dict[WorkerId, Member]:
-    """The workers that may be on `node`."""
     members = (*(delta.group.members if delta.group else ()), *delta.former)
     return {member.worker: member for member in members if node_of(member.slot) == node}

@@ -1,9 +1,4 @@
-"""The worker processes of one job, and how far its training is.
-
-One job's progress through time: constant between changes of its group.
-
-What becomes of every job: when it started, who had which slot, how it ended.
-"""
+"""Simulated jobs: their worker processes, their training progress, and the log of results."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ STOPPED = Throughput(samples_per_s=0.0, progress_per_s=0.0)
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """Where a job stands, and how fast it goes on.
+    """Position and speed of a job's training; the speed is constant between changes of its group.
 
     Times are virtual seconds; progress is in samples at the job's first batch.
     """
@@ -42,7 +37,7 @@ class TrainingProgress:
     epoch: int = 0  # finished
     steps: float = 0.0
     throughput: Throughput = STOPPED
-    batch: int = 0  # global, of its present or last group
+    batch: int = 0  # global, of the current or last group
     since: float = 0.0  # up to when the progress was counted
     stalled_until: float = 0.0
     saved: float = 0.0  # progress of the last checkpoint
@@ -50,20 +45,16 @@ class TrainingProgress:
     epoch_trained_s: float = 0.0  # in the running epoch, without stalls
     epoch_samples: float = 0.0  # processed in it
     trained_s: float = 0.0  # in all, without stalls
-    extrapolated_s: float = 0.0  # of that, at speeds that nobody measured
-    revision: int = 0  # of its throughput: what was scheduled before is void
+    extrapolated_s: float = 0.0  # of that, at extrapolated speeds
+    revision: int = 0  # of the throughput; calls scheduled for an older one are void
 
     @property
     def is_training(self) -> bool:
-        """Whether it makes progress, but for a stall."""
+        """True if the job makes progress, stalls aside."""
         return self.throughput.progress_per_s > 0.0
 
     def advance(self, now: float) -> None:
-        """Count what was trained up to `now`.
-
-        Args:
-            now: virtual seconds; an earlier time than the last one counts nothing.
-        """
+        """Count the training up to virtual second `now`; earlier times count nothing."""
         trained_s = now - max(self.since, self.stalled_until)
         if trained_s > 0.0 and self.throughput is not STOPPED:
             self.progress += self.throughput.progress_per_s * trained_s
@@ -76,79 +67,43 @@ class TrainingProgress:
         self.since = max(self.since, now)
 
     def set_throughput(self, throughput: Throughput, now: float) -> None:
-        """Train at another speed from now on (virtual seconds).
-
-        Args:
-            throughput: of the group from now on; `STOPPED` if there is none.
-            now: virtual seconds; up to then the old speed counts.
-        """
+        """Train at another speed from virtual second `now` on."""
         self.advance(now)
         self.throughput = throughput
         self.revision += 1
 
     def stall(self, until: float, now: float) -> None:
-        """Nobody trains before `until` (virtual seconds).
-
-        Args:
-            until: virtual seconds; a longer stall that is under way stays.
-            now: virtual seconds.
-        """
+        """Pause training until virtual second `until`; a longer stall in progress stays."""
         self.advance(now)
         self.stalled_until = max(self.stalled_until, until)
         self.revision += 1
 
     def stop(self, now: float) -> None:
-        """No group trains any more.
-
-        Args:
-            now: virtual seconds.
-        """
+        """Stop training at virtual second `now`."""
         self.set_throughput(STOPPED, now)
 
     def save(self) -> None:
-        """A checkpoint of this moment is durable."""
+        """Record a checkpoint of the current position."""
         self.saved, self.saved_steps = self.progress, self.steps
 
     def roll_back(self, progress: float) -> None:
-        """Go on from an earlier place, perhaps below where the running epoch began.
-
-        Args:
-            progress: samples at the first batch; below 0 counts as 0.
-        """
+        """Continue from an earlier position, possibly before the start of the running epoch."""
         self.progress = max(0.0, progress)
 
     def epoch_due(self, now: float) -> float:
-        """When the running epoch will be finished, if nothing changes; infinite if it will not.
-
-        Args:
-            now: virtual seconds.
-
-        Returns:
-            Virtual seconds.
-        """
+        """Return the virtual second when the running epoch ends if nothing changes, or infinity."""
         if not self.is_training:
             return math.inf
         return self.due_at(self.model.epoch_ends_at(self.epoch), now)
 
     def due_at(self, progress: float, now: float) -> float:
-        """When a training job will have come so far, if nothing changes.
-
-        Args:
-            now: virtual seconds.
-        """
+        """Return the virtual second when a training job reaches `progress` if nothing changes."""
         left = progress - self.progress
         begin = max(self.since, self.stalled_until, now)
         return begin + max(0.0, left) / self.throughput.progress_per_s
 
     def finish_epoch(self, now: float) -> float:
-        """The running epoch is over.
-
-        Args:
-            now: virtual seconds; the progress becomes that of the epoch's end.
-
-        Returns:
-            Samples per second over the time that it trained.
-        """
+        """End the running epoch exactly, and return its mean samples per second of training."""
         self.advance(now)
         self.progress = self.model.epoch_ends_at(self.epoch)
         self.epoch += 1
@@ -159,38 +114,38 @@ class TrainingProgress:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """One worker; its times are virtual seconds."""
+    """Worker process; its times are virtual seconds."""
 
     slot: SlotId
-    version: Version  # that it was born with
+    version: Version  # of the group that it was started for
     rank: Rank
     ready_at: float
     ready: bool = False
     reports: int = 0  # so far: the index of the last one
 
     def next_index(self) -> int:
-        """The index of its next report, from 1 on."""
+        """Return the index of the next report, starting at 1."""
         self.reports += 1
         return self.reports
 
 
 @dataclass(slots=True)
 class JobProcesses:
-    """The workers of one job, wherever they are."""
+    """Workers of one job on all nodes."""
 
     id: JobId
     training: TrainingProgress
     costs: ChangeCosts
-    crashes_at: float | None = None  # share of its work, in (0, 1), where its script fails once
-    group: Group | None = None  # that trains
+    crashes_at: float | None = None  # share of the work, in (0, 1), at which the script fails once
+    group: Group | None = None  # in training
     workers: dict[WorkerId, WorkerProcess] = field(default_factory=dict)
-    seen: tuple[int, int] = (0, 0)  # newest version and stage that was acted on
+    seen: tuple[int, int] = (0, 0)  # newest version and stage that was applied
     started: bool = False  # at least once
-    crashed: bool = False  # as its trace wanted
-    ended: bool = False  # in the core; some workers may still be there
+    crashed: bool = False  # the crash that the trace demands is done
+    ended: bool = False  # in the core; some workers may not have exited yet
 
     def placement(self) -> Placement:
-        """Slots of its group on each node, in rank order; empty without a group."""
+        """Return the group's slots on each node, in rank order; empty without a group."""
         counts: dict[NodeId, int] = {}
         for member in self.group.members if self.group else ():
             node = node_of(member.slot)
@@ -198,7 +153,7 @@ class JobProcesses:
         return tuple(counts.values())
 
     def nodes(self) -> list[NodeId]:
-        """The nodes of its group, each once, in rank order."""
+        """Return the group's nodes, each once, in rank order."""
         members = self.group.members if self.group else ()
         return list(dict.fromkeys(node_of(member.slot) for member in members))
 
@@ -209,35 +164,26 @@ class _Record:
     training: TrainingProgress
     counted: bool
     started_at: Seconds | None = None
-    allocations: list[SlotAllocation] | None = None  # that are over; None: nobody wants them
-    slots: tuple[SlotId, ...] = ()  # at present
-    since: Seconds = Seconds(0.0)  # when it got them
-    losses: list[LossLeft] = field(default_factory=list)  # empty: its model knows none
-    sizes: list[SizeChange] = field(default_factory=list)  # where it has losses
-    epoch: int = 0  # of the last one of the losses
-    forecast: StartForecast | None = None  # the first of its start
+    allocations: list[SlotAllocation] | None = None  # finished ones; None: not recorded
+    slots: tuple[SlotId, ...] = ()  # current
+    since: Seconds = Seconds(0.0)  # when the job got them
+    losses: list[LossLeft] = field(default_factory=list)  # empty: the model has none
+    sizes: list[SizeChange] = field(default_factory=list)  # only if there are losses
+    epoch: int = 0  # of the last entry of `losses`
+    forecast: StartForecast | None = None  # first forecast of the start
 
 
 class JobLog:
-    """A record for each job, in order of submission."""
+    """Record of each job, in order of submission."""
 
     def __init__(self, *, record_allocations: bool) -> None:
-        """Begin without jobs; `record_allocations`: write down who had which slot when.
-
-        Args:
-            record_allocations: if not, jobs have no allocations in the end.
-        """
         self._record_allocations = record_allocations
         self._records: dict[JobId, _Record] = {}
 
     def add(
         self, job: JobId, submission: TraceJob, training: TrainingProgress, *, counted: bool
     ) -> None:
-        """A job was accepted.
-
-        Args:
-            training: its progress, which others count.
-        """
+        """Add an accepted job; `training` is shared and advanced by others."""
         begins = training.model.loss_left(0)
         self._records[job] = _Record(
             submission=submission,
@@ -248,45 +194,33 @@ class JobLog:
         )
 
     def note(self, job: Job, now: Seconds) -> None:
-        """Something happened to a job.
-
-        Args:
-            now: virtual seconds.
-        """
+        """Record the current slots, start and loss of a job."""
         record = self._records.get(job.job)
         if record is None:
             return
         if record.started_at is None and job.phase in HOLDING:
             record.started_at = now
         if record.losses:
-            _note_loss(record, len(job.size.slots), now)
-        _note_slots(record, tuple(job.size.slots), now)
+            _record_loss(record, len(job.size.slots), now)
+        _record_slots(record, tuple(job.size.slots), now)
 
     def forecast(self, starts: Mapping[JobId, Forecast], now: Seconds) -> None:
-        """A plan says when waiting jobs are expected to start; what is said first counts.
-
-        Args:
-            now: virtual seconds.
-        """
+        """Record when a plan expects waiting jobs to start; the first forecast of a job counts."""
         for name, said in starts.items():
             record = self._records.get(name)
             if record is not None and record.started_at is None and record.forecast is None:
                 record.forecast = StartForecast(now, said.at, said.earliest, said.latest)
 
     def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
-        """What became of every job, in order of submission.
-
-        Args:
-            now: virtual seconds.
-        """
+        """Return the results of all jobs, in order of submission."""
         found = []
         for name, record in self._records.items():
-            _note_slots(record, (), now)
+            _record_slots(record, (), now)
             found.append(_result(record, state.jobs[name]))
         return tuple(found)
 
 
-def _note_loss(record: _Record, slots: int, now: Seconds) -> None:
+def _record_loss(record: _Record, slots: int, now: Seconds) -> None:
     if slots != (record.sizes[-1].slots if record.sizes else 0):
         record.sizes.append(SizeChange(now, slots))
     epoch = record.training.epoch
@@ -296,7 +230,7 @@ def _note_loss(record: _Record, slots: int, now: Seconds) -> None:
         record.losses.append(LossLeft(now, left))
 
 
-def _note_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> None:
+def _record_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> None:
     if record.allocations is None or slots == record.slots:
         return
     record.allocations += [
@@ -320,7 +254,7 @@ def _result(record: _Record, job: Job) -> JobResult:
         batch_changes=job.accounting.batch_changes,
         trained_s=record.training.trained_s,
         extrapolated_s=record.training.extrapolated_s,
-        worth=_worth(job),
+        worth=_realised_utility(job),
         most_worth=job.spec.stated_utility.value if job.spec.stated_utility else 0.0,
         promised_at=job.promised_end.first if job.promised_end else None,
         counted=record.counted,
@@ -331,8 +265,8 @@ def _result(record: _Record, job: Job) -> JobResult:
     )
 
 
-def _worth(job: Job) -> float | None:
-    """What its end was worth; one that did not succeed was worth nothing."""
+def _realised_utility(job: Job) -> float | None:
+    """Return the value of the job's end to its user: 0 after a failure, None if not stated."""
     utility = job.spec.stated_utility
     if utility is None:
         return None

@@ -1,7 +1,4 @@
-"""Tells policies that are there to be compared with what no cluster can know.
-
-The truth about jobs that train, as rules of interference ask for it.
-"""
+"""Ground truth about simulated jobs, for reference policies and models of interference."""
 
 from __future__ import annotations
 
@@ -19,55 +16,54 @@ from schemas.nodes import NodeSpec
 
 
 class SimulatedTrainingJobs:
-    """See `TrainingJobs`; a job that is not there any more asks for nothing by name."""
+    """Implementation of `TrainingJobs`; a job that has gone gets default values."""
 
     def __init__(self, jobs: Mapping[JobId, JobProcesses], nodes: Iterable[NodeSpec]) -> None:
-        """Look at these from now on."""
         self._jobs = jobs
         self._nodes = {node.node: node for node in nodes}
 
     def family(self, job: JobId) -> str:
-        """Its application."""
+        """Return the job's application."""
         return self._jobs[job].training.model.application if job in self._jobs else ""
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
-        """Of the group that trains."""
+        """Return the workers of the training group on each node."""
         group = self._jobs[job].group if job in self._jobs else None
         return Counter(node_of(member.slot) for member in group.members) if group else {}
 
     def demand(self, job: JobId) -> Demand:
-        """As its model states it, or what its application usually asks for."""
+        """Return the demand that the model states, or the usual one of its application."""
         if job not in self._jobs:
             return demand_of("")
         return demand_of_model(self._jobs[job].training.model)
 
     def gpu(self, node: NodeId) -> str:
-        """The type of its first slot."""
+        """Return the GPU type of the node's first slot."""
         slots = self._nodes[node].slots
         return slots[0].model if slots else ""
 
     def slots(self, node: NodeId) -> int:
-        """How many it has."""
+        """Return the node's number of slots."""
         return len(self._nodes[node].slots)
 
 
 class ImaginedJobs(SimulatedTrainingJobs):
-    """The same jobs in other places: how fast they would be is asked of the same rules."""
+    """Jobs in hypothetical placements, to apply the rules of interference to these."""
 
     layouts: Mapping[JobId, Mapping[NodeId, int]] = {}  # workers of each job on each of its nodes
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
-        """Where it would be."""
+        """Return the hypothetical placement."""
         return self.layouts.get(job, {})
 
 
 def demand_of_model(model: JobModel) -> Demand:
-    """What a job asks for: as it states it, else what its application usually asks for."""
+    """Return the demand that a job states, or the usual one of its application."""
     return model.demand if isinstance(model, StatesDemand) else demand_of(model.application)
 
 
 class SimulatorOracle:
-    """Knows every job's model; an `Oracle` of `policy.api`."""
+    """Implementation of `policy.api.Oracle` that reads every job's model."""
 
     def __init__(
         self,
@@ -77,18 +73,13 @@ class SimulatorOracle:
         imagined: ImaginedJobs | None = None,
         rule: Interference | None = None,
     ) -> None:
-        """Look at the jobs of a simulation.
-
-        Args:
-            rule: what neighbours cost; None: nothing.
-        """
         self._kernel = kernel
         self._jobs = jobs
         self._widest = widest
         self._imagined, self._rule = imagined, rule
 
     def remaining_s(self, job: JobView, slots: int) -> float:
-        """Seconds that a job still trains, epoch by epoch, on whole nodes first."""
+        """Return the remaining seconds of training, epoch by epoch, on whole nodes first."""
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
         model, progress, total = training.model, training.progress, 0.0
@@ -101,13 +92,13 @@ class SimulatorOracle:
         return total
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps that are left, as the job's model counts them."""
+        """Return the remaining steps according to the job's model."""
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
         return training.model.remaining_steps(training.epoch, training.progress)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Seconds of a step with the first batch, on whole nodes first."""
+        """Return the seconds of a step with the first batch, on whole nodes first."""
         training = self._jobs[job.job].training
         placement = packed(slots, self._widest)
         rate = training.model.throughput(placement, job.batch_size, training.epoch)
@@ -119,11 +110,10 @@ class SimulatorOracle:
         layouts: Mapping[JobId, Mapping[NodeId, int]],
         on: Mapping[NodeId, Mapping[JobId, int]],
     ) -> float:
-        """What being spread and its neighbours leave, as the models say.
+        """Return the share of its packed speed that a job keeps when spread among neighbours.
 
-        Args:
-            layouts: workers of every job on each of its nodes, as they would be.
-            on: each node that it would be on, and the workers there of every job, itself too.
+        `layouts` holds the workers of every job on each of its nodes, as they would be. `on` maps
+        each node of the job to the workers of all jobs there, including its own.
         """
         training = self._jobs[job].training
         model, batch, epoch = training.model, training.model.spec.batch_size, training.epoch

@@ -1,4 +1,4 @@
-"""Asks the policy as a controller does: when the core wants a plan, in rounds or at once."""
+"""Simulated planner: requests plans from the policy as a controller does, in rounds or at once."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from controlplane.policy.api import (
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
-MAX_AGAIN: Final = 100  # questions at one time: a policy that never comes to rest
-RETRY_S: Final = 1.0  # until such a policy is asked again
-ROUNDING: Final = 1e-9  # of a round: a time so little behind its beginning is at its beginning
+MAX_REQUESTS_AT_ONCE: Final = 100  # requests at one time; more: the policy does not converge
+RETRY_S: Final = 1.0  # delay of the next request to such a policy
+ROUND_TOLERANCE: Final = 1e-9  # of a round; a time this little after its start counts as the start
 
 
 class SimulatedPlanner:
-    """Takes the place of the service's: same view, same difference, same events."""
+    """Replacement of the service's planner, with the same view, difference and events."""
 
     def __init__(
         self,
@@ -44,98 +44,85 @@ class SimulatedPlanner:
         *,
         hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None,
     ) -> None:
-        """Begin with no question asked.
-
-        Args:
-            options: when it is asked, and how much it may think.
-            hear: takes what plans expect of the starts of waiting jobs; None: nobody does.
-        """
-        self.decisions_ms: list[float] = []  # real time that each answer took
+        """Start without a request; `hear` receives the forecasts of starts that plans contain."""
+        self.decisions_ms: list[float] = []  # real time of each plan
         self._kernel = kernel
         self._reactor = reactor
         self._policy = policy
         self._handle = handle
         self._options = options
-        self._hear = hear
-        self._asked_at = -math.inf  # the last question
-        self._asked_then = 0  # questions at that time
-        self._next_at = math.inf  # the next question
-        self._answer_due = False  # an answer is on its way
-        self._ask_after_it = False  # and another question follows
-        self._batches_due = False  # a job told something new at this moment
+        self._record_starts = hear
+        self._requested_at = -math.inf
+        self._requests_then = 0  # at `_requested_at`
+        self._next_request_at = math.inf
+        self._plan_pending = False
+        self._request_after_plan = False
+        self._batches_scheduled = False
 
     def observe(self, event: PolicyEvent) -> None:
-        """Let the policy take in what happened.
-
-        Args:
-            event: of the present moment of virtual time.
-        """
+        """Pass an event of the current moment to the policy."""
         self._policy.observe(event, self._kernel.now)
         news = isinstance(event, EpochSeen | StepsSeen)
-        if news and self._options.rebatches and not self._batches_due:
-            self._batches_due = True
-            self._kernel.call_at(self._kernel.now, self._ask_for_batches, priority=AFTER)
+        if news and self._options.rebatches and not self._batches_scheduled:
+            self._batches_scheduled = True
+            self._kernel.call_at(self._kernel.now, self._request_batches, priority=AFTER)
 
     def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:
-        """A plan is wanted.
+        """Request a plan at virtual second `at`, or now.
 
-        In a cluster a search hears of every epoch, and thinks all the time; here each question
-        costs real time, and most epochs change little. Some policies do not look at epochs at all.
-
-        Args:
-            at: when, virtual seconds; None: now.
-            can_wait: an epoch ended: the question waits for others to join it.
+        In a cluster a search receives every epoch and searches all the time. Here each request
+        costs real time, and most epochs change little; with `can_wait` (an epoch ended) requests
+        are therefore combined. Some policies do not look at epochs at all.
         """
         options, now = self._options, self._kernel.now
         if can_wait and not options.asks_after_epochs:
             return
         when = now if at is None else max(at, now)
         if can_wait:
-            when = max(when, self._asked_at + options.think_s)
+            when = max(when, self._requested_at + options.think_s)
         if options.round_s > 0.0:
-            when = math.ceil(when / options.round_s - ROUNDING) * options.round_s
+            when = math.ceil(when / options.round_s - ROUND_TOLERANCE) * options.round_s
             if self._kernel.priority == AFTER:  # this round is over
                 when = max(when, now + options.round_s)
-        if when < self._next_at:
-            self._next_at = when
-            self._kernel.call_at(when, self._question, when, priority=LAST)
+        if when < self._next_request_at:
+            self._next_request_at = when
+            self._kernel.call_at(when, self._request_plan, when, priority=LAST)
 
-    def _ask_for_batches(self) -> None:
-        """Let jobs go on with other batches on the slots that they have; that stalls nobody.
+    def _request_batches(self) -> None:
+        """Request new batches for jobs on their current slots, which stalls no job.
 
-        A whole plan that is on its way, or was made just now, has batches of its own.
+        A complete plan that is pending, or was made at this time, contains batches of its own.
         """
-        self._batches_due = False
+        self._batches_scheduled = False
         now = self._kernel.now
-        if self._answer_due or self._asked_at == now:
+        if self._plan_pending or self._requested_at == now:
             return
         plan = self._policy.batches(self._reactor.view(), now)
         changes = difference(plan, self._reactor.state, now, whole=False)
         if not changes.empty:
             self._handle(PlanProposed(plan=changes, stats=None))
 
-    def _question(self, when: float) -> None:
-        if when != self._next_at:
-            return  # an earlier one took its place
-        self._next_at = math.inf
-        if self._answer_due:
-            self._ask_after_it = True
+    def _request_plan(self, when: float) -> None:
+        if when != self._next_request_at:
+            return  # replaced by an earlier request
+        self._next_request_at = math.inf
+        if self._plan_pending:
+            self._request_after_plan = True
             return
         now = self._kernel.now
-        self._asked_then = self._asked_then + 1 if self._asked_at == now else 1
-        self._asked_at = now
-        if self._asked_then > MAX_AGAIN:
+        self._requests_then = self._requests_then + 1 if self._requested_at == now else 1
+        self._requested_at = now
+        if self._requests_then > MAX_REQUESTS_AT_ONCE:
             self.ask(now + RETRY_S)
             return
         plan = self._decide(self._reactor.view())
-        if plan.starts and self._hear is not None:
-            self._hear(plan.starts, now)
+        if plan.starts and self._record_starts is not None:
+            self._record_starts(plan.starts, now)
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
         self._propose(difference(plan, self._reactor.state, now))
 
     def _decide(self, view: ClusterView) -> Plan:
-        """Let the policy think and answer, and measure how long that takes."""
         now, options = self._kernel.now, self._options
         began = time.perf_counter()
         if options.generations:
@@ -146,24 +133,25 @@ class SimulatedPlanner:
         return plan
 
     def _propose(self, changes: Plan) -> None:
-        """Take what changes to the core, when the answer would be there."""
         if changes.empty:
             return
         stats = self._policy.stats() if self._options.generations else None
         proposed = PlanProposed(plan=changes, stats=stats)
         if self._options.latency_s > 0.0:
-            self._answer_due = True
-            self._kernel.call_at(self._kernel.now + self._options.latency_s, self._answer, proposed)
+            self._plan_pending = True
+            self._kernel.call_at(
+                self._kernel.now + self._options.latency_s, self._deliver_plan, proposed
+            )
         else:
-            self._answer(proposed)
+            self._deliver_plan(proposed)
 
-    def _answer(self, proposed: PlanProposed) -> None:
-        self._answer_due = False
+    def _deliver_plan(self, proposed: PlanProposed) -> None:
+        self._plan_pending = False
         self._handle(proposed)
         state = self._reactor.state
         left = [name for name in state.active if state.jobs[name].group is None]
         slots = {name: tuple(placed) for name, placed in proposed.plan.local_batch.items()}
         self.observe(PlanTaken(waiting=tuple(left), slots=slots))
-        if self._ask_after_it:
-            self._ask_after_it = False
+        if self._request_after_plan:
+            self._request_after_plan = False
             self.ask()

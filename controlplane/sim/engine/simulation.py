@@ -1,7 +1,4 @@
-"""Users and nodes around one live controller core, in virtual time.
-
-What nodes say to the controller: hello, and the numbered reports of their agents.
-"""
+"""Simulation of users and nodes around one live controller core, in virtual time."""
 
 from __future__ import annotations
 
@@ -44,30 +41,24 @@ from schemas.wire.agent import AgentEvent, EpochReported
 
 
 class SimulatedNodes:
-    """Each node with its life (boot) and the number of its last report."""
+    """Messages of nodes to the controller: hello, and numbered reports.
+
+    Each node has a boot id and the number of its last report.
+    """
 
     def __init__(self, specs: Sequence[NodeSpec], handle: Callable[[Input], None]) -> None:
-        """Begin before any of them said hello.
-
-        Args:
-            handle: takes what the controller hears.
-        """
         self._specs = {spec.node: spec for spec in specs}
         self._handle = handle
         self._boots: dict[NodeId, BootId] = {}
         self._reported: dict[NodeId, int] = {}
 
     def greet_all(self) -> None:
-        """Every node says hello for the first time."""
+        """Let every node greet the controller for the first time."""
         for node in self._specs:
             self.greet(node)
 
     def greet(self, node: NodeId) -> None:
-        """It begins a new life, empty.
-
-        Args:
-            node: of the cluster; its reports are counted from 1 again.
-        """
+        """Start a new boot of an empty node; its reports are numbered from 1 again."""
         life = int(self._boots.get(node, BootId("0"))) + 1
         self._boots[node], self._reported[node] = BootId(str(life)), 0
         self._handle(
@@ -75,11 +66,7 @@ class SimulatedNodes:
         )
 
     def report(self, node: NodeId, event: AgentEvent) -> None:
-        """Its agent reports something.
-
-        Args:
-            event: gets the next number of this life.
-        """
+        """Report an event with the next number of this boot."""
         self._reported[node] += 1
         boot, seq = self._boots[node], self._reported[node]
         self._handle(NodeReported(node=node, boot=boot, seq=seq, event=event))
@@ -87,12 +74,12 @@ class SimulatedNodes:
 
 SUSPECT_S: Final = 6.0  # of silence, as in the service
 LOST_S: Final = 30.0
-RETURN_S: Final = LOST_S + 1.0  # a node comes back at least so long after it died
+RETURN_S: Final = LOST_S + 1.0  # minimum time between loss and return of a node
 Recorder = Callable[[Seconds, Input, Sequence[Command]], None]
 
 
 class Simulation:
-    """Feeds the core what users, agents and workers would, and does what it orders."""
+    """Feeds the core with inputs of users, agents and workers, and executes its commands."""
 
     def __init__(
         self,
@@ -102,17 +89,13 @@ class Simulation:
         *,
         record: Recorder | None = None,
     ) -> None:
-        """Wire up a cluster without jobs.
-
-        Args:
-            record: called with every input of the core and its commands.
-        """
+        """Build a cluster without jobs; `record` receives every core input and its commands."""
         self.kernel = kernel
         self.reactor = Reactor()
-        self.histories = JobHistories()  # of all that it simulates
-        self.jobs: dict[JobId, JobProcesses] = {}  # those with processes, or that may get some
+        self.histories = JobHistories()
+        self.jobs: dict[JobId, JobProcesses] = {}  # jobs that have or may get processes
         self.planner: SimulatedPlanner | None = None
-        self.events = 0  # that the core handled
+        self.events = 0  # handled by the core
         self._options = options
         self._record = record
         self._nodes = SimulatedNodes(nodes, self._handle)
@@ -126,19 +109,15 @@ class Simulation:
             instant_changes=options.instant_changes,
         )  # fmt: skip
         self._job_log = JobLog(record_allocations=options.record_allocations)
-        self._left = 0  # submissions and jobs that have not ended
+        self._left = 0  # future submissions and jobs that have not ended
         self._inputs: deque[Input] = deque()
         self._handling = False
-        self._accepted: JobId | None = None  # by the last submission
+        self._accepted: JobId | None = None  # job of the last submission
 
-    # --- before it begins
+    # --- set-up
 
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
-        """Let a policy decide, and hear of steps if the simulation has telemetry.
-
-        Args:
-            options: when it is asked, and how much it may think.
-        """
+        """Let a policy decide; it also observes steps if the simulation has telemetry."""
         self.planner = SimulatedPlanner(
             self.kernel,
             self.reactor,
@@ -158,44 +137,34 @@ class Simulation:
         return self.planner
 
     def use_interference(self, interference: Interference) -> None:
-        """Let jobs that share nodes slow each other down.
-
-        Args:
-            interference: says what share of its speed each keeps.
-        """
+        """Let jobs that share nodes slow each other down."""
         self._training.shared_nodes = SharedNodes(interference)
 
     def begin(self) -> None:
-        """The controller starts and every node greets it."""
+        """Start the controller, and let every node greet it."""
         self._handle(ControllerStarted(term=Term(1), release=RELEASE, rules=RULES))
         self._nodes.greet_all()
 
     def submit(
         self, submission: TraceJob, make_model: Callable[[], JobModel], *, counted: bool
     ) -> None:
-        """Let a user submit a job when its time comes.
-
-        Args:
-            make_model: how it trains; called at that time.
-        """
+        """Schedule the submission of a job; `make_model` is called at that time."""
         self._left += 1
         self.kernel.call_at(
             submission.at, self._submit, submission, make_model, counted, priority=FIRST
         )
 
     def lose_node(self, node: NodeId, at: float, back_after_s: float) -> None:
-        """Let a node die, and come back empty.
+        """Schedule the loss of a node at virtual second `at`, and its empty return.
 
-        Args:
-            at: virtual seconds.
-            back_after_s: seconds that it is away, at least `RETURN_S`.
+        `back_after_s` is at least `RETURN_S`.
         """
-        self.kernel.call_at(at, self._node_dies, node, back_after_s)
+        self.kernel.call_at(at, self._lose_node, node, back_after_s)
 
     # --- the core's inputs and commands
 
     def _handle(self, event: Input) -> None:
-        """Handle `event` and what follows from it at once, one after the other."""
+        """Handle `event` and the inputs that follow from it, one after the other."""
         self._inputs.append(event)
         if self._handling:
             return
@@ -214,26 +183,25 @@ class Simulation:
         if self._record is not None:
             self._record(now, event, commands)
         self.histories.add(self.reactor.records)
-        self._teach()
+        self._notify_policy()
         for command in commands:
             match command:
                 case SendDelta():
                     self._agents.apply(command.node, command.delta)
                 case Announce():
-                    self._announced(command)
+                    self._handle_announcement(command)
                 case AskForPlan() if self.planner is not None:
                     self.planner.ask(can_wait=is_epoch)
                 case Accept():
                     self._accepted = command.job
 
-    def _teach(self) -> None:
-        """Tell the policy what the last input teaches."""
+    def _notify_policy(self) -> None:
         if self.planner is not None:
             for record in self.reactor.records:
                 if (observed := policy_events.of_record(record, self.reactor.state)) is not None:
                     self.planner.observe(observed)
 
-    def _announced(self, command: Announce) -> None:
+    def _handle_announcement(self, command: Announce) -> None:
         event = command.event
         name = event.job
         if name is None or not event.event.startswith("job."):
@@ -241,10 +209,10 @@ class Simulation:
         job = self.reactor.state.jobs[name]
         self._job_log.note(job, self.kernel.now)
         if job.ended and name in self.jobs and event.event == f"job.{job.phase.value}":
-            self._job_ended(name)
+            self._end_job(name)
 
-    def _job_ended(self, name: JobId) -> None:
-        self.jobs[name].ended = True  # newcomers may still be ordered to stop
+    def _end_job(self, name: JobId) -> None:
+        self.jobs[name].ended = True  # its workers may still have to be stopped
         if not self.jobs[name].workers:
             del self.jobs[name]
         self._left -= 1
@@ -257,7 +225,7 @@ class Simulation:
         self,
         submission: TraceJob,
         make_model: Callable[[], JobModel],
-        counted: bool,  # noqa: FBT001 - the kernel knows no keywords
+        counted: bool,  # noqa: FBT001 - `call_at` passes no keywords
     ) -> None:
         model = make_model()
         self._accepted = None
@@ -289,7 +257,7 @@ class Simulation:
 
     # --- nodes
 
-    def _node_dies(self, node: NodeId, back_after_s: float) -> None:
+    def _lose_node(self, node: NodeId, back_after_s: float) -> None:
         now = self.kernel.now
         if self._agents.is_down(node):
             return
@@ -298,14 +266,14 @@ class Simulation:
         suspected = NodeSuspected(node=node, silent_s=SUSPECT_S)
         self.kernel.call_at(now + SUSPECT_S, self._handle, suspected)
         self.kernel.call_at(now + LOST_S, self._handle, NodeLost(node=node, silent_s=LOST_S))
-        self.kernel.call_at(now + max(back_after_s, RETURN_S), self._node_returns, node)
+        self.kernel.call_at(now + max(back_after_s, RETURN_S), self._return_node, node)
 
-    def _node_returns(self, node: NodeId) -> None:
+    def _return_node(self, node: NodeId) -> None:
         self._agents.return_node(node)
         self._nodes.greet(node)
 
-    # --- afterwards
+    # --- results
 
     def results(self) -> tuple[JobResult, ...]:
-        """What became of every job, in order of submission."""
+        """Return the results of all jobs, in order of submission."""
         return self._job_log.results(self.reactor.state, self.kernel.now)

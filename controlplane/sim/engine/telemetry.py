@@ -1,7 +1,4 @@
-"""What workers measure of their speed and their gradients: what they can, and with an error.
-
-Tells the policy of a group's steps while it trains, as the workers' telemetry does.
-"""
+"""Measurements of simulated workers, with their errors, and step telemetry for the policy."""
 
 from __future__ import annotations
 
@@ -23,31 +20,26 @@ from controlplane.sim.models.job_model import StepParts
 from schemas.ids import JobId, node_of
 from schemas.nodes import Group
 
-REPORT_DRAWS: Final = 78  # which stream of a seed the errors of reports are drawn from
-JOB_DRAWS: Final = 79  # and those that a job keeps
-WAIT_DRAWS: Final = 80  # and those of waits for reductions
+REPORT_STREAM: Final = 78  # random stream of the errors of reports
+JOB_STREAM: Final = 79  # random stream of the constant error of a job
+WAIT_STREAM: Final = 80  # random stream of the errors of waits for reductions
 
 
 class MeasuredFigures:
-    """Between the truth and every report of a worker.
+    """Error model between the true figures and the reports of workers.
 
-    Errors are drawn job by job, in the order of its reports: those of one job do not depend on what
-    others do.
+    Errors are drawn job by job in the order of the job's reports, so that they do not depend on
+    other jobs.
     """
 
     def __init__(self, options: SimOptions) -> None:
-        """Begin with no report made.
-
-        Args:
-            options: how far measurements are off, and who measures a noise scale.
-        """
         self._options = options
         self._draws: dict[tuple[int, JobId], Generator] = {}
         self._scale_errors: dict[JobId, float] = {}
 
     def error(self, job: JobId) -> float:
-        """The factor by which one figure of one report is off: log-normal around 1."""
-        return self._drawn(job, REPORT_DRAWS)
+        """Draw the factor of error of one report: log-normal around 1."""
+        return self._drawn(job, REPORT_STREAM)
 
     def _drawn(self, job: JobId, stream: int) -> float:
         spread = self._options.noise
@@ -60,68 +52,63 @@ class MeasuredFigures:
         return math.exp(spread * float(draws.standard_normal()))
 
     def parts(self, job: JobId, true: StepParts | None, faster: float) -> StepParts | None:
-        """How a step divides, as it is told with a speed.
+        """Return the parts of a step as reported together with a speed that is off by `faster`.
 
-        Waits for peers have an error of their own: else the share of a step in which a worker waits
-        would be known exactly, however wrong its time is.
-
-        Args:
-            true: of its group's steps; None: nobody knows.
+        Waits for peers have an error of their own: otherwise the share of a step in which a worker
+        waits would be known exactly, however wrong its time is.
         """
         if true is None:
             return None
         pass_s, wait_s = true.pass_s / faster, true.sync_s / faster
         if wait_s > 0.0:
-            wait_s = min(wait_s * self._drawn(job, WAIT_DRAWS), pass_s)
+            wait_s = min(wait_s * self._drawn(job, WAIT_STREAM), pass_s)
         return replace(true, pass_s=pass_s, sync_s=wait_s)
 
     def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
-        """As rank 0 of the present group tells it.
+        """Return the noise scale that rank 0 reports, in samples, or None if it measures none.
 
         A live worker needs two sizes of batch: its share and the group's, or a pass and the step
-        (`elastic.metrics`). One that is alone and takes its step in one pass has one.
-
-        Args:
-            true: of its gradients, samples; None: it measures none.
+        (`elastic.metrics`). A worker that is alone and takes its step in one pass has only one.
         """
-        if true is None or not (self._options.noise_scale_alone or _has_two_batches(job)):
+        if true is None or not (self._options.noise_scale_alone or _measures_two_batches(job)):
             return None
         return true * self._scale_error(job.id) * self.error(job.id)
 
     def _scale_error(self, job: JobId) -> float:
-        """The factor by which all its noise scales are off."""
+        """Return the constant factor of error of the job's noise scales."""
         most = self._options.noise_scale_error
         if most <= 1.0:
             return 1.0
         known = self._scale_errors.get(job)
         if known is None:
-            rng = default_rng((self._options.seed, JOB_DRAWS, crc32(job.encode())))
+            rng = default_rng((self._options.seed, JOB_STREAM, crc32(job.encode())))
             known = self._scale_errors[job] = most ** float(rng.uniform(-1.0, 1.0))
         return known
 
 
-def _has_two_batches(job: JobProcesses) -> bool:
+def _measures_two_batches(job: JobProcesses) -> bool:
     parts = job.training.throughput.parts
     alone = job.group is None or len(job.group.members) == 1
     return not alone or (parts is not None and parts.passes > 1)
 
 
-FIRST_REPORT_S: Final = 2.0  # after a group began, at least
-WARM_STEPS: Final = 12  # that a first report tells of, at least
-LEAST_SPEED: Final = 1e-9  # samples per second
+FIRST_REPORT_S: Final = 2.0  # minimum delay of a group's first report
+MIN_REPORTED_STEPS: Final = 12  # minimum steps before the first report
+MIN_SPEED: Final = 1e-9  # samples per second
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
-    """A group that reports, as long as it trains."""
-
+class _ReportingGroup:
     job: JobProcesses
     version: int
-    began_at: float  # steps that the job had done
+    began_at: float  # steps of the job at the start of the group
 
 
 class StepTelemetry:
-    """The first report of a group comes after a dozen steps, then each twice as late."""
+    """Step reports of training groups.
+
+    The first report comes after a dozen steps, each later interval doubles up to a limit.
+    """
 
     def __init__(
         self,
@@ -132,14 +119,7 @@ class StepTelemetry:
         *,
         longest_s: float,
     ) -> None:
-        """Begin without groups.
-
-        Args:
-            reactor: the core, which knows each job's present group.
-            planner: observes it, and is asked again when a group's speed is known.
-            measured: between the truth and what workers report.
-            longest_s: seconds between two reports, at most.
-        """
+        """Start without groups; `longest_s` is the largest interval between reports in seconds."""
         self._kernel = kernel
         self._reactor = reactor
         self._planner = planner
@@ -147,24 +127,19 @@ class StepTelemetry:
         self._longest_s = longest_s
 
     def begin(self, job: JobProcesses) -> None:
-        """A group of `job` trains from now on, or from the end of its stall.
-
-        Args:
-            job: without a group, nothing happens. It reports as long as that group trains.
-        """
+        """Start the reports of the job's group, which trains once its stall has ended."""
         training, group = job.training, job.group
         if group is None:
             return
-        speed = max(training.throughput.samples_per_s, LEAST_SPEED)
+        speed = max(training.throughput.samples_per_s, MIN_SPEED)
         step_s = training.throughput.step_s or group.global_batch / speed
-        wait_s = max(FIRST_REPORT_S, WARM_STEPS * step_s)
+        wait_s = max(FIRST_REPORT_S, MIN_REPORTED_STEPS * step_s)
         begin = max(self._kernel.now, training.stalled_until)
-        watched = _Watched(job, group.version, training.steps)
-        self._kernel.call_at(begin + wait_s, self._report, watched, wait_s, 0)
+        reporting = _ReportingGroup(job, group.version, training.steps)
+        self._kernel.call_at(begin + wait_s, self._report, reporting, wait_s, 0)
 
-    def _report(self, watched: _Watched, wait_s: float, reported: int) -> None:
-        """Report, while the same group trains, and do so again later."""
-        job, version = watched.job, watched.version
+    def _report(self, reporting: _ReportingGroup, wait_s: float, reported: int) -> None:
+        job, version = reporting.job, reporting.version
         group = job.group
         known = self._reactor.state.jobs[job.id]
         if group is None or group.version != version or known.group is None:
@@ -172,19 +147,19 @@ class StepTelemetry:
         now, training = self._kernel.now, job.training
         training.advance(now)
         if training.throughput.samples_per_s > 0.0 and known.group.version == version:
-            group_steps = max(1, int(training.steps - watched.began_at))
+            group_steps = max(1, int(training.steps - reporting.began_at))
             self._planner.observe(self._steps(job, group, known.family, group_steps))
-            if reported <= 1:  # its speed is known now
+            if reported <= 1:  # the speed has just become known
                 self._planner.ask()
         if reported:
             wait_s = min(2.0 * wait_s, max(self._longest_s, wait_s))
-        self._kernel.call_at(now + wait_s, self._report, watched, wait_s, reported + 1)
+        self._kernel.call_at(now + wait_s, self._report, reporting, wait_s, reported + 1)
 
     def _steps(self, job: JobProcesses, group: Group, family: str, group_steps: int) -> StepsSeen:
         training = job.training
         slots = [member.slot for member in group.members]
         scale = training.model.noise_scale(training.epoch, group.global_batch)
-        faster = self._measured.error(job.id)  # one measurement: times are off with the speed
+        faster = self._measured.error(job.id)  # one measurement: times and speed share its error
         parts = self._measured.parts(job.id, training.throughput.parts, faster)
         cores, sent = _usage(job)
         return StepsSeen(
@@ -209,10 +184,10 @@ class StepTelemetry:
 
 
 def _usage(job: JobProcesses) -> tuple[float, float]:
-    """Cores and bytes per second of a worker: what it asks for, at the speed that it has."""
+    """Return cores and bytes per second of a worker: its demand, scaled by its speed."""
     training, placement = job.training, job.placement()
     demand, workers = demand_of_model(training.model), sum(placement)
     alone = training.model.throughput(placement, training.batch, training.epoch)
-    share = min(1.0, training.throughput.samples_per_s / max(alone.samples_per_s, LEAST_SPEED))
+    share = min(1.0, training.throughput.samples_per_s / max(alone.samples_per_s, MIN_SPEED))
     sent = 1.0 if demand.servers else 2.0 * (workers - 1) / workers
     return share * demand.cores, share * sent * demand.gradient_bytes_per_s

@@ -1,7 +1,4 @@
-"""How groups train through virtual time: speeds, ends of epochs, and scripts that fail.
-
-Which jobs train on each node, where neighbours slow each other down.
-"""
+"""Training of groups in virtual time: speeds, ends of epochs, failing scripts, shared nodes."""
 
 from __future__ import annotations
 
@@ -22,59 +19,42 @@ from schemas.wire.agent import EpochReported, GroupBroken, ScriptFailed, Trainin
 
 
 class SharedNodes:
-    """Keeps who trains where, and asks the model of interference what that costs."""
+    """Training jobs on each node, and the interference between them."""
 
     def __init__(self, interference: Interference) -> None:
-        """Begin with nobody training.
-
-        Args:
-            interference: is asked anew for every speed.
-        """
         self._interference = interference
-        self._training_on: dict[NodeId, dict[JobId, int]] = {}  # workers of each
+        self._workers_on: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
 
     def enter(self, job: JobProcesses) -> None:
-        """The job's group trains on its nodes from now on, and nowhere else.
-
-        Args:
-            job: without a group, it trains nowhere.
-        """
+        """Record the nodes of the job's group, and only these."""
         self.leave(job.id)
         for member in job.group.members if job.group is not None else ():
-            here = self._training_on.setdefault(node_of(member.slot), {})
-            here[job.id] = here.get(job.id, 0) + 1
+            workers = self._workers_on.setdefault(node_of(member.slot), {})
+            workers[job.id] = workers.get(job.id, 0) + 1
 
     def leave(self, job: JobId) -> None:
-        """It trains nowhere.
-
-        Args:
-            job: may train nowhere already.
-        """
-        for here in self._training_on.values():
-            here.pop(job, None)
+        """Remove the job from all nodes."""
+        for workers in self._workers_on.values():
+            workers.pop(job, None)
 
     def neighbours(self, job: JobId) -> list[JobId]:
-        """The other jobs that train on any of its nodes, each once.
-
-        Args:
-            job: itself is not among them; if it trains nowhere, it has none.
-        """
+        """Return the other jobs that train on the job's nodes, each once."""
         return list(dict.fromkeys(
             other
-            for here in self._training_on.values() if job in here
-            for other in here if other != job
+            for workers in self._workers_on.values() if job in workers
+            for other in workers if other != job
         ))  # fmt: skip
 
     def remaining_speed(self, job: JobProcesses) -> float:
-        """The share of its speed that a training job keeps, in (0, 1]."""
+        """Return the share of its speed that a training job keeps, in (0, 1]."""
         at: Mapping[NodeId, dict[JobId, int]] = {
-            node: self._training_on[node] for node in job.nodes()
+            node: self._workers_on[node] for node in job.nodes()
         }
         return self._interference.remaining_speed(job.id, at)
 
 
 class GroupTraining:
-    """Counts the progress of every group, and lets its workers report what they come to."""
+    """Progress of all groups, and the reports of their workers."""
 
     def __init__(
         self,
@@ -86,15 +66,8 @@ class GroupTraining:
         *,
         measured: MeasuredFigures,
     ) -> None:
-        """Begin with nobody training.
-
-        Args:
-            jobs: that have processes or may get some.
-            nodes: of the cluster, with the types of their GPUs.
-            measured: between the truth and what workers report.
-        """
-        self.shared_nodes: SharedNodes | None = None  # where jobs slow each other down
-        self.telemetry: StepTelemetry | None = None  # where somebody reads it
+        self.shared_nodes: SharedNodes | None = None  # None: jobs do not slow each other down
+        self.telemetry: StepTelemetry | None = None  # None: the policy does not read it
         self._kernel = kernel
         self._jobs = jobs
         self._processes = processes
@@ -105,17 +78,12 @@ class GroupTraining:
             for node in nodes
             for slot in node.slots
         }
-        self._all_usual = set(self._slot_speeds.values()) == {1.0}
+        self._all_standard_speed = set(self._slot_speeds.values()) == {1.0}
 
     # --- groups begin and end
 
     def start(self, job: JobProcesses, stall_s: float) -> None:
-        """`job.group` trains from now on.
-
-        Args:
-            job: with a group that was formed just now.
-            stall_s: seconds before its first step.
-        """
+        """Start training of `job.group`; its first step begins after `stall_s` seconds."""
         now, training, group = self._kernel.now, job.training, job.group
         if group is None:
             return
@@ -140,11 +108,7 @@ class GroupTraining:
             self.telemetry.begin(job)
 
     def stop(self, job: JobProcesses) -> None:
-        """Nobody trains this job any more: nothing of it is to come.
-
-        Args:
-            job: its neighbours are faster from now on, where nodes are shared.
-        """
+        """Stop training of a job; its neighbours on shared nodes become faster."""
         job.training.stop(self._kernel.now)
         if self.shared_nodes is not None:
             neighbours = self.shared_nodes.neighbours(job.id)
@@ -152,10 +116,9 @@ class GroupTraining:
             self._refresh(neighbours)
 
     def break_group(self, job: JobProcesses) -> None:
-        """The group lost a member: the others stand still, and one of them says so.
+        """Stop a group that lost a member; a survivor reports the loss.
 
-        Args:
-            job: if none of its members is left, it has no group any more, and nobody says so.
+        Without survivors the job has no group any more, and nothing is reported.
         """
         group = job.group
         self.stop(job)
@@ -169,18 +132,17 @@ class GroupTraining:
     # --- speeds
 
     def _throughput(self, job: JobProcesses) -> Throughput:
-        """As its model says, less what slow GPUs and neighbours take."""
+        """Return the model's throughput, reduced by slow GPUs and neighbours."""
         training = job.training
         usual = training.model.throughput(job.placement(), training.batch, training.epoch)
         factor = 1.0
-        if not self._all_usual and job.group is not None:
+        if not self._all_standard_speed and job.group is not None:
             factor = min(self._slot_speeds[member.slot] for member in job.group.members)
         if self.shared_nodes is not None:
             factor *= self.shared_nodes.remaining_speed(job)
         return usual if factor == 1.0 else usual.times(factor)
 
     def _refresh(self, jobs: Iterable[JobId]) -> None:
-        """Train on at the speeds of now."""
         for name in jobs:
             job = self._jobs.get(name)
             if job is not None and job.group is not None and job.training.is_training:
@@ -190,7 +152,7 @@ class GroupTraining:
     # --- epochs
 
     def _schedule_epoch_end(self, job: JobProcesses) -> None:
-        """Its end, or the failure of its script before that, if nothing changes till then."""
+        """Schedule the end of the epoch, or an earlier failure of the script."""
         training = job.training
         exact = training.epoch_due(self._kernel.now)
         if not math.isfinite(exact):
@@ -198,16 +160,16 @@ class GroupTraining:
         crash_at = _crash_progress(job)
         if crash_at is not None and crash_at < training.model.epoch_ends_at(training.epoch):
             when = training.due_at(crash_at, self._kernel.now)
-            self._kernel.call_at(when, self._script_fails, job, training.revision)
+            self._kernel.call_at(when, self._fail_script, job, training.revision)
             return
         when, priority = exact, USUAL
         if self._options.whole_seconds:
             when, round_s = float(round(exact)), self._options.round_s
             on_round = round_s > 0 and when % round_s == 0
             priority = AFTER if on_round and exact > when else USUAL
-        self._kernel.call_at(when, self._epoch_ends, job, training.revision, priority=priority)
+        self._kernel.call_at(when, self._end_epoch, job, training.revision, priority=priority)
 
-    def _epoch_ends(self, job: JobProcesses, revision: int) -> None:
+    def _end_epoch(self, job: JobProcesses, revision: int) -> None:
         training = job.training
         if training.revision != revision or job.group is None:
             return
@@ -221,7 +183,6 @@ class GroupTraining:
             self._schedule_epoch_end(job)
 
     def _report_epoch(self, job: JobProcesses, group: Group, samples_per_s: float) -> None:
-        """Rank 0 reports it."""
         training, model = job.training, job.training.model
         faster = self._measured.error(job.id)
         parts = self._measured.parts(job.id, training.throughput.parts, faster)
@@ -249,7 +210,6 @@ class GroupTraining:
         self._processes.report(job, group.members[0].worker, reported)
 
     def _finish(self, job: JobProcesses, group: Group) -> None:
-        """All workers end."""
         self.stop(job)
         job.group = None
         finished = partial(TrainingFinished, why="its stop rule is met")
@@ -257,8 +217,7 @@ class GroupTraining:
         for name in [member.worker for member in group.members]:
             self._processes.exit(job, name, code=0)
 
-    def _script_fails(self, job: JobProcesses, revision: int) -> None:
-        """The script raises on every worker of the group."""
+    def _fail_script(self, job: JobProcesses, revision: int) -> None:
         group = job.group
         if job.training.revision != revision or group is None:
             return
@@ -272,7 +231,7 @@ class GroupTraining:
 
 
 def _crash_progress(job: JobProcesses) -> float | None:
-    """Progress at which its script will fail; None: it will not."""
+    """Return the progress at which the script will fail, or None."""
     if job.crashes_at is None or job.crashed:
         return None
     model = job.training.model

@@ -1,4 +1,4 @@
-"""Every worker process of the cluster: when it starts, what it reports, how it ends."""
+"""Simulated worker processes: starts, reports and exits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ SendReport = Callable[[NodeId, AgentEvent], None]
 
 
 class WorkerProcesses:
-    """A slot has one process at a time; the next one waits until it has exited."""
+    """Worker processes of the cluster.
+
+    A slot has one process at a time; its successor waits until the process has exited.
+    """
 
     def __init__(
         self, kernel: Kernel, send: SendReport, jobs: MutableMapping[JobId, JobProcesses]
     ) -> None:
-        """Begin without processes.
-
-        Args:
-            send: takes what a node's agent reports.
-            jobs: those that are there; one that has ended is taken out with its last process.
-        """
+        """Start without processes; an ended job is removed from `jobs` with its last process."""
         self._kernel = kernel
         self._send = send
         self._jobs = jobs
@@ -34,13 +32,11 @@ class WorkerProcesses:
         self._waiting_for: dict[SlotId, tuple[JobProcesses, WorkerId]] = {}
 
     def start(self, job: JobProcesses, member: Member, start_s: float) -> None:
-        """Fork a worker.
+        """Start a worker that is ready after `start_s` seconds.
 
-        Args:
-            member: its name and slot; where another process is, it is ready when that has exited.
-            start_s: seconds until it is ready.
+        If its slot has another process, the worker is ready no earlier than that process exits.
         """
-        version, rank = born_as(member.worker)
+        version, rank = version_and_rank(member.worker)
         worker = WorkerProcess(
             slot=member.slot, version=version, rank=rank, ready_at=self._kernel.now + start_s
         )
@@ -64,11 +60,7 @@ class WorkerProcesses:
         code: int | None = None,
         signal: int | None = None,
     ) -> None:
-        """Let a worker end, if it is there, and its node's agent report how.
-
-        Args:
-            code: that it exits with; None: a signal ended it.
-        """
+        """Exit a worker, if it exists, and report its status; `code` None: killed by a signal."""
         worker = job.workers.get(name)
         if worker is None:
             return
@@ -79,10 +71,9 @@ class WorkerProcesses:
         self._send(node_of(worker.slot), exited)
 
     def remove(self, job: JobProcesses, name: WorkerId) -> None:
-        """End a worker without a word; its slot is free for whoever waits for it.
+        """Remove a worker without a report; its slot goes to the waiting successor.
 
-        Args:
-            job: whose worker it is; an ended job is forgotten with its last one.
+        An ended job is forgotten with its last worker.
         """
         worker = job.workers.pop(name)
         if job.ended and not job.workers:
@@ -102,10 +93,9 @@ class WorkerProcesses:
     def report(
         self, job: JobProcesses, name: WorkerId, make_report: Callable[..., AgentEvent]
     ) -> None:
-        """Let a worker report, if it is there.
+        """Send a report of a worker, if it exists.
 
-        Args:
-            make_report: makes the event of the worker's `job`, `version`, `rank` and `index`.
+        `make_report` builds the event from the worker's `job`, `version`, `rank` and `index`.
         """
         worker = job.workers.get(name)
         if worker is None:
@@ -116,7 +106,7 @@ class WorkerProcesses:
         self._send(node_of(worker.slot), event)
 
     def _await_slot(self, job: JobProcesses, name: WorkerId) -> None:
-        """It is done with what can be done beside another process, if that is still there."""
+        """Report that the worker waits for its slot, if another process still holds it."""
         worker = job.workers.get(name)
         if worker is not None and self._waiting_for.get(worker.slot) == (job, name):
             self.report(job, name, SlotAwaited)
@@ -136,11 +126,7 @@ class WorkerProcesses:
         self.report(job, name, ready)
 
 
-def born_as(name: WorkerId) -> tuple[Version, Rank]:
-    """The version and rank that a worker is named after.
-
-    Args:
-        name: as `schemas.ids.worker_id` makes it.
-    """
+def version_and_rank(name: WorkerId) -> tuple[Version, Rank]:
+    """Return the version and rank in a worker's name (`schemas.ids.worker_id`)."""
     _, version, rank = name.rsplit(".", 2)
     return Version(int(version[1:])), Rank(int(rank[1:]))

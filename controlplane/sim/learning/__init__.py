@@ -1,1 +1,1 @@
-"""Training of learned policies: the only room of the control plane that imports torch."""
+"""Training of learned policies; the only folder of the control plane that imports torch."""

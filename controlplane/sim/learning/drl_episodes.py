@@ -1,7 +1,4 @@
-"""Episodes: whole simulations in which a policy that is being trained decides.
-
-Decisions that are learnt from again and again, and how they are kept on disk.
-"""
+"""Episodes for training `drl`: whole simulations, their decisions, and a replay on disk."""
 
 from __future__ import annotations
 
@@ -27,41 +24,40 @@ from controlplane.sim.scenario import Scenario
 from schemas.ids import Seconds
 
 SLOTS_PER_NODE: Final = 4
-GAMMA: Final = 0.99  # of a reward one round later
-GRID_S: Final = 5.0  # a round
-HUNDRED_S: Final = 100.0  # a reward is a job that is there for so long, negative
+GAMMA: Final = 0.99  # discount per round
+GRID_S: Final = 5.0  # length of a round
+REWARD_UNIT_S: Final = 100.0  # unit of a reward: minus one job during this time
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """One action that was taken, and what would have been."""
+class TakenAction:
+    """Action that was taken, with its inputs and alternatives."""
 
     at: Seconds
     jobs: FloatArray  # shape (N, JOB_INPUTS)
     cluster: FloatArray  # shape (CLUSTER_INPUTS,)
     legal: BoolArray  # shape (3 N + 1,)
     action: int
-    probability: float  # with which it was drawn
-    taught: int  # what the teacher would have done; -1: was not asked
+    probability: float  # of the drawn action
+    taught: int  # action of the teacher; -1: none
 
 
-Pick = Callable[[Moment, FloatArray], tuple[int, int]]  # the action, and the teacher's or -1
+Pick = Callable[[Moment, FloatArray], tuple[int, int]]  # action; the teacher's or -1
 
 
 class RecordingDrl(Drl):
-    """Policy `drl`, but who picks is given, and every decision is written down."""
+    """Policy `drl` with an external choice of actions; records every decision."""
 
     def __init__(self, model: LearnedModel, pick: Pick, options: DrlOptions | None = None) -> None:
-        """Begin with nothing decided."""
         super().__init__(options, model)
         self._pick = pick
-        self.decisions: list[Decision] = []
+        self.decisions: list[TakenAction] = []
 
     def pick(self, moment: Moment, odds: FloatArray, now: Seconds) -> int:
-        """As it was told, and written down."""
+        """Return the chosen action, and record it."""
         action, taught = self._pick(moment, odds)
         self.decisions.append(
-            Decision(
+            TakenAction(
                 at=now,
                 jobs=moment.jobs,
                 cluster=moment.cluster,
@@ -75,7 +71,7 @@ class RecordingDrl(Drl):
 
 
 def drawn(rng: Generator) -> Pick:
-    """Draws actions by their probability."""
+    """Return a picker that draws actions by their probability."""
 
     def pick(_: Moment, odds: FloatArray) -> tuple[int, int]:
         action = int(np.searchsorted(np.cumsum(odds), rng.random() * odds.sum(), side="right"))
@@ -85,11 +81,9 @@ def drawn(rng: Generator) -> Pick:
 
 
 def training_scenario(slots: int, jobs: int, interval_s: float) -> Scenario:
-    """A cluster and its jobs, as the tables have them, but shorter.
+    """Return a short version of the standard cluster and workload.
 
-    Args:
-        slots: of the cluster, a multiple of 4.
-        interval_s: mean seconds between submissions.
+    `slots` is a multiple of 4; `interval_s` is the mean time between submissions in seconds.
     """
     return Scenario(
         jobs=jobs,
@@ -99,26 +93,24 @@ def training_scenario(slots: int, jobs: int, interval_s: float) -> Scenario:
     )
 
 
-class _Remembering(RestoringPolicy):
-    """First come, first served; and what a policy would have heard meanwhile."""
+class _EventCollector(RestoringPolicy):
+    """FIFO policy that collects the events a policy would observe."""
 
     def __init__(self) -> None:
-        """Begin with nothing heard."""
         super().__init__(make("fifo"), gangs=True)
         self.heard: list[PolicyEvent] = []
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Write it down."""
+        """Record the event."""
         self.heard.append(event)
 
 
 def past(jobs: int, seed: int) -> list[PolicyEvent]:
-    """What was reported while so many jobs of Table 2 ran: speeds at users' sizes, and lengths.
+    """Return the events of a FIFO run of Table 2's jobs on 64 slots.
 
-    Args:
-        jobs: that ran, on 64 slots.
+    They contain speeds at users' sizes, and lengths.
     """
-    fifo = _Remembering()
+    fifo = _EventCollector()
     simulate("fifo", training_scenario(64, jobs, 30.0), seed, made=fifo)
     return fifo.heard
 
@@ -129,14 +121,10 @@ def episode(
     seed: int,
     pick: Pick,
     heard: Sequence[PolicyEvent] = (),
-) -> tuple[list[Decision], SimulationResult]:
-    """Live through a scenario.
+) -> tuple[list[TakenAction], SimulationResult]:
+    """Simulate a scenario with a recorded policy; return its decisions in order, and the result.
 
-    Args:
-        heard: what was reported before it begins; a cluster that has run for long knows its jobs.
-
-    Returns:
-        All decisions, in order, and what became of the jobs.
+    `heard` are events observed before the episode: a long-running cluster knows its jobs.
     """
     policy = RecordingDrl(model, pick)
     for event in heard:
@@ -146,25 +134,22 @@ def episode(
 
 
 def average_jct_s(result: SimulationResult) -> float:
-    """Mean completion time of all jobs that finished, seconds."""
+    """Return the mean completion time of finished jobs, seconds."""
     return float(np.mean([job.jct_s for job in result.jobs if job.jct_s is not None]))
 
 
 def returns(result: SimulationResult) -> FloatArray:
-    """Discounted returns at every round of an episode.
+    """Return discounted returns at every round of an episode; shape (T,), round t at t x `GRID_S`.
 
-    A reward is minus the jobs that are there times seconds, so that without discount the return
-    from the beginning on is minus the sum of all completion times (Little's law).
-
-    Returns:
-        Shape (T,): of the round that begins at t times `GRID_S`.
+    A reward is minus the integral of the number of active jobs, so that without discount the return
+    from the start is minus the sum of all completion times (Little's law).
     """
     ends = [job.ended_at or result.ended_at for job in result.jobs]
     edges = np.arange(0.0, max(ends) + 2 * GRID_S, GRID_S)
     begun = np.array([job.submitted_at for job in result.jobs])[:, None]
     over = np.array(ends)[:, None]
     inside = np.clip(edges, begun, over)
-    rewards = -np.diff(inside, axis=1).sum(axis=0) / HUNDRED_S
+    rewards = -np.diff(inside, axis=1).sum(axis=0) / REWARD_UNIT_S
     found = np.zeros(len(rewards) + 1)
     for at in range(len(rewards) - 1, -1, -1):
         found[at] = rewards[at] + GAMMA * found[at + 1]
@@ -173,18 +158,14 @@ def returns(result: SimulationResult) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """A decision, and how much better than usual it went from then on."""
+    """Decision with its advantage."""
 
-    decision: Decision
-    gain: float  # in deviations of the episodes on that trace
+    decision: TakenAction
+    gain: float  # advantage, in standard deviations over the episodes of the trace
 
 
 def pack(kept: Sequence[Experience]) -> dict[str, Any]:
-    """All of it as few tensors; decisions about different numbers of jobs lie end to end.
-
-    Args:
-        kept: D of them, about J jobs in all.
-    """
+    """Pack experiences into a few tensors; decisions of different sizes are concatenated."""
     decisions = [experience.decision for experience in kept]
     numbers = [
         (d.at, d.action, d.probability, d.taught, experience.gain, len(d.jobs))
@@ -202,12 +183,12 @@ def pack(kept: Sequence[Experience]) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any]) -> list[Experience]:
-    """What `pack` made tensors of."""
+    """Restore the experiences that `pack` packed."""
     jobs, clusters = packed["jobs"].numpy(), packed["clusters"].numpy()
     legal, found, at, bit = packed["legal"].numpy(), [], 0, 0
     for row, numbers in enumerate(packed["numbers"].tolist()):
         many = int(numbers[5])
-        decision = Decision(
+        decision = TakenAction(
             at=Seconds(numbers[0]),
             jobs=jobs[at : at + many],
             cluster=clusters[row],

@@ -1,8 +1,7 @@
-"""Trains policy `drl`: first it imitates a heuristic, then it learns by what its actions did.
+"""Trainer of policy `drl`: imitation of a heuristic, then reinforcement learning.
 
-The policy network of `drl` in torch, with the names and shapes that its model's file has.
-
-The heuristic that the network imitates before it learns by itself.
+The network is the torch counterpart of `policy.drl.actor`, with the names and shapes of the model
+file.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from controlplane.prediction import BoolArray, FloatArray
 from controlplane.sim.learning.drl_episodes import (
     GAMMA,
     GRID_S,
-    Decision,
     Experience,
+    TakenAction,
     average_jct_s,
     drawn,
     episode,
@@ -49,23 +48,22 @@ from controlplane.sim.learning.drl_episodes import (
 from controlplane.sim.learning.training_run import Trained
 from controlplane.sim.scenario import Scenario
 
-NEVER = -1e9  # logit of what is not legal
+ILLEGAL_LOGIT = -1e9  # logit of an illegal action
 
 
 class ActorNet(nn.Module):
     """Scores the actions of many moments at once; see `policy.drl.actor`."""
 
     def __init__(self) -> None:
-        """Draw its weights, as torch does."""
         super().__init__()
         self.job = _layers(JOB_NET)
         self.end = _layers(END_NET)
 
     def forward(self, jobs: Tensor, cluster: Tensor, legal: Tensor) -> Tensor:
-        """Logarithms of the probabilities of all actions.
+        """Return logarithms of the probabilities of all actions.
 
         Args:
-            jobs: shape (B, N, JOB_INPUTS), filled up with zeros.
+            jobs: shape (B, N, JOB_INPUTS), zero-padded.
             cluster: shape (B, CLUSTER_INPUTS).
             legal: shape (B, 3 N + 1).
 
@@ -73,23 +71,22 @@ class ActorNet(nn.Module):
             Shape (B, 3 N + 1); far below 0 where an action is not legal.
         """
         spread = cluster[:, None, :].expand(-1, jobs.shape[1], -1)
-        per_job = _through(self.job, torch.cat((jobs, spread), dim=2)).flatten(1)
-        logits = torch.cat((per_job, _through(self.end, cluster)), dim=1)
-        return torch.log_softmax(logits.masked_fill(~legal, NEVER), dim=1)
+        per_job = _forward(self.job, torch.cat((jobs, spread), dim=2)).flatten(1)
+        logits = torch.cat((per_job, _forward(self.end, cluster)), dim=1)
+        return torch.log_softmax(logits.masked_fill(~legal, ILLEGAL_LOGIT), dim=1)
 
     def arrays(self) -> dict[str, FloatArray]:
-        """Its parameters as a model's file has them."""
+        """Return the parameters in the layout of the model file."""
         return {
             name: np.asarray(value.detach().numpy(), dtype=np.float64)
             for name, value in self.state_dict().items()
         }
 
 
-class Batch:
-    """Decisions as tensors, filled up to the most jobs among them."""
+class ActionBatch:
+    """Decisions as tensors, padded to the largest number of jobs."""
 
-    def __init__(self, decisions: Sequence[Decision]) -> None:
-        """Pack them."""
+    def __init__(self, decisions: Sequence[TakenAction]) -> None:
         most = max(len(decision.jobs) for decision in decisions)
         width = decisions[0].jobs.shape[1]
         jobs = np.zeros((len(decisions), most, width), dtype=np.float32)
@@ -108,7 +105,7 @@ class Batch:
         self.legal = torch.from_numpy(legal)
 
     def index(self, actions: Sequence[int]) -> Tensor:
-        """Where these actions are among those of `ActorNet`: the end comes last there."""
+        """Translate actions to the columns of `ActorNet`, where the end action comes last."""
         return torch.tensor(
             [
                 3 * self._most if action == 3 * many else action
@@ -121,7 +118,7 @@ def _layers(widths: Sequence[int]) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
 
 
-def _through(layers: nn.ModuleList, values: Tensor) -> Tensor:
+def _forward(layers: nn.ModuleList, values: Tensor) -> Tensor:
     for place, layer in enumerate(layers):
         values = layer(values)
         if place + 1 < len(layers):
@@ -129,22 +126,19 @@ def _through(layers: nn.ModuleList, values: Tensor) -> Tensor:
     return values
 
 
-SHORT_FIRST: Final = 0.55  # a slot is worth its relative gain over the rest to this power
-PATIENCE_S: Final = 60.0  # added to the rest
+WORTH_EXPONENT: Final = 0.55  # exponent of the remaining time in the worth of a slot
+PATIENCE_S: Final = 60.0  # added to the remaining time
 
 
 def teacher_action(moment: Moment) -> int:
-    """Shortest expected job first; free slots where they help short jobs; room for who waits.
+    """Return the heuristic's legal action: shortest expected job first, spare slots to short jobs.
 
-    DL2 warms up on whatever scheduler a cluster had. Here: of those that wait, the job with the
-    shortest rest starts, on its least slots and up to an equal share of the cluster if more are
-    free. If none fits, the running job to which a slot matters least gives one back. If nobody
-    waits, the job to which another slot matters most grows, to twice its size at most. What a slot
-    matters is the share of a step that it saves, over the rest to the power of 0.55. One action is
-    one step of that.
-
-    Returns:
-        Index of a legal action.
+    DL2 warms up on whatever scheduler a cluster had. Here the waiting job with the shortest
+    remaining time starts, on its least slots, and up to an equal share of the cluster if more are
+    free. If none fits, the running job to which a slot is worth least gives one back. If no job
+    waits, the job to which another slot is worth most grows, at most to twice its size. The worth
+    of a slot is the share of a step that it saves, over the remaining time to the power of 0.55. An
+    action is one step of this.
     """
     table, sizes = moment.table, moment.sizes
     legal = moment.legal[:-1].reshape(-1, ACTIONS)
@@ -154,7 +148,7 @@ def teacher_action(moment: Moment) -> int:
     now = np.maximum(sizes, table.least)
     step_s = table.step_s(now)
     rest_s = step_s * table.steps_left
-    worth = (rest_s + PATIENCE_S) ** -SHORT_FIRST
+    worth = (rest_s + PATIENCE_S) ** -WORTH_EXPONENT
     gain = (1.0 - table.step_s(now + 1) / step_s) * worth
     if begun.size:
         row = int(begun[0])
@@ -162,123 +156,120 @@ def teacher_action(moment: Moment) -> int:
         return row * ACTIONS + MORE if grows_on and sizes[row] < _enough(moment, row) else end
     starts = legal[:, MORE] & waits
     if starts.any():
-        return _first(starts, rest_s, MORE)
+        return _action_at_least(starts, rest_s, MORE)
     if waits.any():
         shrinks = legal[:, FEWER] & (sizes > table.least)
         loss = (table.step_s(np.maximum(now - 1, 1)) / step_s - 1.0) * worth
-        return _first(shrinks, loss, FEWER) if shrinks.any() else end
+        return _action_at_least(shrinks, loss, FEWER) if shrinks.any() else end
     grows = legal[:, MORE] & ~waits & (gain > 0.0)
-    return _first(grows, -gain, MORE) if grows.any() else end
+    return _action_at_least(grows, -gain, MORE) if grows.any() else end
 
 
 def _enough(moment: Moment, row: int) -> int:
-    """Slots up to which a job is brought in one round."""
+    """Return the size at which a job stops growing within one round."""
     have = int(moment.table.have[row])
     return 2 * have if have else moment.table.room // max(1, len(moment.sizes))
 
 
-def _first(rows: BoolArray, least: FloatArray, what: int) -> int:
-    """The action on the row where `least` is the smallest."""
-    return int(np.where(rows, least, np.inf).argmin()) * ACTIONS + what
+def _action_at_least(rows: BoolArray, least: FloatArray, action: int) -> int:
+    return int(np.where(rows, least, np.inf).argmin()) * ACTIONS + action
 
 
-TRACES_FROM: Final = 1_000_000  # seeds of the traces that it is trained on
-TRACES_EACH: Final = 100_000  # of each seed of a training
-LOOKED_AT: Final = 90_000  # from here on, those that models are compared on
-MOST_GAIN: Final = 3.0  # deviations
-PAST: Final = 99_000  # of what a cluster went through before an episode
+FIRST_TRACE: Final = 1_000_000  # first seed of training traces
+TRACES_PER_SEED: Final = 100_000  # seeds of traces per seed of a training
+VALIDATION_OFFSET: Final = 90_000  # offset of the validation traces
+MAX_ADVANTAGE: Final = 3.0  # limit of advantages, standard deviations
+PAST_OFFSET: Final = 99_000  # offset of the trace behind the past events
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How long and how fast it learns."""
+    """Hyperparameters of a training."""
 
-    warm_iterations: int = 10  # imitating the heuristic
-    iterations: int = 60  # in all
-    sizes: tuple[int, ...] = (16, 32, 64)  # slots of the clusters
+    warm_iterations: int = 10  # of imitation
+    iterations: int = 60  # total
+    sizes: tuple[int, ...] = (16, 32, 64)  # slots per cluster
     jobs: int = 60  # of an episode
-    past: int = 200  # jobs that a cluster knows of before every other episode
-    intervals_s: tuple[float, float] = (20.0, 45.0)  # mean time between submissions, from and to
-    rollouts: int = 3  # of each trace
+    past: int = 200  # jobs known before every other episode
+    intervals_s: tuple[float, float] = (20.0, 45.0)  # range of the mean time between submissions
+    rollouts: int = 3  # per trace
     warm_rate: float = 0.005
     rate: float = 1e-4
     entropy: float = 0.1
-    replay: int = 8192  # decisions, the latest
+    replay: int = 8192  # latest decisions
     batch: int = 256
-    warm_updates: int = 120  # of an iteration
+    warm_updates: int = 120  # per iteration
     updates: int = 24
-    clip: float = 0.2  # a decision counts no further than so much more or less probable
-    look_every: int = 10  # iterations: the model is compared on traces of its own
-    looks: int = 2  # of each size
+    clip: float = 0.2  # of the probability ratio of a decision
+    look_every: int = 10  # iterations between validations
+    looks: int = 2  # validation traces per size
 
 
 class DrlTrainer:
-    """Supervised, then reinforced; see the README of this room."""
+    """Supervised, then reinforced training; see the README of this folder."""
 
     def __init__(self, seed: int, recipe: Recipe | None = None) -> None:
-        """Begin with weights that are drawn.
-
-        Args:
-            recipe: how long and how fast it learns; None: as the shipped model was trained.
-        """
+        """Start with random weights; `recipe` None: that of the shipped model."""
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self._seed, self._recipe = seed, recipe or Recipe()
         self._net = ActorNet()
         self._adam = self._new_adam(self._recipe.warm_rate)
         self._replay: list[Experience] = []
-        self._best: dict[str, FloatArray] = self._net.arrays()
+        self._greedy_pick: dict[str, FloatArray] = self._net.arrays()
         self._best_score = math.inf
         self._first_score = math.nan
-        self._heuristic: dict[int, float] = {}  # its completion times, by trace
-        self._past: list[PolicyEvent] | None = None  # simulated when it is first needed
+        self._heuristic: dict[int, float] = {}  # completion times of the heuristic, by trace
+        self._past: list[PolicyEvent] | None = None  # simulated on first use
 
     @property
     def settings(self) -> Mapping[str, float | str]:
-        """The recipe."""
+        """Recipe as texts."""
         recipe = self._recipe
         return {name: str(getattr(recipe, name)) for name in recipe.__dataclass_fields__}
 
     @property
     def iterations(self) -> int:
-        """In all."""
+        """Total number of iterations."""
         return self._recipe.iterations
 
     def iterate(self, iteration: int) -> dict[str, float | str]:
-        """Some episodes on new traces, and what is learnt from them."""
+        """Run episodes on new traces, and learn from them."""
         recipe, rng = self._recipe, default_rng((self._seed, iteration))
         torch.manual_seed(int(rng.integers(2**31)))
         warm = iteration < recipe.warm_iterations
         if iteration == recipe.warm_iterations:
-            self._replay.clear()  # what was taught has no probability
+            self._replay.clear()  # imitated actions have no probability
             self._adam = self._new_adam(recipe.rate)
         row = self._imitate(iteration, rng) if warm else self._reinforce(iteration, rng)
         last = iteration + 1 == recipe.iterations
         look = last or (iteration + 1) % recipe.look_every == 0
-        score = self._look() if look else math.nan
+        score = self._validate() if look else math.nan
         return {"phase": "imitates" if warm else "reinforced", **row, "jct_vs_heuristic": score}
 
     def state(self) -> dict[str, Any]:
-        """Weights, the optimiser's moments, and the experience that is remembered."""
+        """Return weights, optimiser state and replay buffer."""
         return {
             "net": {name: value.clone() for name, value in self._net.state_dict().items()},
-            "adam": _copied(self._adam.state_dict()),
+            "adam": _deep_copy(self._adam.state_dict()),
             "replay": pack(self._replay),
-            "best": {name: torch.from_numpy(value.copy()) for name, value in self._best.items()},
+            "best": {
+                name: torch.from_numpy(value.copy()) for name, value in self._greedy_pick.items()
+            },
             "best_score": self._best_score,
             "first_score": self._first_score,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state that `state` returned."""
         self._net.load_state_dict(state["net"])
         self._adam.load_state_dict(state["adam"])
         self._replay = unpack(state["replay"])
-        self._best = {name: value.numpy() for name, value in state["best"].items()}
+        self._greedy_pick = {name: value.numpy() for name, value in state["best"].items()}
         self._best_score, self._first_score = state["best_score"], state["first_score"]
 
     def trained(self) -> Trained:
-        """The model that did best on the traces that models are compared on."""
+        """Return the best model on the validation traces."""
         recipe = self._recipe
         looked = {"jct_vs_heuristic": self._best_score, "jct_vs_heuristic_warm": self._first_score}
         return Trained(
@@ -290,13 +281,13 @@ class DrlTrainer:
                 f" nodes of 4; traces from seed {self._trace(0)} on"
             ),
             figures={k: round(v, 4) for k, v in looked.items() if math.isfinite(v)},
-            arrays=self._best,
+            arrays=self._greedy_pick,
         )
 
     # --- two ways to learn
 
     def _imitate(self, iteration: int, rng: Generator) -> dict[str, float | str]:
-        """The network acts more and more by itself; what the heuristic would do is learnt."""
+        """Act with a growing share of own actions, and learn the heuristic's actions."""
         recipe = self._recipe
         share = iteration / max(1, recipe.warm_iterations - 1)
 
@@ -309,8 +300,10 @@ class DrlTrainer:
         for place, slots in enumerate(recipe.sizes):
             scenario, model = self._scenario(slots, rng), self._model()
             at = iteration * len(recipe.sizes) + place
-            decisions, result = episode(model, scenario, self._trace(at), pick, self._heard(at))
-            self._remember([Experience(decision, 0.0) for decision in decisions])
+            decisions, result = episode(
+                model, scenario, self._trace(at), pick, self._past_events(at)
+            )
+            self._add_experience([Experience(decision, 0.0) for decision in decisions])
             jcts.append(average_jct_s(result))
         losses = [self._imitation_step(rng) for _ in range(recipe.warm_updates)]
         return {
@@ -320,22 +313,22 @@ class DrlTrainer:
         }
 
     def _reinforce(self, iteration: int, rng: Generator) -> dict[str, float | str]:
-        """Several episodes on one trace: what did better than their mean is made more probable.
+        """Run several episodes on one trace, and make actions better than their mean more probable.
 
-        The mean of several returns on the same arrivals is a baseline that knows the arrivals
-        (Mao et al., ICLR '19): most of the noise of a return is who comes, not what was done.
+        The mean of several returns on the same arrivals is a baseline that knows the arrivals (Mao
+        et al., ICLR '19): most of the noise of a return comes from the arrivals.
         """
         recipe = self._recipe
         slots = recipe.sizes[iteration % len(recipe.sizes)]
         scenario = self._scenario(slots, rng)
         trace = self._trace(iteration * len(recipe.sizes))
-        model, heard = self._model(), self._heard(iteration // len(recipe.sizes))
+        model, heard = self._model(), self._past_events(iteration // len(recipe.sizes))
         played = [
             episode(model, scenario, trace, drawn(rng), heard) for _ in range(recipe.rollouts)
         ]
         gains = advantages([returns(result) for _, result in played])
         for (decisions, _), gain in zip(played, gains, strict=True):
-            self._remember(
+            self._add_experience(
                 [
                     Experience(decision, float(gain[min(int(decision.at / GRID_S), len(gain) - 1)]))
                     for decision in decisions
@@ -348,7 +341,7 @@ class DrlTrainer:
 
     def _imitation_step(self, rng: Generator) -> float:
         decisions = [experience.decision for experience in self._sample(rng)]
-        batch = Batch(decisions)
+        batch = ActionBatch(decisions)
         logs = self._net(batch.jobs, batch.cluster, batch.legal)
         taught = batch.index([decision.taught for decision in decisions])
         loss = -logs.gather(1, taught[:, None]).mean()
@@ -356,10 +349,10 @@ class DrlTrainer:
         return float(loss.detach())
 
     def _policy_step(self, rng: Generator) -> tuple[float, float]:
-        """One step up the clipped surrogate (Schulman et al. 2017): the replay is of older nets."""
+        """Take a step on the clipped surrogate (Schulman et al. 2017) of replayed decisions."""
         recipe, sample = self._recipe, self._sample(rng)
         decisions = [experience.decision for experience in sample]
-        batch = Batch(decisions)
+        batch = ActionBatch(decisions)
         logs = self._net(batch.jobs, batch.cluster, batch.legal)
         taken = batch.index([decision.action for decision in decisions])
         before = torch.tensor([max(d.probability, 1e-9) for d in decisions]).log()
@@ -370,7 +363,7 @@ class DrlTrainer:
         )
         entropy = -(logs.exp() * logs.clamp(min=-50.0)).sum(1)
         choices = batch.legal.sum(1).clamp(min=2).log()
-        entropy = (entropy / choices).mean()  # 1: every legal action is as probable
+        entropy = (entropy / choices).mean()  # 1: all legal actions are equally probable
         loss = -surrogate.mean() - recipe.entropy * entropy
         self._step(loss)
         return float(loss.detach()), float(entropy.detach())
@@ -389,7 +382,7 @@ class DrlTrainer:
         many = len(self._replay)
         return [self._replay[at] for at in rng.integers(many, size=min(many, self._recipe.batch))]
 
-    def _remember(self, experience: Sequence[Experience]) -> None:
+    def _add_experience(self, experience: Sequence[Experience]) -> None:
         self._replay.extend(experience)
         del self._replay[: -self._recipe.replay]
 
@@ -398,57 +391,49 @@ class DrlTrainer:
         return training_scenario(slots, self._recipe.jobs, float(rng.uniform(low, high)))
 
     def _trace(self, place: int) -> int:
-        return TRACES_FROM + TRACES_EACH * self._seed + place
+        return FIRST_TRACE + TRACES_PER_SEED * self._seed + place
 
-    def _heard(self, place: int) -> list[PolicyEvent]:
-        """What the cluster of an episode went through: of every other one a lot."""
+    def _past_events(self, place: int) -> list[PolicyEvent]:
+        """Return the past events of an episode: many for every other one, otherwise none."""
         if place % 2:
             return []
         if self._past is None:
-            self._past = past(self._recipe.past, self._trace(PAST))
+            self._past = past(self._recipe.past, self._trace(PAST_OFFSET))
         return self._past
 
     def _model(self) -> LearnedModel:
         return model_of(self._net.arrays(), self._recipe.sizes)
 
-    def _look(self) -> float:
-        """Completion time over that of the heuristic on the same traces, a geometric mean."""
+    def _validate(self) -> float:
+        """Return completion times over the heuristic's, a geometric mean; keep the best model."""
         recipe, model, ratios = self._recipe, self._model(), []
         for place, slots in enumerate(recipe.sizes * recipe.looks):
             scenario = training_scenario(slots, recipe.jobs, sum(recipe.intervals_s) / 2)
-            seed, heard = self._trace(LOOKED_AT + place), self._heard(place)
-            _, ours = episode(model, scenario, seed, _best, heard)
+            seed, heard = self._trace(VALIDATION_OFFSET + place), self._past_events(place)
+            _, ours = episode(model, scenario, seed, _greedy_pick, heard)
             if seed not in self._heuristic:
-                _, theirs = episode(model, scenario, seed, _taught, heard)
+                _, theirs = episode(model, scenario, seed, _teacher_pick, heard)
                 self._heuristic[seed] = average_jct_s(theirs)
             ratios.append(average_jct_s(ours) / self._heuristic[seed])
         score = float(np.exp(np.mean(np.log(ratios))))
         if math.isnan(self._first_score):
             self._first_score = score
         if score < self._best_score:
-            self._best_score, self._best = score, self._net.arrays()
+            self._best_score, self._greedy_pick = score, self._net.arrays()
         return score
 
 
 def advantages(found: Sequence[FloatArray]) -> list[FloatArray]:
-    """Returns less their mean at the same time, over their deviation.
-
-    Args:
-        found: returns of episodes on one trace, each of a shape of its own.
-    """
+    """Return the returns of episodes on one trace, less their mean at the same time, normalised."""
     longest = max(map(len, found))
     padded = np.array([np.pad(values, (0, longest - len(values))) for values in found])
     gains = padded - padded.mean(axis=0)
     scale = float(gains.std()) or 1.0
-    return [np.clip(gain / scale, -MOST_GAIN, MOST_GAIN) for gain in gains]
+    return [np.clip(gain / scale, -MAX_ADVANTAGE, MAX_ADVANTAGE) for gain in gains]
 
 
 def model_of(arrays: Mapping[str, FloatArray], sizes: Sequence[int]) -> LearnedModel:
-    """A network as a policy takes it, without a file.
-
-    Args:
-        sizes: slots of the clusters that it is trained on.
-    """
+    """Build the policy's model from a network, without a file."""
     card = ModelCard(
         policy=POLICY,
         features=INPUTS_VERSION,
@@ -463,20 +448,19 @@ def model_of(arrays: Mapping[str, FloatArray], sizes: Sequence[int]) -> LearnedM
     return LearnedModel(card, arrays)
 
 
-def _best(_: Moment, odds: FloatArray) -> tuple[int, int]:
+def _greedy_pick(_: Moment, odds: FloatArray) -> tuple[int, int]:
     return int(odds.argmax()), -1
 
 
-def _taught(moment: Moment, _: FloatArray) -> tuple[int, int]:
+def _teacher_pick(moment: Moment, _: FloatArray) -> tuple[int, int]:
     return teacher_action(moment), -1
 
 
-def _copied(value: Any) -> Any:
-    """A deep copy of tensors in dictionaries and lists."""
+def _deep_copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
+        return {key: _deep_copy(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_copied(inner) for inner in value]
+        return [_deep_copy(inner) for inner in value]
     return value

@@ -1,9 +1,4 @@
-"""Actor and critic, and how they learn from a buffer of what they did (experience replay).
-
-The networks under training, and what they are in a model's file.
-
-Episodes that the policy under training lives through, job by job.
-"""
+"""Actor and critic of `harmony-drl`: networks, rollouts, and learning from a replay buffer."""
 
 from __future__ import annotations
 
@@ -39,36 +34,34 @@ from controlplane.sim.learning.harmony_testbed import (
     pattern,
 )
 
-SUMMARY: Final = 7  # of the critic's inputs, beside those by class
+SUMMARY_INPUTS: Final = 7  # inputs of the critic besides those by class
 
 
 @dataclass(slots=True)
 class Placement:
-    """One job's workers, and what came of it."""
+    """Placement of one job's workers, and its reward."""
 
-    state: FloatArray  # what the critic sees, before it is placed
+    state: FloatArray  # critic's inputs before the placement
     choices: list[Choice]
     log_probability: float  # of these choices, as they were made
     reward: float = 0.0  # discounted, until the next job is placed
-    discount: float = 1.0  # of all that comes after that
+    discount: float = 1.0  # of all later rewards
 
 
 @dataclass(slots=True)
 class Rollout:
-    """Explores an episode with the policy of now."""
+    """Exploration of an episode with the current policy."""
 
     actor: Actor
     rng: Generator
-    explore: float  # share of the jobs that are placed by a pattern
-    horizon_s: float  # a reward so much later counts e times less
+    explore: float  # share of the jobs placed by a pattern
+    horizon_s: float  # time constant of the exponential discount
     placements: list[Placement] = field(default_factory=list)
 
     def run(self, bed: HarmonyTestbed, model: RewardModel) -> None:
-        """Live through a trace.
+        """Simulate a trace; `model` states the losses between jobs, and so their speeds.
 
-        Args:
-            bed: the trace; its truth is not asked.
-            model: says what jobs cost each other, and so how fast they are.
+        The true speeds of `bed` are not used.
         """
 
         def speeds(shared: SharedNodes, training: Sequence[str]) -> dict[str, float]:
@@ -76,7 +69,7 @@ class Rollout:
             return {name: 1.0 - losses[name] for name in training}
 
         shared = SharedNodes(model, bed.sizes)
-        Episode(bed.arrivals, shared, speeds, bed.start_s).run(self._place, self._pass)
+        Episode(bed.arrivals, shared, speeds, bed.start_s).run(self._place, self._add_reward)
 
     def _place(self, shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) -> None:
         state = critic_inputs(shared, job, line)
@@ -93,19 +86,19 @@ class Rollout:
         choices = place_gang(shared, self.actor, job.name, choose)
         policy = math.prod(float(softmax(one.among.scores)[one.place]) for one in choices)
         chance = math.prod(1.0 / len(one.among.nodes) for one in choices)
-        other = chance / ways  # at least: patterns may have chosen the same
+        other = chance / ways  # a lower bound: patterns may have chosen the same
         if by_pattern:
             other = max(other, 1.0 / ways)
         mixed = (1.0 - self.explore) * policy + self.explore * other
         self.placements.append(Placement(state, choices, math.log(mixed)))
 
-    def _pass(self, passed_s: float, speed: float, jobs: int) -> None:
-        """The sum of normalised speeds less the number of jobs, for so long.
+    def _add_reward(self, passed_s: float, speed: float, jobs: int) -> None:
+        """Add the reward of an interval: sum of normalised speeds minus the number of jobs.
 
-        Paper: the sum of normalised speeds of the concurrent jobs. Here: less what it would be if
-        every job that is there trained alone. Summed up over time the paper's is the work that was
-        done, which no placement changes; this is minus what the jobs lose by waiting and by their
-        neighbours, and it hardly depends on who happens to come.
+        Paper: the sum of normalised speeds of the concurrent jobs. Here: minus its value if every
+        active job trained alone. Summed over time the paper's reward is the work done, which no
+        placement changes; this reward is minus what the jobs lose by waiting and by their
+        neighbours, and it hardly depends on the arrivals.
         """
         if self.placements:
             last, decay = self.placements[-1], math.exp(-passed_s / self.horizon_s)
@@ -114,83 +107,63 @@ class Rollout:
 
 
 def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) -> FloatArray:
-    """What the critic sees: the job set, and the placement as a whole.
-
-    Returns:
-        Shape (7 + 3 classes,).
-    """
+    """Return the inputs of the critic: job set and overall placement; shape (7 + 3 classes,)."""
     classes, losses = shared.model.classes, shared.losses()
-    found = np.zeros(SUMMARY + 3 * classes)
+    found = np.zeros(SUMMARY_INPUTS + 3 * classes)
     found[0] = (math.fsum(1.0 - loss for loss in losses.values()) - 1.0) / WORKERS
-    found[1] = (len(losses) - 1) / WORKERS  # the one that is placed now is among them
+    found[1] = (len(losses) - 1) / WORKERS  # excludes the job that is placed now
     found[2] = len(line) / WORKERS
     found[3] = float(shared.free.sum() / shared.sizes.sum())
     found[4] = float((shared.free == shared.sizes).mean())
     found[5] = float((shared.free > 0).mean())
     found[6] = job.size / WORKERS
-    found[SUMMARY + job.number] = 1.0
+    found[SUMMARY_INPUTS + job.number] = 1.0
     for one in shared.jobs.values():
-        found[SUMMARY + classes + one.number] += sum(one.workers.values()) / WORKERS
+        found[SUMMARY_INPUTS + classes + one.number] += sum(one.workers.values()) / WORKERS
     for waiting in line:
-        found[SUMMARY + 2 * classes + waiting.number] += waiting.size / WORKERS
+        found[SUMMARY_INPUTS + 2 * classes + waiting.number] += waiting.size / WORKERS
     return found
 
 
 def critic_width(classes: int) -> int:
-    """Inputs of the critic."""
-    return SUMMARY + 3 * classes
+    """Return the number of inputs of the critic."""
+    return SUMMARY_INPUTS + 3 * classes
 
 
-LAMBDA: Final = 0.95  # of advantages
-MOST_RATIO: Final = 2.0  # weight of what is more probable now than when it was done
-RATES: Final = (3e-3, 3e-3)  # of learning; of the actor and of the critic
+LAMBDA: Final = 0.95  # of generalised advantages
+MAX_RATIO: Final = 2.0  # limit of the weight of placements that have become more probable
+LEARNING_RATES: Final = (3e-3, 3e-3)  # learning rates of actor and critic
 ENTROPY: Final = 0.003
-Batch = dict[str, Tensor]
+TensorBatch = dict[str, Tensor]
 
 
 class ActorCritic:
-    """Learns from placements."""
+    """Optimiser of actor and critic."""
 
     def __init__(self, actor: nn.Module, sharpness: nn.Parameter, critic: nn.Module) -> None:
-        """Begin with an empty buffer.
-
-        Args:
-            sharpness: weight of expected losses of speed in the score.
-            critic: V(s).
-        """
+        """Set up the optimiser; `sharpness` weighs expected losses of speed, `critic` is V(s)."""
         self.actor, self.sharpness, self.critic = actor, sharpness, critic
         self.optimiser = torch.optim.Adam(
             [
-                {"params": [*actor.parameters(), sharpness], "lr": RATES[0]},
-                {"params": critic.parameters(), "lr": RATES[1]},
+                {"params": [*actor.parameters(), sharpness], "lr": LEARNING_RATES[0]},
+                {"params": critic.parameters(), "lr": LEARNING_RATES[1]},
             ]
         )
 
     def slow_down(self, share: float) -> None:
-        """Learn at a share of the usual rates from now on.
-
-        Args:
-            share: above 0.
-        """
-        for group, rate in zip(self.optimiser.param_groups, RATES, strict=True):
+        """Set the learning rates to a share of the usual ones."""
+        for group, rate in zip(self.optimiser.param_groups, LEARNING_RATES, strict=True):
             group["lr"] = rate * share
 
     def values(self, placements: Sequence[Placement]) -> FloatArray:
-        """V(s) before each placement, shape (len(placements),)."""
+        """Return V(s) before each placement, shape (len(placements),)."""
         states = torch.tensor(np.array([one.state for one in placements]), dtype=torch.float32)
         with torch.no_grad():
             values: FloatArray = self.critic(states)[:, 0].double().numpy()
         return values
 
     def advantages(self, placements: Sequence[Placement]) -> tuple[FloatArray, FloatArray]:
-        """How much better each was than expected, and what the critic should have said.
-
-        Args:
-            placements: of one whole episode, in order.
-
-        Returns:
-            Two arrays of shape (len(placements),).
-        """
+        """Return advantages and critic's targets of an episode's placements, shape (P,) each."""
         values = np.append(self.values(placements), 0.0)
         found, later = np.zeros(len(placements)), 0.0
         for at in reversed(range(len(placements))):
@@ -199,12 +172,8 @@ class ActorCritic:
             found[at] = later = error + one.discount * LAMBDA * later
         return found, found + values[:-1]
 
-    def learn(self, batch: Batch) -> tuple[float, float]:
-        """One step on some placements of the buffer.
-
-        Returns:
-            The loss of the critic, and the entropy of the choices.
-        """
+    def learn(self, batch: TensorBatch) -> tuple[float, float]:
+        """Take a step on placements of the buffer; return the critic's loss and the entropy."""
         scores = self.actor(batch["features"])[..., 0] - self.sharpness * batch["costs"]
         scores = scores.masked_fill(~batch["allowed"], -1e9)
         logs = torch.log_softmax(scores, dim=-1)
@@ -212,7 +181,7 @@ class ActorCritic:
         placed = batch["placed"]
         log_probability = (chosen * placed).sum(dim=1)
         entropy = -((logs.exp() * logs).sum(dim=-1) * placed).sum() / placed.sum()
-        ratio = (log_probability.detach() - batch["log_probability"]).exp().clamp(max=MOST_RATIO)
+        ratio = (log_probability.detach() - batch["log_probability"]).exp().clamp(max=MAX_RATIO)
         actor_loss = -(ratio * batch["advantage"] * log_probability).mean()
         critic_loss = ((self.critic(batch["state"])[:, 0] - batch["value"]) ** 2).mean()
         loss = actor_loss + critic_loss - ENTROPY * entropy
@@ -230,18 +199,13 @@ def as_batch(
     values: FloatArray,
     most_workers: int,
     most_nodes: int,
-) -> Batch:
-    """Placements as tensors, padded.
-
-    Args:
-        advantages: shape (B,).
-        values: for the critic, shape (B,).
-    """
+) -> TensorBatch:
+    """Return placements as padded tensors; `values` are the critic's targets, shape (B,)."""
     inputs = placements[0].choices[0].among.features.shape[1]
     shape = (len(placements), most_workers, most_nodes)
     features, costs = np.zeros((*shape, inputs), np.float32), np.zeros(shape, np.float32)
     allowed = np.zeros(shape, np.bool_)
-    allowed[..., 0] = True  # also of workers that are not there
+    allowed[..., 0] = True  # also for padded workers
     chosen, placed = np.zeros(shape[:2], np.int64), np.zeros(shape[:2], np.float32)
     for row, one in enumerate(placements):
         for worker, choice in enumerate(one.choices):
@@ -267,12 +231,12 @@ def as_batch(
     }
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """One after the other."""
+def joined(batches: Sequence[TensorBatch]) -> TensorBatch:
+    """Concatenate batches."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
-SHARPNESS: Final = 15.0  # of expected losses in the score, to begin with
+SHARPNESS: Final = 15.0  # initial weight of expected losses in the score
 CRITIC_HIDDEN: Final = 64
 
 
@@ -280,7 +244,7 @@ class Networks:
     """Reward model, actor and critic."""
 
     def __init__(self, seed: int) -> None:
-        """Draw them; the actor begins as the greedy choice by the reward model."""
+        """Draw the networks; the actor starts as the greedy choice by the reward model."""
         generator = torch.Generator().manual_seed(seed)
         self.beside = _dense(_widths("beside"), generator)
         self.spread = _dense(_widths("spread"), generator)
@@ -293,7 +257,7 @@ class Networks:
 
     @property
     def all(self) -> nn.ModuleDict:
-        """Those that are modules, by name."""
+        """Modules by name."""
         return nn.ModuleDict(
             {
                 "beside": self.beside,
@@ -304,16 +268,16 @@ class Networks:
         )
 
     def reward_model(self) -> RewardModel:
-        """As it is now, without torch."""
+        """Return the current reward model, without torch."""
         return RewardModel(plain(self.beside), plain(self.spread), CLASSES)
 
     def placing(self) -> Actor:
-        """The actor as it is now, without torch."""
+        """Return the current actor, without torch."""
         return Actor(plain(self.actor), float(self.sharpness.item()))
 
 
 def plain(network: nn.Sequential) -> DenseNet:
-    """A network without torch; a copy."""
+    """Return a copy of a network, without torch."""
     return DenseNet(
         tuple(
             (_array(layer.weight).T.copy(), _array(layer.bias))
@@ -324,13 +288,10 @@ def plain(network: nn.Sequential) -> DenseNet:
 
 
 def arrays_of(reward: RewardModel, actor: Actor, families: int) -> dict[str, FloatArray]:
-    """What a model's file holds.
+    """Return the arrays of a model file, trained on the first `families` classes.
 
-    Classes that were never met are given the mean of those that were: of a family that nobody
-    knows the mean is expected.
-
-    Args:
-        families: how many classes were met, the first ones.
+    The weights of the other classes are the mean over the trained ones: for an unknown family the
+    mean is expected.
     """
     nets = {"beside": reward.beside_net, "spread": reward.spread_net, "actor": actor.net}
     found: dict[str, FloatArray] = {"sharpness": np.array([actor.sharpness])}

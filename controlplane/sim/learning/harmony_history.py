@@ -1,6 +1,6 @@
-"""What a cluster would have in its logs: who was where, and how fast everybody was.
+"""Recorded history of placements and speeds, and the reward model that is fitted to it.
 
-The reward model learns from history, by supervised learning.
+The fit is supervised learning, by least squares.
 """
 
 from __future__ import annotations
@@ -37,32 +37,24 @@ class History:
     """R reports of jobs that trained, each on up to K nodes."""
 
     beside: FloatArray  # inputs of the reward model, shape (R, K, inputs)
-    occupied: BoolArray  # nodes where others were, too; shape (R, K)
+    occupied: BoolArray  # nodes shared with other jobs; shape (R, K)
     spread: FloatArray  # inputs, shape (R, inputs)
     on_several: BoolArray  # nodes; shape (R,)
-    log_speed: FloatArray  # of the speed alone on few nodes, as it was measured; shape (R,)
+    log_speed: FloatArray  # measured, relative to the speed alone on few nodes; shape (R,)
 
 
 class Recorder:
-    """Collects reports while an episode goes on."""
+    """Collects reports during an episode."""
 
     def __init__(self, classes: int, noise: float, rng: Generator) -> None:
-        """Begin with none.
-
-        Args:
-            noise: standard deviation of a report's logarithm.
-        """
+        """Start without reports; `noise` is the standard deviation of a report's logarithm."""
         self._classes, self._noise, self._rng = classes, noise, rng
         self._beside: list[FloatArray] = []
         self._spread: list[tuple[int, int, int]] = []  # class, size, nodes
         self._log_speed: list[float] = []
 
     def __call__(self, shared: SharedNodes, speeds: dict[str, float]) -> dict[str, float]:
-        """The same speeds, of which noisy reports are kept.
-
-        Args:
-            speeds: of jobs that train, shares of their speed alone on few nodes.
-        """
+        """Return the speeds unchanged, and keep noisy reports of them."""
         for name, speed in speeds.items():
             job, seen = shared.jobs[name], shared.look(name)
             self._beside.append(np.c_[seen.others.sum(axis=1) > 0.0, seen.inputs()])
@@ -71,7 +63,7 @@ class Recorder:
         return speeds
 
     def history(self) -> History:
-        """All that was reported."""
+        """Return all reports."""
         most = max(len(rows) for rows in self._beside)
         inputs = np.zeros((len(self._beside), most, self._beside[0].shape[1]))
         for at, rows in enumerate(self._beside):
@@ -89,12 +81,7 @@ class Recorder:
 def record_history(
     bed: HarmonyTestbed, model: RewardModel, actor: Actor, record: Recorder, rng: Generator
 ) -> None:
-    """Live through a trace in which every job is placed by another pattern.
-
-    Args:
-        model: of which nothing is used but the number of classes.
-        actor: not asked either.
-    """
+    """Simulate a trace in which every job is placed by a random pattern."""
     ways = [*map(pattern, EXPLORED_PATTERNS), at_random(rng)]
 
     def place(shared: SharedNodes, job: Arrival, _line: object) -> None:
@@ -107,14 +94,9 @@ def record_history(
 
 
 class RewardFit:
-    """Least squares on logarithms of speeds, in small batches."""
+    """Least squares on logarithms of speeds, in mini-batches."""
 
     def __init__(self, beside: nn.Module, spread: nn.Module, history: History, rate: float) -> None:
-        """Take what there is to learn from.
-
-        Args:
-            spread: network for jobs on several nodes.
-        """
         self._nets = nn.ModuleList([beside, spread])
         self._beside = torch.tensor(history.beside, dtype=torch.float32)
         self._occupied = torch.tensor(history.occupied)
@@ -124,11 +106,7 @@ class RewardFit:
         self.optimiser = torch.optim.Adam(self._nets.parameters(), lr=rate)
 
     def epoch(self, generator: torch.Generator, batch: int = 256) -> float:
-        """Once through the history.
-
-        Returns:
-            Root mean square error of logarithms of speeds, over the steps.
-        """
+        """Train one epoch; return the root mean square error of logarithms of speeds."""
         order, total = torch.randperm(len(self._target), generator=generator), 0.0
         for rows in torch.split(order, batch):
             loss = ((self._predicted(rows) - self._target[rows]) ** 2).mean()
@@ -139,7 +117,6 @@ class RewardFit:
         return float((total / len(self._target)) ** 0.5)
 
     def _predicted(self, rows: Tensor) -> Tensor:
-        """As `RewardModel` does it."""
         beside, spread = self._nets
         logs = nn.functional.softplus(beside(self._beside[rows])[..., 0]).clamp(max=LARGEST)
         worst = torch.where(self._occupied[rows], logs, 0.0).amax(dim=1)

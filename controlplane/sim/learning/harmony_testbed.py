@@ -1,8 +1,7 @@
-"""The simulator's own truth about jobs, for an environment without the simulator.
+"""Environment for training `harmony-drl`: jobs arrive, are placed, slow each other down and end.
 
-A cluster in which jobs come, are placed, slow each other down and end: no more than that.
-
-Job-aware exploration: a whole job is placed by one idea, and not one worker at random.
+It uses the simulator's traces, models and rules of interference without the simulator. Exploration
+is job-aware: a whole job is placed by one pattern, instead of single workers at random.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from controlplane.sim.scenario import HARMONY, Scenario
 from controlplane.sim.scenario_loading import model_of, trace_of, usual_demands
 from schemas.ids import JobId, NodeId
 
-ROUNDING: Final = 1e-9  # of work: a job that has so little left has ended
+WORK_TOLERANCE: Final = 1e-9  # relative; a job with so little work left has ended
 Speeds = Callable[[SharedNodes, Sequence[str]], Mapping[str, float]]
 PassTime = Callable[[float, float, int], None]
 Place = Callable[[SharedNodes, "Arrival", Sequence["Arrival"]], None]
@@ -36,62 +35,60 @@ Place = Callable[[SharedNodes, "Arrival", Sequence["Arrival"]], None]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job that is submitted."""
+    """Submitted job."""
 
     name: str
     at: float  # seconds
-    number: int  # of its class
+    number: int  # of the job's class
     size: int  # workers
-    work_s: float  # that it trains alone on as few nodes as possible
+    work_s: float  # training time alone on as few nodes as possible
 
 
 @dataclass(slots=True)
 class _Running:
     arrival: Arrival
-    left_s: float  # of its work
-    trains_at: float  # it starts until then
+    left_s: float  # remaining work
+    trains_at: float  # end of its start
 
 
 @dataclass(slots=True)
 class Episode:
-    """From the first submission to the last end.
+    """Episode from the first submission to the last end.
 
-    As in the simulator, time goes from event to event. Paper: intervals of equal length. Here: an
-    interval ends when a job comes or ends, which is when anything can be decided.
+    As in the simulator, time advances from event to event. Paper: intervals of equal length. Here:
+    an interval ends when a job arrives or ends, which is when there is something to decide.
     """
 
     arrivals: Sequence[Arrival]  # by time
-    shared: SharedNodes  # with nobody there
-    speeds: Speeds  # shares of their speed alone that these jobs have
-    start_s: float = 0.0  # from its slots to its first step
+    shared: SharedNodes  # empty at first
+    speeds: Speeds  # of training jobs, as shares of their speed alone
+    start_s: float = 0.0  # from getting slots to the first step
     now: float = 0.0
-    ends: dict[str, float] = field(default_factory=dict)  # of jobs, seconds
+    ends: dict[str, float] = field(default_factory=dict)  # by job, seconds
     _coming: deque[Arrival] = field(default_factory=deque)
-    _line: deque[Arrival] = field(default_factory=deque)
+    _queue: deque[Arrival] = field(default_factory=deque)
     _running: dict[str, _Running] = field(default_factory=dict)
 
     def run(self, place: Place, pass_time: PassTime | None = None) -> None:
-        """Live through it.
+        """Run the episode.
 
-        Args:
-            place: puts a job for which there is room onto nodes; it is added there without
-                workers, and told who waits behind it.
-            pass_time: told of seconds that pass, of the sum of normalised speeds in them, and of
-                the jobs that are there, whether they run or wait.
+        `place` puts a job that fits onto nodes; the job is registered there without workers, and
+        the waiting jobs behind it are passed along. `pass_time` receives the seconds of each
+        interval, the sum of normalised speeds in it, and the number of active jobs, running or
+        waiting.
         """
         self._coming.extend(self.arrivals)
-        while self._coming or self._line or self._running:
+        while self._coming or self._queue or self._running:
             while self._coming and self._coming[0].at <= self.now:
-                self._line.append(self._coming.popleft())
-            while self._line and self._line[0].size <= int(self.shared.free.sum()):
-                job = self._line.popleft()
+                self._queue.append(self._coming.popleft())
+            while self._queue and self._queue[0].size <= int(self.shared.free.sum()):
+                job = self._queue.popleft()
                 self.shared.add(job.name, job.number, job.size)
-                place(self.shared, job, self._line)
+                place(self.shared, job, self._queue)
                 self._running[job.name] = _Running(job, job.work_s, self.now + self.start_s)
             self._advance(pass_time)
 
     def _advance(self, pass_time: PassTime | None) -> None:
-        """To the next event."""
         training = [name for name, job in self._running.items() if job.trains_at <= self.now]
         speeds = self.speeds(self.shared, training) if training else {}
         until = self._coming[0].at if self._coming else math.inf
@@ -100,11 +97,11 @@ class Episode:
             until = min(until, due)
         passed = until - self.now
         if pass_time is not None and passed > 0.0:
-            pass_time(passed, math.fsum(speeds.values()), len(self._running) + len(self._line))
+            pass_time(passed, math.fsum(speeds.values()), len(self._running) + len(self._queue))
         self.now = until
         for name, speed in speeds.items():
             job = self._running[name]
-            if job.left_s <= speed * passed * (1.0 + ROUNDING):
+            if job.left_s <= speed * passed * (1.0 + WORK_TOLERANCE):
                 self.ends[name] = until
                 del self._running[name]
                 self.shared.remove(name)
@@ -118,17 +115,17 @@ PATTERNS: Final[tuple[Literal["uniform", "poisson", "google"], ...]] = (
     "poisson",
     "google",
 )
-LOADS: Final = (0.8, 1.3)  # times the usual interval between submissions
-LOADS_DRAWN: Final = 7  # tells these draws from the trace's
+LOADS: Final = (0.8, 1.3)  # factor of the usual interval between submissions
+LOAD_STREAM: Final = 7  # random stream of these draws
 
 
 @dataclass(slots=True)
 class HarmonyTestbed:
-    """One trace of a scenario: its jobs, and how fast they are wherever they are placed."""
+    """Trace of a scenario, with the true speed of its jobs under any placement."""
 
     scenario: Scenario
     seed: int
-    families: Sequence[str]  # by number of their class
+    families: Sequence[str]  # by class number
     arrivals: tuple[Arrival, ...] = ()
     start_s: float = 0.0
     _jobs: dict[JobId, JobModel] = field(default_factory=dict)
@@ -137,7 +134,7 @@ class HarmonyTestbed:
     _rule: Interference | None = None
 
     def __post_init__(self) -> None:
-        """Draw the trace, as the simulator does."""
+        """Draw the trace as the simulator does."""
         scenario, model = self.scenario, model_of(self.scenario)
         found: list[Arrival] = []
         for job in trace_of(scenario, self.seed).jobs:
@@ -158,27 +155,23 @@ class HarmonyTestbed:
         return [group.slots for group in self.scenario.nodes for _ in range(group.count)]
 
     def speeds(self, shared: SharedNodes, training: Sequence[str]) -> dict[str, float]:
-        """Shares of their speed alone on few nodes that jobs have.
-
-        Args:
-            training: jobs that slow each other down; others there start only.
-        """
+        """Return the speeds of training jobs, as shares of their speed alone on few nodes."""
         self._shared = shared
-        here: dict[int, dict[JobId, int]] = {}
+        on_node: dict[int, dict[JobId, int]] = {}
         for name in training:
             for node, workers in shared.jobs[name].workers.items():
-                here.setdefault(node, {})[JobId(name)] = workers
+                on_node.setdefault(node, {})[JobId(name)] = workers
         found: dict[str, float] = {}
         for name in training:
             job = JobId(name)
             found[name] = self._apart(job)
             if self._rule is not None:
-                at = {_node(node): here[node] for node in shared.jobs[name].workers}
+                at = {_node(node): on_node[node] for node in shared.jobs[name].workers}
                 found[name] *= self._rule.remaining_speed(job, at)
         return found
 
     def _apart(self, job: JobId) -> float:
-        """Of its speed on few nodes, what it has where its nodes are."""
+        """Return the share of its packed speed that a job keeps on its nodes."""
         model = self._jobs[job]
         placement = tuple(self.placement(job).values())
         few = packed(sum(placement), self.scenario.widest)
@@ -186,28 +179,28 @@ class HarmonyTestbed:
         now = model.throughput(placement, batch, 0).progress_per_s
         return now / model.throughput(few, batch, 0).progress_per_s
 
-    # --- what rules of interference ask
+    # --- `TrainingJobs`, for rules of interference
 
     def family(self, job: JobId) -> str:
-        """What it trains."""
+        """Return the job's application."""
         return self._jobs[job].application
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
-        """Its workers on each node."""
+        """Return the job's workers on each node."""
         if self._shared is None:
             return {}
         return {_node(at): many for at, many in self._shared.jobs[job].workers.items()}
 
     def demand(self, job: JobId) -> Demand:
-        """What its workers and servers ask of a node."""
+        """Return what workers and servers of the job ask of a node."""
         return self._demands[job]
 
     def gpu(self, node: NodeId) -> str:
-        """All nodes are alike."""
+        """Return an empty type: all nodes are alike."""
         return ""
 
     def slots(self, node: NodeId) -> int:
-        """How many slots it has."""
+        """Return the node's number of slots."""
         return self.sizes[int(node)]
 
 
@@ -216,7 +209,6 @@ def _node(number: int) -> NodeId:
 
 
 def _work_s(model: JobModel, slots: int, widest: int) -> float:
-    """Seconds that a job trains alone on as few nodes as possible."""
     total, progress, placement = 0.0, 0.0, packed(slots, widest)
     for epoch in range(model.epochs):
         ends = model.epoch_ends_at(epoch)
@@ -227,12 +219,8 @@ def _work_s(model: JobModel, slots: int, widest: int) -> float:
 
 
 def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
-    """A trace of Harmony's testbed: one of the paper's three arrival patterns, at some load.
-
-    Args:
-        seed: of the trace, and of its pattern and load.
-    """
-    rng = default_rng((seed, LOADS_DRAWN))
+    """Draw a trace of Harmony's testbed, with one of the paper's arrival patterns at some load."""
+    rng = default_rng((seed, LOAD_STREAM))
     scenario = replace(
         HARMONY,
         jobs=jobs,
@@ -242,17 +230,24 @@ def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
     return HarmonyTestbed(scenario, seed, TRAINED_FAMILIES)
 
 
-# Of the features of `gang_placement.features_of`.
-ROOM, HERE, FITS, JOBS = 2, 3, 4, 11
+# Columns of `gang_placement.features_of`.
+FREE_SLOTS, OWN_WORKERS, FITS, JOBS = 2, 3, 4, 11
 EXPLORED_PATTERNS: Final[Mapping[str, Mapping[int, float]]] = {
-    "packed": {FITS: 4.0, HERE: 8.0, ROOM: -1.0},  # on few nodes, the tightest that fit
-    "balanced": {HERE: -8.0, ROOM: 1.0},  # on the emptiest nodes, each worker on another
-    "least loaded": {JOBS: -8.0, HERE: 1.0},  # where the fewest jobs are
+    "packed": {
+        FITS: 4.0,
+        OWN_WORKERS: 8.0,
+        FREE_SLOTS: -1.0,
+    },  # on few nodes, the tightest that fit
+    "balanced": {
+        OWN_WORKERS: -8.0,
+        FREE_SLOTS: 1.0,
+    },  # on the emptiest nodes, each worker on a different one
+    "least loaded": {JOBS: -8.0, OWN_WORKERS: 1.0},  # on nodes with the fewest jobs
 }
 
 
 def pattern(name: str) -> Choose:
-    """Places every worker of a job by one rule."""
+    """Return a rule that places every worker of a job by one pattern."""
     weights = EXPLORED_PATTERNS[name]
 
     def choose(among: Candidates) -> int:
@@ -263,7 +258,7 @@ def pattern(name: str) -> Choose:
 
 
 def at_random(rng: Generator) -> Choose:
-    """Places every worker anywhere."""
+    """Return a rule that places every worker on a random node."""
 
     def choose(among: Candidates) -> int:
         return int(rng.integers(len(among.scores)))

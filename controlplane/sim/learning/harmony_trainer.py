@@ -1,4 +1,4 @@
-"""Trains `harmony-drl`: first the reward model from history, then actor and critic by it."""
+"""Trainer of `harmony-drl`: the reward model from history, then actor and critic with it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from controlplane.policy.learned.gang_model import FEATURES, Actor, Choose, best
 from controlplane.policy.learned.shared_nodes import RewardModel, SharedNodes
 from controlplane.sim.learning.harmony_actor_critic import (
     ActorCritic,
-    Batch,
     Networks,
     Rollout,
+    TensorBatch,
     arrays_of,
     as_batch,
     joined,
@@ -36,65 +36,60 @@ from controlplane.sim.learning.harmony_testbed import (
 from controlplane.sim.learning.training_run import Trained
 from controlplane.sim.traces.generators import MOST_WORKERS
 
-FIRST_SEED: Final = 1_000_000  # of traces that are trained on; those below are for comparisons
-NOISE: Final = 0.05  # of a report's logarithm
-MEMORY: Final = 0.9  # of the mean of actors, a round
-BUFFERED: Final = 12  # iterations whose placements are replayed, first in, first out
+FIRST_TRACE: Final = 1_000_000  # of training traces; smaller seeds are for comparisons
+REPORT_NOISE: Final = 0.05  # standard deviation of a report's logarithm
+MEAN_DECAY: Final = 0.9  # decay per round of the mean of actors
+BUFFERED_ROUNDS: Final = 12  # rounds whose placements are replayed, first in, first out
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long, and how."""
+    """Hyperparameters of a training."""
 
-    jobs: int = 60  # of a trace
-    histories: int = 25  # traces whose reports the reward model learns from
+    jobs: int = 60  # per trace
+    histories: int = 25  # traces for the reward model
     reward_epochs: int = 12
     rounds: int = 200  # of actor and critic
     twins: int = 6  # rollouts of one trace
-    updates: int = 6  # steps of learning a round
+    updates: int = 6  # optimiser steps per round
     batch: int = 256
-    explore: float = 0.15  # share of the jobs that are placed by a pattern
+    explore: float = 0.15  # share of the jobs placed by a pattern
     horizon_s: float = 3000.0
     validate_every: int = 20
     validations: int = 12  # traces
 
 
 class HarmonyDrlTrainer:
-    """See `Trainer`."""
+    """Implementation of `Trainer`."""
 
     def __init__(self, seed: int, schedule: Schedule | None = None) -> None:
-        """Begin with networks that know nothing.
-
-        Args:
-            schedule: None for the usual one.
-        """
-        torch.set_num_threads(1)  # the same sums on every host; the networks are small
+        torch.set_num_threads(1)  # equal sums on every host; the networks are small
         self._seed = seed
         self._schedule = schedule or Schedule()
         self._nets = Networks(seed)
         self._learner = ActorCritic(self._nets.actor, self._nets.sharpness, self._nets.critic)
         self._fit: RewardFit | None = None
         self._fit_state: dict[str, Any] | None = None
-        self._buffer: deque[Batch] = deque(maxlen=BUFFERED)
+        self._buffer: deque[TensorBatch] = deque(maxlen=BUFFERED_ROUNDS)
         self._mean: dict[str, torch.Tensor] = {}  # of actors
-        self._best: dict[str, torch.Tensor] | None = None  # the mean that did best in validation
-        self._best_jct = math.inf  # against the least loaded nodes
+        self._best: dict[str, torch.Tensor] | None = None  # best mean in validation
+        self._best_jct = math.inf  # relative to placement on the least loaded nodes
         self._figures: dict[str, float] = {}
-        self._bars: tuple[float, float] | None = None  # least loaded, greedy; mean JCTs, seconds
+        self._baselines: tuple[float, float] | None = None  # JCTs: least loaded, greedy
 
     @property
     def settings(self) -> Mapping[str, float | str]:
-        """The schedule."""
+        """Schedule as numbers."""
         names = self._schedule.__slots__
         return {name: float(getattr(self._schedule, name)) for name in names}
 
     @property
     def iterations(self) -> int:
-        """Epochs of the reward model, and rounds of actor and critic."""
+        """Epochs of the reward model plus rounds of actor and critic."""
         return self._schedule.reward_epochs + self._schedule.rounds
 
     def iterate(self, iteration: int) -> dict[str, float | str]:
-        """An epoch of the reward model, or a round of the actor and the critic."""
+        """Run an epoch of the reward model, or a round of actor and critic."""
         generator = torch.Generator().manual_seed(self._seed * 100_003 + iteration)
         row: dict[str, float | str] = {
             "phase": "reward model",
@@ -119,7 +114,7 @@ class HarmonyDrlTrainer:
         return row
 
     def state(self) -> dict[str, Any]:
-        """Networks, optimisers, the buffer and the best actor."""
+        """Return networks, optimisers, the buffer and the best actor."""
         return copy.deepcopy(
             {
                 "networks": self._nets.all.state_dict(),
@@ -135,17 +130,17 @@ class HarmonyDrlTrainer:
         )
 
     def restore(self, state: dict[str, Any]) -> None:
-        """As they were."""
+        """Restore the state that `state` returned."""
         self._nets.all.load_state_dict(state["networks"])
         with torch.no_grad():
             self._nets.sharpness.copy_(state["sharpness"])
         self._learner.optimiser.load_state_dict(state["learner"])
         self._fit_state, self._mean, self._best = state["fit"], state["mean"], state["best"]
-        self._buffer = deque(state["buffer"], maxlen=BUFFERED)
+        self._buffer = deque(state["buffer"], maxlen=BUFFERED_ROUNDS)
         self._best_jct, self._figures = state["best_jct"], dict(state["figures"])
 
     def trained(self) -> Trained:
-        """The reward model, and the actor that did best on traces that it did not learn from."""
+        """Return the reward model, and the best actor on the validation traces."""
         nets = self._averaged(self._best)
         slots = sum(self._bed(0).sizes)
         return Trained(
@@ -167,21 +162,21 @@ class HarmonyDrlTrainer:
         return self._fit
 
     def _history(self) -> History:
-        rng = default_rng((self._seed, FIRST_SEED))
+        rng = default_rng((self._seed, FIRST_TRACE))
         beds = [self._bed(number) for number in range(self._schedule.histories)]
-        nothing, nobody = Networks(0).reward_model(), Networks(0).placing()
-        record = Recorder(nothing.classes, NOISE, rng)
+        nothing, untrained = Networks(0).reward_model(), Networks(0).placing()
+        record = Recorder(nothing.classes, REPORT_NOISE, rng)
         for bed in beds:
-            record_history(bed, nothing, nobody, record, rng)
+            record_history(bed, nothing, untrained, record, rng)
         return record.history()
 
     # --- actor and critic
 
     def _round(self, number: int, generator: torch.Generator) -> tuple[float, float]:
-        """Live through a trace several times, and learn from what differs.
+        """Run several rollouts of one trace, and learn from their differences.
 
-        What twins have in common, the work that happens to come, is taken out of advantages: a
-        job's is compared with those of the same job in its twins.
+        The work that happens to arrive is common to all rollouts and removed from the advantages: a
+        job is compared with the same job in the other rollouts.
         """
         schedule, rng = self._schedule, default_rng((self._seed, number))
         bed = self._bed(schedule.histories + schedule.validations + number)
@@ -206,20 +201,20 @@ class HarmonyDrlTrainer:
         for _ in range(schedule.updates):
             rows = torch.randint(len(replayed["state"]), (schedule.batch,), generator=generator)
             losses.append(self._learner.learn({k: v[rows] for k, v in replayed.items()}))
-        self._take_into_mean()
+        self._update_mean()
         critic, entropy = np.mean(losses, axis=0).tolist()
         return critic, entropy
 
     def _validate(self) -> tuple[float, float]:
-        """Mean JCT on traces of its own, against the least loaded nodes and greedy placement."""
-        if self._bars is None:
-            nobody = Networks(0).placing()
-            self._bars = (
-                self._mean_jct(nobody, pattern("least loaded")),
-                self._mean_jct(nobody, best),
+        """Return validation JCTs over those of least loaded and greedy; keep the best actor."""
+        if self._baselines is None:
+            untrained = Networks(0).placing()
+            self._baselines = (
+                self._mean_jct(untrained, pattern("least loaded")),
+                self._mean_jct(untrained, best),
             )
         mine = self._mean_jct(self._averaged().placing(), best)
-        least_loaded, greedy = mine / self._bars[0], mine / self._bars[1]
+        least_loaded, greedy = mine / self._baselines[0], mine / self._baselines[1]
         if least_loaded < self._best_jct:
             self._best, self._best_jct = copy.deepcopy(self._mean), least_loaded
             self._figures |= {"jct_vs_least_loaded": least_loaded, "jct_vs_greedy": greedy}
@@ -233,15 +228,15 @@ class HarmonyDrlTrainer:
         ]
         return float(np.mean([mean_jct_s(bed, reward, actor, choose) for bed in beds]))
 
-    def _take_into_mean(self) -> None:
-        """The mean of the actors of the latest rounds: a round is noisier than what it teaches."""
+    def _update_mean(self) -> None:
+        """Update the running mean of the actors: single rounds are noisy."""
         now = {**self._nets.actor.state_dict(), "sharpness": self._nets.sharpness.detach()}
         for name, value in now.items():
             before = self._mean.get(name, value)
-            self._mean[name] = (before + (1.0 - MEMORY) * (value - before)).clone()
+            self._mean[name] = (before + (1.0 - MEAN_DECAY) * (value - before)).clone()
 
     def _averaged(self, mean: Mapping[str, torch.Tensor] | None = None) -> Networks:
-        """Networks of which only the actor is to be used: such a mean, by default that of now."""
+        """Return networks with a mean actor, by default the current mean; the rest is untrained."""
         nets, chosen = Networks(self._seed), dict(mean or self._mean)
         if chosen:
             with torch.no_grad():
@@ -250,11 +245,11 @@ class HarmonyDrlTrainer:
         return nets
 
     def _bed(self, number: int) -> HarmonyTestbed:
-        return draw_testbed(FIRST_SEED + 10_000 * self._seed + number, self._schedule.jobs)
+        return draw_testbed(FIRST_TRACE + 10_000 * self._seed + number, self._schedule.jobs)
 
 
 def mean_jct_s(bed: HarmonyTestbed, reward: RewardModel, actor: Actor, choose: Choose) -> float:
-    """Mean completion time of a trace in the environment, with true speeds."""
+    """Return the mean completion time of a trace in the environment, with true speeds."""
     ends = placed_by(bed, reward, actor, choose)
     return math.fsum(ends[job.name] - job.at for job in bed.arrivals) / len(ends)
 
@@ -262,7 +257,7 @@ def mean_jct_s(bed: HarmonyTestbed, reward: RewardModel, actor: Actor, choose: C
 def placed_by(
     bed: HarmonyTestbed, reward: RewardModel, actor: Actor, choose: Choose
 ) -> dict[str, float]:
-    """When each job of a trace ends in the environment, seconds; see `mean_jct_s`."""
+    """Return the end of each job of a trace in the environment, in seconds; see `mean_jct_s`."""
 
     def place(shared: SharedNodes, job: Arrival, _line: object) -> None:
         place_gang(shared, actor, job.name, choose)

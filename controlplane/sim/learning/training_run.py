@@ -1,12 +1,7 @@
-"""A training from its first iteration, or from where it was interrupted, to a model's file.
+"""Training loop of learned policies: from the first iteration, or a saved state, to a model file.
 
-The state of a training on disk: whole or not at all, and never unpickled.
-
-The learning curve of a training: as a table, and as a picture.
-
-Name of a learned policy to its trainer; torch is imported when one is made.
-
-What trains a policy, as the loop around it sees it.
+Also the `Trainer` protocol, the registry of trainers, saved states and learning curves. torch is
+imported with the first trainer.
 """
 
 from __future__ import annotations
@@ -34,13 +29,10 @@ FORMAT: Final = 1
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Keep the state of a training.
-
-    Args:
-        state: tensors, numbers, texts, lists and dictionaries.
+    """Save the state of a training: tensors, numbers, texts, lists and dictionaries.
 
     Raises:
-        TrainingError: if the disk does not take it.
+        TrainingError: if the file cannot be written.
     """
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
@@ -48,35 +40,31 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What `write_state` kept.
+    """Read a state that `write_state` saved; nothing is unpickled.
 
     Raises:
-        TrainingError: if there is none, or it is damaged or of another version.
+        TrainingError: if the state is missing, damaged or of another version.
     """
     try:
         state = torch.load(path, weights_only=True)
     except FileNotFoundError:
-        hint = "leave out --resume to begin one"
+        hint = "leave out --resume to start one"
         raise TrainingError(f"{path}: no training was interrupted here", hint) from None
     except Exception as error:  # noqa: BLE001 - torch raises whatever a damaged file makes it
-        what = f"{path}: no whole state of a training ({type(error).__name__})"
-        raise TrainingError(what, "remove it, and begin anew without --resume") from None
+        problem = f"{path}: damaged state of a training ({type(error).__name__})"
+        raise TrainingError(problem, "remove the file, and start again without --resume") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        what = f"{path}: a state that this version does not read"
-        raise TrainingError(what, "remove it, and begin anew without --resume")
+        problem = f"{path}: a state of another version"
+        raise TrainingError(problem, "remove the file, and start again without --resume")
     return state
 
 
-Row = dict[str, float | str]  # of one iteration; a number that was not measured in it is NaN
-DOTS: Final = 40  # a line of no more points than this shows them
+Row = dict[str, float | str]  # of one iteration; NaN: not measured
+DOTS: Final = 40  # up to this many points, lines have markers
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """The rows as CSV, an iteration on each line, counted from 1; a NaN is an empty cell.
-
-    Args:
-        rows: of the iterations, all with the same columns.
-    """
+    """Return the rows as CSV, one iteration per line, counted from 1; NaN is an empty cell."""
     columns = list(rows[0]) if rows else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -87,11 +75,9 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Every column of numbers over the iterations, one below the other.
+    """Draw every numeric column over the iterations, one panel each.
 
-    Args:
-        rows: of the iterations; a column of texts names phases, whose changes are marked.
-        path: of the figure; its suffix says the format.
+    A text column names phases, whose changes are marked.
 
     Raises:
         ResultsError: if matplotlib is missing, or the file cannot be written.
@@ -131,116 +117,101 @@ def _cell(value: float | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a training has come to: all of a model's card that only the trainer knows."""
+    """Result of a training: the parts of a model's card that only the trainer knows."""
 
-    features: int  # version of what the policy's inputs mean
-    slots: tuple[int, int]  # of the clusters that it was trained on, from and to
-    cluster: str  # these clusters and their jobs, in words
-    figures: dict[str, float]  # what it reached
+    features: int  # version of the policy's inputs
+    slots: tuple[int, int]  # smallest and largest training cluster
+    cluster: str  # description of these clusters and their jobs
+    figures: dict[str, float]  # achieved results
     arrays: dict[str, FloatArray]
-    families: tuple[str, ...] = ()  # of jobs, in the order of the numbers that stand for them
+    families: tuple[str, ...] = ()  # of jobs, by class number
 
 
 class Trainer(Protocol):
-    """Trains one policy, iteration by iteration.
+    """Trainer of one policy, iteration by iteration.
 
     Everything that an iteration draws comes from the seed and the iteration's number, so that a
-    training that goes on from a saved state ends as one that was never interrupted.
+    resumed training ends like an uninterrupted one.
     """
 
     @property
     def settings(self) -> Mapping[str, float | str]:
-        """What it was told: a saved training goes on only under the same."""
+        """Hyperparameters; a saved training resumes only with equal ones."""
         ...
 
     @property
     def iterations(self) -> int:
-        """How many it wants, in all."""
+        """Total number of iterations."""
         ...
 
     def iterate(self, iteration: int) -> dict[str, float | str]:
-        """One iteration; may take seconds.
-
-        Returns:
-            A row of the learning curve: each time the same columns, in the same order.
-        """
+        """Run one iteration, possibly for seconds; return a row of the curve, of fixed columns."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that the iterations so far have left behind; a copy that later ones do not change.
-
-        Made of tensors, numbers, texts, lists and dictionaries.
-        """
+        """Return a copy of the state: tensors, numbers, texts, lists and dictionaries."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there.
-
-        Args:
-            state: as `state` gave it, under the same settings.
-        """
+        """Restore a state of `state`, saved under equal settings."""
         ...
 
     def trained(self) -> Trained:
-        """The model as it is by now."""
+        """Return the current model."""
         ...
 
 
 SAVE_S: Final = 30.0  # between saved states
-Report = Callable[[int, int, Row], None]  # iterations done, of how many, row of the curve
+Report = Callable[[int, int, Row], None]  # iterations done, total iterations, row of the curve
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be trained, and where it goes."""
+    """Order of a training: policy, seed and output files."""
 
     policy: str
     seed: int
-    out: Path  # the model; the curve and the state of the training lie beside it
-    command: str  # that asks for it, for the model's card
-    cpu_s: float | None = None  # the last iteration begins before so much is spent; None: all
+    out: Path  # model file; curve and saved state go beside it
+    command: str  # recorded in the model's card
+    cpu_s: float | None = None  # no iteration starts after this; None: no limit
 
     @property
     def curve(self) -> Path:
-        """Where the learning curve goes."""
+        """Path of the learning curve."""
         return self.out.with_suffix(".csv")
 
     @property
     def state(self) -> Path:
-        """Where the state is kept while it trains."""
+        """Path of the saved state during training."""
         return self.out.with_suffix(".training")
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far a training has come."""
+class TrainingStatus:
+    """Progress of a training."""
 
-    iteration: int = 0  # finished ones
-    cpu_s: float = 0.0  # of this process and those before it that were interrupted
+    iteration: int = 0  # finished iterations
+    cpu_s: float = 0.0  # including earlier, interrupted processes
     rows: list[Row] = field(default_factory=list)
 
 
 class InterruptedTrainingError(TrainingError):
-    """Somebody pressed Ctrl-C; nothing is lost."""
+    """Raised at Ctrl-C; the training can be resumed."""
 
 
-def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> Progress:
+def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> TrainingStatus:
     """Train until the iterations or the CPU seconds are used up, and write the model.
 
-    The state is kept every half minute and at Ctrl-C, which gives up the iteration that is under
-    way; the file of the state is removed when the model is written.
-
-    Args:
-        trainer: of the policy, with nothing trained yet.
-        resume: go on from the state that an interrupted training left.
+    The state is saved every half minute and at Ctrl-C, which discards the running iteration. The
+    file of the state is removed when the model is written.
 
     Raises:
-        InterruptedTrainingError: at Ctrl-C, when the state was kept.
-        TrainingError: if there is no state to go on from, or one that must not be lost, or the
-            disk does not take a file.
+        InterruptedTrainingError: at Ctrl-C, after saving the state.
+        TrainingError: if there is no state to resume from, a state that must not be lost, or a
+            file cannot be written.
     """
     _check_place(order, resume=resume)
-    done = _restored(trainer, order) if resume else Progress()
+    done = _restored(trainer, order) if resume else TrainingStatus()
     spent_before, began = done.cpu_s, time.process_time()
     kept, kept_at = trainer.state(), time.monotonic()
     try:
@@ -258,40 +229,40 @@ def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> Pr
                 kept_at = time.monotonic()
     except KeyboardInterrupt:
         _keep(trainer, order, done, kept)
-        what = f"interrupted after {done.iteration} of {trainer.iterations} iterations"
-        raise InterruptedTrainingError(what, "the same with --resume goes on") from None
+        problem = f"interrupted after {done.iteration} of {trainer.iterations} iterations"
+        raise InterruptedTrainingError(problem, "repeat it with --resume to continue") from None
     _write(trainer, order, done)
     return done
 
 
 def _check_place(order: Order, *, resume: bool) -> None:
     if not order.out.parent.is_dir():
-        raise TrainingError(f"{order.out.parent}: no such folder", "make it, or choose another one")
+        raise TrainingError(f"{order.out.parent}: no such folder", "create it, or choose another")
     if order.out.suffix != ".npz":
         raise TrainingError(f"{order.out}: a model's file ends in .npz", "choose such a name")
     if not resume and order.state.exists():
-        what = f"{order.state}: a training that was interrupted"
-        raise TrainingError(what, "go on with --resume, or remove it")
+        problem = f"{order.state}: an interrupted training"
+        raise TrainingError(problem, "resume it with --resume, or remove the file")
 
 
-def _restored(trainer: Trainer, order: Order) -> Progress:
+def _restored(trainer: Trainer, order: Order) -> TrainingStatus:
     state = read_state(order.state)
-    told = {"policy": order.policy, "seed": order.seed, **trainer.settings}
-    for name, value in told.items():
+    settings = {"policy": order.policy, "seed": order.seed, **trainer.settings}
+    for name, value in settings.items():
         if state.get("told", {}).get(name) != value:
-            was = state.get("told", {}).get(name)
-            what = f"{order.state}: a training with {name} {was}, not {value}"
-            raise TrainingError(what, "go on as it began, or remove it and begin anew")
+            saved = state.get("told", {}).get(name)
+            problem = f"{order.state}: a training with {name} {saved}, not {value}"
+            raise TrainingError(problem, "use its settings, or remove it and start again")
     trainer.restore(state["trainer"])
-    return Progress(state["iteration"], state["cpu_s"], state["rows"])
+    return TrainingStatus(state["iteration"], state["cpu_s"], state["rows"])
 
 
-def _keep(trainer: Trainer, order: Order, done: Progress, state: dict[str, Any]) -> None:
-    told = {"policy": order.policy, "seed": order.seed, **trainer.settings}
+def _keep(trainer: Trainer, order: Order, done: TrainingStatus, state: dict[str, Any]) -> None:
+    settings = {"policy": order.policy, "seed": order.seed, **trainer.settings}
     write_state(
         order.state,
         {
-            "told": told,
+            "told": settings,
             "iteration": done.iteration,
             "cpu_s": done.cpu_s,
             "rows": done.rows,
@@ -300,7 +271,7 @@ def _keep(trainer: Trainer, order: Order, done: Progress, state: dict[str, Any])
     )
 
 
-def _write(trainer: Trainer, order: Order, done: Progress) -> None:
+def _write(trainer: Trainer, order: Order, done: TrainingStatus) -> None:
     trained = trainer.trained()
     card = ModelCard(
         policy=order.policy,
@@ -330,10 +301,10 @@ TRAINERS: Final[Mapping[str, str]] = {  # policy -> module:class, called with th
 
 
 def make_trainer(policy: str, seed: int) -> Trainer:
-    """A new trainer of that policy.
+    """Return a new trainer of a policy.
 
     Raises:
-        TrainingError: if that policy learns nothing beforehand, or torch is missing.
+        TrainingError: if the policy is not trained in advance, or torch is missing.
     """
     if policy not in TRAINERS:
         known = ", ".join(sorted(TRAINERS))

@@ -1,1 +1,1 @@
-"""How jobs train, as nature knows it: no policy may see any of this."""
+"""Training models: the ground truth about jobs, which no policy may see."""

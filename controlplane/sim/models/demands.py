@@ -1,12 +1,9 @@
-"""What models of neural networks ask of the parts of a server that are not their GPU.
+"""Demands of training jobs on the CPU, PCIe and network of a server, and interference interfaces.
 
-Harmony (Bao et al., INFOCOM '19) trains six models on servers of two GTX 1080 Ti and says which of
-them disturb each other, but not what they ask for. Gradients and batches below are public facts
-about the models; cores, other transfers and how far a step waits for them are plausible choices,
-from what each does beside its GPU: decode images, prepare short texts, exchange many parameters.
-None of them was fitted to how schedulers compare.
-
-What every rule answers, and what it may ask of the jobs that train.
+Harmony (Bao et al., INFOCOM '19) trains six models on servers of two GTX 1080 Ti and states which
+of them disturb each other, but not their demands. Gradients and batches below are public facts
+about the models; cores, other transfers and the waiting shares are plausible choices. None of them
+was fitted to how schedulers compare.
 """
 
 from __future__ import annotations
@@ -23,43 +20,43 @@ from numpy.random import default_rng
 from schemas.ids import JobId, NodeId
 
 Bound = Literal["cpu", "pcie", "network", "compute"]
-BOUNDS: Final[tuple[Bound, ...]] = ("cpu", "pcie", "network", "compute")
+BOTTLENECKS: Final[tuple[Bound, ...]] = ("cpu", "pcie", "network", "compute")
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One worker at full speed: what it asks for, and how far its step waits for that.
+    """Demand of one worker at full speed, and how far its step waits for each resource.
 
-    `waits` are shares of a step: one of 0.5 makes a step 1.5 times as long where a worker gets half
-    of what it asks for.
+    `waits` are shares of a step: with a share of 0.5, a step takes 1.5 times as long where a worker
+    gets half of its demand.
     """
 
-    bound: Bound  # what it mostly waits for; compute: its GPU, which it shares with nobody
+    bound: Bound  # main bottleneck; compute: the GPU, which is never shared
     cores: float
-    input_bytes_per_s: float  # to the GPU, without gradients
-    gradient_bytes: float  # of a step; they go to servers and back, or through a ring
+    input_bytes_per_s: float  # transfers to the GPU without gradients
+    gradient_bytes: float  # per step; sent to servers and back, or through a ring
     step_s: float
-    waits: tuple[float, float, float]  # for cores, for PCIe, for the network
+    waits: tuple[float, float, float]  # for cores, PCIe, network
     servers: int = 0  # parameter servers of the job; 0: all-reduce
 
     @property
     def gradient_bytes_per_s(self) -> float:
-        """Of one worker."""
+        """Gradient bytes per second of one worker."""
         return self.gradient_bytes / self.step_s
 
     @property
     def server_cores(self) -> float:
-        """Of one parameter server: one, and another for each 2 GB/s of updates; chosen."""
+        """Cores of a parameter server: one, plus one for each 2 GB/s of updates; chosen."""
         return 1.0 + self.gradient_bytes_per_s / 2e9
 
 
 @runtime_checkable
 class StatesDemand(Protocol):
-    """A job that says itself what it asks for."""
+    """Job that states its own demand."""
 
     @property
     def demand(self) -> Demand:
-        """Of one worker, with the job's servers."""
+        """Demand of one worker, including the job's servers."""
         ...
 
 
@@ -78,7 +75,7 @@ DEMANDS: Final[Mapping[str, Demand]] = {
     "ctc": Demand("cpu", 7.0, 0.3e9, 20e6, .03, (.60, .15, .15)),
     # Two LSTM layers of 1500: 66 M parameters, hardly any input.
     "wlm": Demand("network", 2.0, 0.1e9, 264e6, .20, (.10, .20, .50)),
-    # Others that are simulated here, on the same terms.
+    # Other simulated models, by the same method.
     "alexnet": Demand("cpu", 7.0, 0.6e9, 244e6, .13, (.60, .15, .40)),
     "inception": Demand("compute", 5.0, 0.2e9, 109e6, .25, (.35, .05, .15)),
     "googlenet": Demand("compute", 4.0, 0.1e9, 25e6, .16, (.30, .05, .10)),
@@ -89,7 +86,7 @@ DEMANDS: Final[Mapping[str, Demand]] = {
 }
 # fmt: on
 
-KNOWN_AS: Final[Mapping[str, str]] = {  # part of a name -> whose demand; the first that fits
+FAMILY_ALIASES: Final[Mapping[str, str]] = {  # part of a name -> key of `DEMANDS`; first match
     **{name: name for name in DEMANDS},
     "resnet": "resnet50", "resnext": "resnext110", "cifar": "resnext110", "vgg": "vgg16",
     "imagenet": "resnet50", "transformer": "bert", "lstm": "wlm", "lm": "wlm", "language": "wlm",
@@ -99,20 +96,16 @@ KNOWN_AS: Final[Mapping[str, str]] = {  # part of a name -> whose demand; the fi
 
 @cache
 def demand_of(family: str) -> Demand:
-    """What the workers of a family ask for; for a name that says nothing it is made up, from it.
-
-    Args:
-        family: of jobs, such as `vgg16-imagenet`.
-    """
+    """Return the demand of a family, such as `vgg16-imagenet`; made up for unknown names."""
     name = family.lower()
-    known = next((KNOWN_AS[part] for part in KNOWN_AS if part in name), None)
-    return DEMANDS[known] if known is not None else _made_up(name)
+    known = next((FAMILY_ALIASES[part] for part in FAMILY_ALIASES if part in name), None)
+    return DEMANDS[known] if known is not None else _invented_demand(name)
 
 
-def _made_up(name: str) -> Demand:
-    """Between those that are known, the same for the same name."""
+def _invented_demand(name: str) -> Demand:
+    """Draw a demand in the range of the known ones; equal names get equal demands."""
     rng = default_rng(crc32(name.encode()))
-    bound = BOUNDS[int(rng.integers(len(BOUNDS)))]
+    bound = BOTTLENECKS[int(rng.integers(len(BOTTLENECKS)))]
     weights = {"cpu": (0.6, 0.1, 0.2), "pcie": (0.1, 0.5, 0.2), "network": (0.1, 0.2, 0.5)}
     return Demand(
         bound,
@@ -125,61 +118,45 @@ def _made_up(name: str) -> Demand:
 
 
 class Interference(Protocol):
-    """By how much a job is slowed down. Alone it never is; another job never makes it faster."""
+    """Rule of slow-downs. A job alone is not slowed down, and a neighbour never makes it faster."""
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
-        """The share of its speed that `job` keeps, in (0, 1].
+        """Return the share of its speed that `job` keeps, in (0, 1].
 
         Args:
-            at: every node that it is on, and the workers of all jobs there, its own too.
+            at: each node of the job, with the workers of all jobs there, including its own.
         """
         ...
 
 
 class TrainingJobs(Protocol):
-    """The truth about jobs that train, as far as it matters to their neighbours."""
+    """Ground truth about training jobs that their neighbours depend on."""
 
     def family(self, job: JobId) -> str:
-        """What it trains.
-
-        Args:
-            job: that trains.
-        """
+        """Return the job's family."""
         ...
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
-        """Its workers on each node, in rank order.
-
-        Args:
-            job: that trains.
-        """
+        """Return the job's workers on each node, in rank order."""
         ...
 
     def demand(self, job: JobId) -> Demand:
-        """What its workers and servers ask of a node at full speed.
-
-        Args:
-            job: that trains.
-        """
+        """Return what the job's workers and servers ask of a node at full speed."""
         ...
 
     def gpu(self, node: NodeId) -> str:
-        """The type of its GPUs, as in `simulated_cluster.RELATIVE_SPEEDS`."""
+        """Return the type of the node's GPUs, as in `cluster.RELATIVE_SPEEDS`."""
         ...
 
     def slots(self, node: NodeId) -> int:
-        """How many slots it has."""
+        """Return the node's number of slots."""
         ...
 
 
 def speed_shares(
     rule: Interference, on: Mapping[NodeId, Mapping[JobId, int]]
 ) -> dict[JobId, float]:
-    """What every job keeps of its speed.
-
-    Args:
-        on: the workers of all jobs on every node.
-    """
+    """Return the share of its speed that each job keeps; `on` has the workers on every node."""
     nodes: dict[JobId, list[NodeId]] = {}
     for node, here in on.items():
         for job in here:

@@ -1,16 +1,10 @@
-"""From the form of an option to the rule that it names.
+"""Rules of interference between jobs that share nodes, and the option that selects one.
 
-Which rule, as `--interference` says it.
-
-Slow-downs that were measured: pairs of jobs that share a GPU, published with Gavel.
-
-`simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT; Narayanan et
-al., OSDI '20) has steps per second alone and beside every other job, for K80, P100 and V100. They
-share a *GPU*, so pairs that compete for it alone are slowed down, too: the harshest neighbours.
-
-Slow-downs by who the neighbours are.
-
-Slow-downs from what jobs ask of a node: cores, PCIe and the network, never the GPU.
+Rules by neighbours (`pollux`, `pairwise`, `class`), by demands on a node's cores, PCIe and network
+(`resources`), and as measured (`gavel`). For the last one, `simulation_throughputs.json` of
+https://github.com/stanford-futuredata/gavel (MIT; Narayanan et al., OSDI '20) has steps per second
+alone and beside every other job, for K80, P100 and V100. Its pairs share a *GPU*, so pairs that
+compete only for it are slowed down, too: the harshest neighbours.
 """
 
 from __future__ import annotations
@@ -29,7 +23,13 @@ import msgspec
 from numpy.random import default_rng
 
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.demands import KNOWN_AS, Bound, Demand, Interference, TrainingJobs
+from controlplane.sim.models.demands import (
+    FAMILY_ALIASES,
+    Bound,
+    Demand,
+    Interference,
+    TrainingJobs,
+)
 from schemas.ids import JobId, NodeId
 
 Kind = Literal["none", "pollux", "pairwise", "class", "resources", "gavel"]
@@ -37,28 +37,25 @@ KINDS: Final = "none, pollux:SHARE, pairwise:SHARE, class:SHARE, resources:SHARE
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A rule, with its mean slow-down or its file."""
+class InterferenceSpec:
+    """Kind of a rule, with its mean slow-down or its file."""
 
     kind: Kind
-    share: float = 0.0  # in [0, 1): of the speed that is lost, on average or always
+    share: float = 0.0  # in [0, 1), of the speed lost, on average or always
     file: str = ""
 
 
-def parse_interference(text: str) -> Form:
-    """`none`, a kind with a share as in `pairwise:0.25`, or `gavel:FILE`.
+def parse_interference(text: str) -> InterferenceSpec:
+    """Parse `none`, a kind with a share as in `pairwise:0.25`, or `gavel:FILE`.
 
     A share of 0 is `none`.
 
-    Args:
-        text: as an option of a command has it.
-
     Raises:
-        TraceError: if it is none of these.
+        TraceError: if the text has none of these forms.
     """
     kind, _, rest = text.partition(":")
     if kind == "gavel" and rest:
-        return Form("gavel", file=rest)
+        return InterferenceSpec("gavel", file=rest)
     try:
         share = float(rest) if rest else 0.0
     except ValueError:
@@ -66,13 +63,13 @@ def parse_interference(text: str) -> Form:
     if kind == "gavel" or kind not in get_args(Kind) or not 0.0 <= share < 1.0:
         hint = "with 0 <= SHARE < 1"
         raise TraceError(f"interference {text!r} is not one of {KINDS}", hint, "interference")
-    return Form(cast("Kind", kind), share) if share else Form("none")
+    return InterferenceSpec(cast("Kind", kind), share) if share else InterferenceSpec("none")
 
 
 USUAL_GPU: Final = "v100"
-LEAST_SPEED: Final = 0.01  # that anybody keeps
-# Which of the measured jobs stands for a model that is not among them: by kind, middle batches.
-NEAREST: Final[Mapping[str, str]] = {
+MIN_SPEED: Final = 0.01  # smallest share of the speed kept
+# Measured job that represents an unmeasured model: by kind, at middle batches.
+NEAREST_MEASURED: Final[Mapping[str, str]] = {
     "resnet50": "ResNet-50 (batch size 32)", "vgg16": "ResNet-50 (batch size 64)",
     "alexnet": "ResNet-50 (batch size 16)", "inception": "ResNet-50 (batch size 128)",
     "resnext110": "ResNet-18 (batch size 128)", "googlenet": "ResNet-18 (batch size 64)",
@@ -80,35 +77,35 @@ NEAREST: Final[Mapping[str, str]] = {
     "wlm": "LM (batch size 20)", "ctc": "LM (batch size 5)", "speech": "LM (batch size 80)",
     "recommendation": "Recommendation (batch size 2048)", "yolo": "CycleGAN",
 }  # fmt: skip
-OTHERS: Final = "A3C"  # stands for whatever nobody knows
+UNKNOWN_JOB: Final = "A3C"  # represents all unknown models
 
-Pairs = Mapping[str, Mapping[str, float]]  # job -> neighbour -> share of its speed that is left
+Pairs = Mapping[str, Mapping[str, float]]  # job -> neighbour -> share of the speed kept
 
 
 def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """GPU type -> job -> neighbour -> the share of its speed that the job keeps, in (0, 1].
+    """Read Gavel's table: GPU type -> job -> neighbour -> share of the speed kept, in (0, 1].
 
-    Pairs that did not fit into the memory of one GPU have a speed of 0 there; for them the worst of
-    the job's other neighbours counts.
+    Pairs that did not fit into the memory of one GPU have a speed of 0 there; they count like the
+    job's worst other neighbour.
 
     Raises:
-        TraceError: if it cannot be read, or is another file.
+        TraceError: if the file cannot be read, or is not such a table.
     """
     try:
         table = msgspec.json.decode(path.expanduser().read_bytes())
     except OSError as error:
         raise _refused(path, error.strerror or "cannot be read") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _refused(path, f"is no JSON ({error})") from None
+        raise _refused(path, f"is not JSON ({error})") from None
     if not isinstance(table, dict):
-        raise _refused(path, "is no table by GPU type")
+        raise _refused(path, "is not a table by GPU type")
     found = {
         gpu: _pairs(path, gpu, rows)
         for gpu, rows in table.items()
         if not gpu.endswith("_unconsolidated")
     }
-    if USUAL_GPU not in found or OTHERS not in found[USUAL_GPU]:
-        raise _refused(path, f"has no pairs of {OTHERS} on {USUAL_GPU}")
+    if USUAL_GPU not in found or UNKNOWN_JOB not in found[USUAL_GPU]:
+        raise _refused(path, f"has no pairs of {UNKNOWN_JOB} on {USUAL_GPU}")
     return found
 
 
@@ -131,17 +128,17 @@ def _pairs(path: Path, gpu: str, rows: Any) -> dict[str, dict[str, float]]:
             raise _refused(path, f"{gpu}, {name}: no steps per second") from None
         good = [speed for speed in (alone, *beside.values()) if math.isfinite(speed)]
         if alone <= 0.0 or min(good) < 0.0 or len(good) <= len(beside):
-            raise _refused(path, f"{gpu}, {name}: a speed is no number from 0 on")
+            raise _refused(path, f"{gpu}, {name}: a speed is not a number of at least 0")
         worst = min((speed for speed in beside.values() if speed > 0.0), default=alone)
         found[name] = {
-            other: min(1.0, max(LEAST_SPEED, (speed or worst) / alone))
+            other: min(1.0, max(MIN_SPEED, (speed or worst) / alone))
             for other, speed in beside.items()
         }
     return found
 
 
 def _single(key: str) -> str | None:
-    """The job of a key such as `('A3C', 1)`, if it has one GPU."""
+    """Return the job of a key such as `('A3C', 1)` if it has one GPU, or None."""
     try:
         name, gpus = ast.literal_eval(key)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -149,21 +146,21 @@ def _single(key: str) -> str | None:
     return str(name) if gpus == 1 else None
 
 
-def _refused(path: Path, what: str) -> TraceError:
+def _refused(path: Path, problem: str) -> TraceError:
     hint = "give simulation_throughputs.json as Gavel publishes it"
-    return TraceError(f"interference {path}: {what}", hint, "interference")
+    return TraceError(f"interference {path}: {problem}", hint, "interference")
 
 
 @dataclass(slots=True)
 class MeasuredInterference:
-    """The worst neighbour counts, on the worst node, as measured on GPUs of that node's type."""
+    """Measured slow-down by the worst neighbour on the worst node, for the node's GPU type."""
 
     pairs: Mapping[str, Pairs]
     jobs: TrainingJobs
     _names: dict[str, str] = field(default_factory=dict)
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
-        """What the worst neighbour leaves."""
+        """Return the share of its speed that a job keeps beside its worst neighbour."""
         mine = self._name(job)
         return min(
             (
@@ -189,20 +186,16 @@ class MeasuredInterference:
 
 
 def measured_name(family: str, known: Pairs) -> str:
-    """The measured job that stands for a family: itself, or the nearest by `NEAREST`.
-
-    Args:
-        family: of jobs; traces may call theirs as the file does.
-    """
+    """Return the measured job that represents a family: itself, or the most similar one."""
     if family in known:
         return family
-    part = next((KNOWN_AS[part] for part in KNOWN_AS if part in family.lower()), "")
-    near = NEAREST.get(part, OTHERS)
-    return near if near in known else OTHERS
+    part = next((FAMILY_ALIASES[part] for part in FAMILY_ALIASES if part in family.lower()), "")
+    near = NEAREST_MEASURED.get(part, UNKNOWN_JOB)
+    return near if near in known else UNKNOWN_JOB
 
 
-# How much a job loses (first) beside another one (second), as it is bound; chosen: most beside its
-# like, but on the GPU, which it shares with nobody; scaled to the mean that is asked for.
+# Loss of a job (first) beside another one (second), by bottleneck; chosen: largest beside its
+# own kind, except for the GPU, which is not shared; scaled to the requested mean.
 LOSSES: Final[Mapping[tuple[Bound, Bound], float]] = {
     ("cpu", "cpu"): 1.0, ("cpu", "pcie"): 0.3, ("cpu", "network"): 0.3, ("cpu", "compute"): 0.4,
     ("pcie", "cpu"): 0.2, ("pcie", "pcie"): 1.0, ("pcie", "network"): 0.5, ("pcie", "compute"): 0.1,
@@ -210,18 +203,18 @@ LOSSES: Final[Mapping[tuple[Bound, Bound], float]] = {
     ("network", "compute"): 0.1, ("compute", "cpu"): 0.4, ("compute", "pcie"): 0.1,
     ("compute", "network"): 0.1, ("compute", "compute"): 0.1,
 }  # fmt: skip
-STEPS: Final = 60  # of a bisection
+BISECTION_STEPS: Final = 60  # of bisection
 
 
 @dataclass(slots=True)
 class DistributedInterference:
-    """Pollux' rule: jobs on several nodes that share one of them are slowed by a fixed share."""
+    """Pollux' rule: jobs on several nodes that share one of them lose a fixed share."""
 
     share: float
-    spread: Callable[[JobId], bool]  # whether a job is on several nodes
+    spread: Callable[[JobId], bool]  # True if a job is on several nodes
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
-        """Less when another spread job is on one of its nodes."""
+        """Return the share of its speed that a job keeps; below 1 beside another spread job."""
         if not self.spread(job):
             return 1.0
         meets = any(other != job and self.spread(other) for here in at.values() for other in here)
@@ -230,10 +223,10 @@ class DistributedInterference:
 
 @dataclass(slots=True)
 class PairwiseInterference:
-    """The worst neighbour counts: speed = exp(-max theta[family, family of the other]).
+    """Slow-down by the worst neighbour: speed = exp(-max theta[family, neighbour's family]).
 
-    Each ordered pair of families has a slow-down of its own, drawn once from the seed between 0
-    and twice the mean.
+    Each ordered pair of families has its own slow-down, drawn once from the seed between 0 and
+    twice the mean.
     """
 
     mean: float
@@ -242,7 +235,7 @@ class PairwiseInterference:
     _drawn: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
-        """What the worst neighbour leaves."""
+        """Return the share of its speed that a job keeps beside its worst neighbour."""
         mine = self.family(job)
         others = {self.family(other) for here in at.values() for other in here if other != job}
         return min((1.0 - self._loss(mine, other) for other in others), default=1.0)
@@ -257,16 +250,16 @@ class PairwiseInterference:
 
 @dataclass(slots=True)
 class ClassInterference:
-    """Classes of jobs slow each other down, and every neighbour adds to it.
+    """Slow-down by classes of jobs, summed over neighbours.
 
-    speed = exp(-max over the job's nodes of scale x sum of LOSSES[class, class of the other]).
+    speed = exp(-max over the job's nodes of scale x sum of LOSSES[class, neighbour's class]).
     """
 
     bound: Callable[[JobId], Bound]
     scale: float = 1.0
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
-        """What the worst node leaves."""
+        """Return the share of its speed that a job keeps on its worst node."""
         mine = self.bound(job)
         sums = [
             math.fsum(LOSSES[mine, self.bound(other)] for other in here if other != job)
@@ -276,32 +269,28 @@ class ClassInterference:
 
 
 def class_scale(share: float, bounds: Iterable[Bound]) -> float:
-    """The scale at which random pairs of jobs lose so much of their speed on average.
-
-    Args:
-        share: mean over both jobs of all pairs of two models, in (0, 1).
-    """
+    """Return the scale at which random pairs of models lose `share` of their speed on average."""
     pairs = [LOSSES[pair] for pair in permutations(bounds, 2)]
     low, high = 0.0, 1e3
-    for _ in range(STEPS):
+    for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2.0
         mean = sum(1.0 - math.exp(-middle * loss) for loss in pairs) / max(1, len(pairs))
         low, high = (middle, high) if mean < share else (low, middle)
     return high
 
 
-Amounts = tuple[float, float, float]  # cores, PCIe bytes/s, network bytes/s that are sent
+Amounts = tuple[float, float, float]  # cores, PCIe bytes/s, sent network bytes/s
 # A node of Harmony's testbed has 8 cores, 2 GPUs, a NIC of 50 Gb/s. Of that NIC the servers' TCP
 # reaches about 12 Gb/s; chosen. PCIe: 4 GB/s, through the host's memory and back; chosen.
 PER_SLOT: Final[Amounts] = (4.0, 2.0e9, 0.75e9)
-MOST_SCALE: Final = 1e6
+MAX_SCALE: Final = 1e6
 
 
 def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, int]:
-    """Parameter servers on each node of a job.
+    """Return the number of a job's parameter servers on each node.
 
-    Paper: servers are placed like workers. Here a cluster gives out GPUs, and servers, which need
-    none, go along: they are dealt out to the workers in rank order.
+    Paper: servers are placed like workers. Here a cluster allocates GPUs, which servers do not
+    need; they are distributed over the workers in rank order.
 
     Args:
         placement: workers on each node, in rank order.
@@ -314,18 +303,18 @@ def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, in
 
 
 def node_demand(demand: Demand, placement: Mapping[NodeId, int], node: NodeId) -> Amounts:
-    """What a job at full speed asks of one of its nodes.
+    """Return what a job at full speed asks of one of its nodes.
 
-    With g gradient bytes per second of one worker, w workers and p servers in all, w' and p' here:
+    With g gradient bytes per second of one worker, w workers and p servers in total, w' and p'
+    here:
 
-    - servers: every worker sends its gradients to all servers and gets parameters back. What
-      leaves the node is w' g (1 - p'/p) + (p'/p) g (w - w'), and every gradient passes PCIe twice;
-    - all-reduce: a ring passes each node once, and 2 (w - 1)/w g leaves it where there is another
-      node; as much passes PCIe for every worker, where there are two.
+    - servers: every worker sends its gradients to all servers and gets parameters back. w' g (1 -
+      p'/p) + (p'/p) g (w - w') leaves the node, and every gradient passes PCIe twice;
+    - all-reduce: a ring passes each node once, and 2 (w - 1)/w g leaves the node if there is
+      another one; as much passes PCIe for every worker, if there are two.
 
     Args:
-        placement: its workers on each node, in rank order.
-        node: one of these.
+        placement: workers on each node, in rank order.
     """
     workers, here = sum(placement.values()), placement[node]
     rate, servers = demand.gradient_bytes_per_s, demand.servers
@@ -343,35 +332,35 @@ def node_demand(demand: Demand, placement: Mapping[NodeId, int], node: NodeId) -
 
 
 def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, capacity: Amounts) -> float:
-    """How many times as long a step takes where a node is asked for more than it has.
+    """Return the factor by which a step takes longer where a node is overloaded.
 
-    1 + the sum over resources of wait x (asked / capacity - 1), where that is above 0 and the job
-    itself uses the resource: everybody gets the same share of what he asks for.
+    1 + the sum over resources of wait x (demand / capacity - 1), where that is above 0 and the job
+    itself uses the resource: all jobs get the same share of their demands.
 
     Args:
-        own: what the job asks of the node.
-        all_of_it: what all jobs there ask of it.
+        own: demand of the job on the node.
+        all_of_it: demand of all jobs on the node.
     """
     return 1.0 + sum(
-        wait * max(0.0, asked / there - 1.0)
-        for wait, mine, asked, there in zip(demand.waits, own, all_of_it, capacity, strict=True)
+        wait * max(0.0, asked / available - 1.0)
+        for wait, mine, asked, available in zip(demand.waits, own, all_of_it, capacity, strict=True)
         if mine > 0.0
     )
 
 
 @dataclass(slots=True)
 class ResourceInterference:
-    """A job is as fast as on its worst node, beside what it would be there by itself.
+    """Slow-down on the worst node by overloaded resources, relative to the job alone there.
 
-    speed = 1 / (1 + scale (stretch with all / stretch alone - 1)): what a job's own workers do to
-    each other is part of its speed alone.
+    speed = 1 / (1 + scale (stretch with all / stretch alone - 1)): the effect of a job's own
+    workers on each other is part of its speed alone.
     """
 
     jobs: TrainingJobs
     scale: float = 1.0
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
-        """What its worst node leaves."""
+        """Return the share of its speed that a job keeps on its worst node."""
         return min((self._on(job, node, here) for node, here in at.items()), default=1.0)
 
     def _on(self, job: JobId, node: NodeId, here: Mapping[JobId, int]) -> float:
@@ -390,11 +379,11 @@ class ResourceInterference:
 def kept(
     demand: Demand, own: Amounts, others: Iterable[Amounts], capacity: Amounts, scale: float
 ) -> float:
-    """The share of its speed that a job keeps on a node, in (0, 1].
+    """Return the share of its speed that a job keeps on a node, in (0, 1].
 
     Args:
-        others: what each other job asks of it; their order does not matter.
-        scale: of all slow-downs, 1 for those of the demands as they are.
+        others: demand of each other job on the node, in any order.
+        scale: factor of all slow-downs; 1: as the demands are.
     """
     parts = [own, *others]
     everything = (
@@ -409,7 +398,7 @@ def kept(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two jobs with a worker, and a server if there are any, on each of two nodes of two slots."""
+    """Two jobs with a worker, and a server if any, on each of two nodes of two slots."""
 
     mine: Demand
     other: Demand
@@ -422,64 +411,61 @@ class _Pair:
         object.__setattr__(self, "its", node_demand(self.other, both, NodeId("a")))
 
     def loss(self, scale: float) -> float:
-        """The share of its speed that the first one loses."""
+        """Return the share of its speed that the first job loses."""
         capacity = (2 * PER_SLOT[0], 2 * PER_SLOT[1], 2 * PER_SLOT[2])
         return 1.0 - kept(self.mine, self.own, [self.its], capacity, scale)
 
 
 @cache
 def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
-    """The scale at which random pairs of jobs lose so much of their speed on average.
+    """Return the scale at which random pairs of jobs lose `share` of their speed on average.
 
-    Pairs as in Harmony's case study 2, two different models on the same servers, but that both
-    have a worker (and a server, if any) on each of two nodes, so that they use the network.
-
-    Args:
-        share: mean over both jobs of all pairs, in (0, 1).
+    Pairs are two different models on the same servers, as in Harmony's case study 2, but both have
+    a worker (and a server, if any) on each of two nodes, so that they use the network. `share` is a
+    mean over both jobs of all pairs, in (0, 1).
 
     Raises:
-        TraceError: if they ask for too little to slow each other down so much.
+        TraceError: if the demands are too small for such a slow-down.
     """
     pairs = [_Pair(mine, other) for mine, other in permutations(demands, 2)]
 
     def mean(scale: float) -> float:
         return sum(pair.loss(scale) for pair in pairs) / max(1, len(pairs))
 
-    most = mean(MOST_SCALE)
+    most = mean(MAX_SCALE)
     if most < share:
-        what = f"interference: these jobs slow each other down by at most {most:.2f} on average"
-        raise TraceError(what, "give a smaller SHARE", "interference")
-    low, high = 0.0, MOST_SCALE
-    for _ in range(STEPS):
+        problem = f"interference: these jobs slow each other down by at most {most:.2f} on average"
+        raise TraceError(problem, "give a smaller SHARE", "interference")
+    low, high = 0.0, MAX_SCALE
+    for _ in range(BISECTION_STEPS):
         middle = math.sqrt(max(low, 1e-9) * high)
         low, high = (middle, high) if mean(middle) < share else (low, middle)
     return high
 
 
 def make_interference(
-    form: Form, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
+    spec: InterferenceSpec, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
 ) -> Interference | None:
-    """The rule; None: nobody slows anybody down.
+    """Return the rule, or None without interference.
 
     Args:
-        jobs: that train, now and later.
-        seed: of what `pairwise` draws; nothing else is drawn.
-        demands: of the models among which SHARE is the mean, for `class` and `resources`.
+        seed: of the draws of `pairwise`; nothing else is drawn.
+        demands: of the models over which SHARE is the mean, for `class` and `resources`.
 
     Raises:
         TraceError: if a file cannot be used, or the share cannot be reached.
     """
-    match form.kind:
+    match spec.kind:
         case "none":
             return None
         case "pollux":
-            return DistributedInterference(form.share, lambda job: len(jobs.placement(job)) > 1)
+            return DistributedInterference(spec.share, lambda job: len(jobs.placement(job)) > 1)
         case "pairwise":
-            return PairwiseInterference(form.share, seed, jobs.family)
+            return PairwiseInterference(spec.share, seed, jobs.family)
         case "class":
-            scale = class_scale(form.share, [demand.bound for demand in demands])
+            scale = class_scale(spec.share, [demand.bound for demand in demands])
             return ClassInterference(lambda job: jobs.demand(job).bound, scale)
         case "resources":
-            return ResourceInterference(jobs, scale_for(form.share, demands))
+            return ResourceInterference(jobs, scale_for(spec.share, demands))
         case "gavel":
-            return MeasuredInterference(read_pairs(Path(form.file)), jobs)
+            return MeasuredInterference(read_pairs(Path(spec.file)), jobs)

@@ -1,14 +1,16 @@
-"""What every model says of a job's training; no policy may see any of this.
+"""Interface of training models: the ground truth about jobs, which no policy may see.
 
-Jobs whose scripts leave early: tuners and impatient scripts end many a job before its time.
+`EarlyStops` is a model whose scripts may leave early, as tuned or impatient jobs do.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, Protocol
+from typing import Literal
 from zlib import crc32
 
 from numpy.random import default_rng
@@ -21,12 +23,12 @@ Placement = tuple[int, ...]  # slots on each node, in rank order
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """How a step divides into passes, of which the last one synchronises; as workers report it."""
+    """Division of a step into passes, as workers report it; the last pass synchronises."""
 
-    pass_s: float  # its last pass, with its synchronisation
-    sync_s: float  # of that, the synchronisation, as far as nothing is computed beside it
-    local_batch: int  # samples of one pass of one worker
-    passes: int  # of one worker
+    pass_s: float  # last pass, including the synchronisation
+    sync_s: float  # of that, synchronisation that does not overlap with computation
+    local_batch: int  # samples per pass and worker
+    passes: int  # per step and worker
 
     @property
     def step_s(self) -> float:
@@ -36,20 +38,16 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How fast a group trains."""
+    """Speed of a group."""
 
-    samples_per_s: float  # what its workers process
-    progress_per_s: float  # how much of the job's work that is worth
-    step_s: float = 0.0  # of one step of all its workers
-    extrapolated: bool = False  # whether nothing like this group was ever measured
-    parts: StepParts | None = None  # of a step; None: the model knows none
+    samples_per_s: float  # processed by the workers
+    progress_per_s: float  # of the job's work, in samples at the first batch
+    step_s: float = 0.0  # duration of a step
+    extrapolated: bool = False  # True if no such group was measured
+    parts: StepParts | None = None  # of a step; None: not modelled
 
     def times(self, factor: float) -> Throughput:
-        """The same group at `factor` times its speed, which is above 0.
-
-        Args:
-            factor: above 0; below 1 is slower.
-        """
+        """Return the throughput at `factor` times the speed; above 0."""
         parts = self.parts
         if parts is not None:
             parts = replace(parts, pass_s=parts.pass_s / factor, sync_s=parts.sync_s / factor)
@@ -64,12 +62,12 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCosts:
-    """What it takes to change a group, in seconds."""
+    """Durations of changes to a group, in seconds."""
 
     start_s: float  # first start: order to first step
-    restart_s: float  # the same from a checkpoint
-    prepare_s: float  # a newcomer beside a group that trains on
-    switch_s: float  # nobody trains while the group changes
+    restart_s: float  # start from a checkpoint
+    prepare_s: float  # a newcomer becomes ready while the old group trains
+    switch_s: float  # pause of training while the group changes
 
     def overridden(
         self,
@@ -77,12 +75,12 @@ class ChangeCosts:
         first_stall_s: float | None,
         prepare_s: float | None = None,
     ) -> ChangeCosts:
-        """The same, but for what somebody chose.
+        """Return the costs with the given values replaced; None keeps a value.
 
         Args:
-            stall_s: seconds that nobody trains in any change; None: as it is.
-            first_stall_s: seconds of any start; None: as it is.
-            prepare_s: seconds of a newcomer beside a group that trains; None: as it is.
+            stall_s: seconds without training in any change.
+            first_stall_s: seconds of any start.
+            prepare_s: seconds until a newcomer is ready while the old group trains.
         """
         return ChangeCosts(
             start_s=self.start_s if first_stall_s is None else first_stall_s,
@@ -94,173 +92,115 @@ class ChangeCosts:
 
 @dataclass(frozen=True, slots=True)
 class EpochMetrics:
-    """What a worker says at the end of an epoch."""
+    """Report of a worker at the end of an epoch."""
 
     train_loss: float | None
     metrics: dict[str, float]
     noise_scale: float | None  # of the gradients, samples
 
 
-class JobModel(Protocol):
-    """The truth about one job. Progress is counted in samples at the job's first batch."""
+class JobModel(ABC):
+    """Ground truth about one job. Progress is counted in samples at the job's first batch.
 
-    @property
-    def application(self) -> str:
-        """What it trains, for results by application."""
-        ...
+    Defaults: an epoch is a pass at the first batch, changes of the batch lose nothing, and the job
+    measures no noise scale. Arguments of the methods: `placement`, slots on each node in rank
+    order; `batch`, global, samples per step; `epoch`, number of finished epochs.
+    """
 
-    @property
-    def spec(self) -> JobSpec:
-        """What its user submits."""
-        ...
+    application: str  # name of the workload, for results by application
+    spec: JobSpec  # as submitted
+    epoch_samples: int  # ||D||
+    costs: ChangeCosts
+    epochs: int  # total
 
-    @property
-    def epoch_samples(self) -> int:
-        """||D||, samples."""
-        ...
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Of this job's changes."""
-        ...
-
-    @property
-    def epochs(self) -> int:
-        """That it takes in all: after so many it is done."""
-        ...
-
+    @abstractmethod
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """How fast a group trains.
-
-        Args:
-            placement: slots on each node, in rank order.
-            batch: global, samples per step.
-            epoch: finished ones.
+        """Return the throughput of a group.
 
         Raises:
-            TraceError: if the model knows nothing of such a group.
+            TraceError: if the model cannot tell for such a group.
         """
-        ...
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """Progress at which epoch `epoch` (0-based) is finished.
-
-        Args:
-            epoch: 0-based.
-
-        Returns:
-            Samples at the first batch, since the job began.
-        """
-        ...
+        """Return the progress at the end of epoch `epoch` (0-based), samples at the first batch."""
+        return float((epoch + 1) * self.epoch_samples)
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Progress that is lost when the global batch jumps.
-
-        Args:
-            before: global batch up to now, samples.
-            batch: global batch from now on, samples.
-            epoch: finished ones.
-        """
-        ...
+        """Return the progress lost when the global batch changes from `before` to `batch`."""
+        return 0.0
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Of the gradients, samples, as a worker measures it; None: it tells none.
+        """Return the noise scale measured in the running epoch, in samples; None: not measured."""
+        return None
 
-        Args:
-            epoch: finished ones, so that it is that of the running epoch.
-            batch: global, samples per step.
-        """
-        ...
-
+    @abstractmethod
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """What a worker says at the end of an epoch; its noise scale is that of this epoch.
-
-        Args:
-            epoch: finished ones, this one too.
-            batch: global, samples per step, that it ended with.
-        """
-        ...
+        """Return the report after `epoch` epochs, with the noise scale of the last one."""
 
     def loss_left(self, epoch: int) -> float | None:
-        """The share of all that its loss will fall which is still to come; nobody is told.
+        """Return the share of the total loss reduction that remains; no policy sees it.
 
-        Args:
-            epoch: finished ones.
-
-        Returns:
-            1 before the first one, 0 at its smallest loss; None: its loss is made up.
+        1 before the first epoch, 0 at the smallest loss; None if the loss is made up or unknown.
         """
-        ...
+        return None
 
+    @abstractmethod
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Steps at the first batch that are left, as published simulators count for Optimus.
-
-        Args:
-            epoch: finished ones.
-            progress: so far, samples at the first batch.
-        """
-        ...
+        """Return the remaining steps at the first batch, counted as published simulators do."""
 
 
-class TrainingModel(Protocol):
-    """Makes the truth of jobs."""
+class TrainingModel(ABC):
+    """Factory of job models."""
 
-    @property
-    def whole_seconds(self) -> bool:
-        """Whether epochs last whole seconds, as in Pollux' simulator."""
-        ...
+    whole_seconds: bool = False  # epochs end at whole seconds, as in Pollux' simulator
 
+    @abstractmethod
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> JobModel:
-        """The truth about `job`.
+        """Return the model of a job.
 
         Args:
-            batch: whether the policy keeps the batch that the user tuned for so many slots, or
-                chooses one, from a first batch that fits one slot.
+            batch: "fixed" if the policy keeps the batch that the user tuned for the requested
+                slots; "elastic" if it chooses one, starting from a batch that fits one slot.
             seed: of everything that differs from job to job.
 
         Raises:
-            TraceError: if it is none of this model's workloads, or its numbers make no sense.
+            TraceError: if the workload is unknown, or its numbers are invalid.
         """
-        ...
+
+
+def job_name(name: str) -> str:
+    """Return a trace's name for a job without the characters that a job's name may not have."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:48] or "job"
 
 
 @cache
 def packed(slots: int, widest: int) -> Placement:
-    """A placement on as few nodes as possible, whole ones first.
-
-    Args:
-        slots: in all.
-        widest: slots of a node.
-    """
+    """Return a placement on as few nodes of `widest` slots as possible, full ones first."""
     whole, rest = divmod(slots, widest)
     return (*(widest,) * whole, *((rest,) if rest else ()))
 
 
-STREAM = 91  # of a seed, from which the jobs are drawn
+STREAM = 91  # random stream of these draws
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyStops:
-    """The same model of training, in which some jobs succeed after a part of their epochs.
+class EarlyStops(TrainingModel):
+    """Training model in which some jobs succeed after a part of their epochs.
 
-    The part is uniform in (0, 1), rounded up to whole epochs. Their users say what they would have
-    said anyway: nobody is told that a job will leave early, or that it has.
+    The part is uniform in (0, 1), rounded up to whole epochs. What users state is unchanged: a
+    policy does not learn that a job will leave early, or that it has.
     """
 
-    model: TrainingModel
-    share: float  # of the jobs
-
-    @property
-    def whole_seconds(self) -> bool:
-        """As in the model."""
-        return self.model.whole_seconds
+    def __init__(self, model: TrainingModel, share: float) -> None:
+        """Let a share of the jobs of `model` leave early."""
+        self.model, self.share = model, share
+        self.whole_seconds = model.whole_seconds
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> JobModel:
-        """The truth about `job`; the same length whichever the batch."""
+        """Return the model of a job, which has the same length for either kind of batch."""
         whole = self.model.job_model(job, batch, seed=seed)
         rng = default_rng((seed, crc32(job.name.encode()), STREAM))
         leaves, part = rng.random(2)
@@ -269,59 +209,41 @@ class EarlyStops:
         return ShortenedJob(whole, max(1, math.ceil(part * whole.epochs)))
 
 
-@dataclass(frozen=True, slots=True)
-class ShortenedJob:
-    """One job that leaves early; all else is as it would have been."""
+class ShortenedJob(JobModel):
+    """Job that leaves early, and otherwise equals the whole job."""
 
-    whole: JobModel
-    epochs: int
-
-    @property
-    def application(self) -> str:
-        """Of the whole job."""
-        return self.whole.application
-
-    @property
-    def spec(self) -> JobSpec:
-        """Of the whole job."""
-        return self.whole.spec
-
-    @property
-    def epoch_samples(self) -> int:
-        """Of the whole job."""
-        return self.whole.epoch_samples
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Of the whole job."""
-        return self.whole.costs
+    def __init__(self, whole: JobModel, epochs: int) -> None:
+        """Let a job leave after `epochs` epochs."""
+        self.whole, self.epochs = whole, epochs
+        self.application, self.spec = whole.application, whole.spec
+        self.epoch_samples, self.costs = whole.epoch_samples, whole.costs
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Of the whole job."""
+        """Delegate to the whole job."""
         return self.whole.throughput(placement, batch, epoch)
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """Of the whole job."""
+        """Delegate to the whole job."""
         return self.whole.epoch_ends_at(epoch)
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Of the whole job."""
+        """Delegate to the whole job."""
         return self.whole.lost_progress(before, batch, epoch)
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Of the whole job."""
+        """Delegate to the whole job."""
         return self.whole.noise_scale(epoch, batch)
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """Of the whole job."""
+        """Delegate to the whole job."""
         return self.whole.epoch_metrics(epoch, batch)
 
     def loss_left(self, epoch: int) -> float | None:
-        """Of the whole job."""
+        """Delegate to the whole job."""
         return self.whole.loss_left(epoch)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Up to where it leaves, at least 1."""
+        """Return the remaining steps until the job leaves, at least 1."""
         ends_at = self.whole.epoch_ends_at(self.epochs - 1)
         beyond = self.whole.remaining_steps(self.epochs, ends_at)
         return max(1.0, self.whole.remaining_steps(epoch, progress) - beyond)

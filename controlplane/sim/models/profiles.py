@@ -1,13 +1,8 @@
-"""A model from measurements: step times by placement, statistical progress by batch and epoch.
+"""Measured applications: step times by placement and batch, progress by batch and epoch.
 
-A folder for each application, with tables in the layout of Pollux' simulator (OSDI 2021).
-
-How a measured application trains: times by placement and batch, progress by batch and epoch.
-
-The tables of a measured application, as they lie in its folder.
-
-Their layout is that of Pollux' simulator (OSDI 2021): `placements.csv` and `scalability.csv` have
-the times of a pass, `validation-BATCH.csv` what training made of each global batch.
+A folder for each application has tables in the layout of Pollux' simulator (OSDI 2021):
+`placements.csv` and `scalability.csv` have the times of a pass, `validation-BATCH.csv` the progress
+of training at each global batch.
 """
 
 from __future__ import annotations
@@ -27,16 +22,18 @@ from controlplane.sim.csv_parsing import CsvRow, with_header
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
+    JobModel,
     Placement,
     StepParts,
     Throughput,
+    TrainingModel,
 )
 from controlplane.sim.results import TraceJob
 from schemas.jobs import KEEP, JobSpec, StopRule
 
-LEAST_STEP_S: Final = 1e-9
-LEAST_NOISE: Final = 1e-30
-MOST_NOISE: Final = 1e30
+MIN_STEP_S: Final = 1e-9
+MIN_NOISE: Final = 1e-30
+MAX_NOISE: Final = 1e30
 VALIDATION: Final = ("progress", "iteration", "grad_sqr", "grad_var")
 
 PassTimes = tuple[float, float]  # seconds of a pass, and of its synchronisation
@@ -45,7 +42,7 @@ Size = tuple[int, int, int]  # nodes, slots, local batch
 
 @dataclass(frozen=True, slots=True)
 class EpochProfile:
-    """One row of a validation table: an epoch with one global batch."""
+    """Row of a validation table: an epoch at one global batch."""
 
     progress: float
     iteration: float
@@ -54,23 +51,19 @@ class EpochProfile:
 
 
 def smallest_rotation(placement: Placement) -> Placement:
-    """Of all ways to begin around the ring, the lexicographically smallest.
-
-    Args:
-        placement: slots on each node, at least one node.
-    """
+    """Return the lexicographically smallest rotation of a placement on a ring of nodes."""
     return min(placement[at:] + placement[:at] for at in range(len(placement)))
 
 
 def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
-    """Times by local batch, for each placement.
+    """Read times by placement and local batch; times are in seconds.
 
     Args:
-        file: with columns placement, local_bsz, step_time and sync_time; times in seconds.
+        file: with columns placement, local_bsz, step_time and sync_time.
 
     Returns:
-        Placement, as its smallest rotation -> local batch (samples) -> seconds of a pass and of its
-        synchronisation, means over the lines that have both.
+        Placement, as its smallest rotation -> local batch (samples) -> seconds of a pass and of
+        its synchronisation, means over equal lines.
 
     Raises:
         TraceError: if a line is wrong, or nothing was measured on one slot.
@@ -80,7 +73,7 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
         digits = row.text("placement")
         if not digits.isdecimal() or "0" in digits:
             raise row.error(
-                "placement", f"{digits[:40]!r} is no row of digits 1 to 9", "correct it"
+                "placement", f"{digits[:40]!r} is not a row of digits 1 to 9", "correct the cell"
             )
         placement = smallest_rotation(tuple(int(digit) for digit in digits))
         times = _times(row)
@@ -94,7 +87,7 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
 
 
 def read_sizes(file: Path) -> dict[Size, NDArray[np.float64]]:
-    """(pass, synchronisation) seconds, shape (2,), by nodes, slots and local batch.
+    """Read seconds of (pass, synchronisation), shape (2,), by nodes, slots and local batch.
 
     Args:
         file: with columns num_nodes, num_replicas, local_bsz, step_time and sync_time.
@@ -111,8 +104,7 @@ def read_sizes(file: Path) -> dict[Size, NDArray[np.float64]]:
 
 
 def _times(row: CsvRow) -> PassTimes:
-    """Seconds of a step, and of the part of it that is synchronisation."""
-    step_s = row.number("step_time", LEAST_STEP_S)
+    step_s = row.number("step_time", MIN_STEP_S)
     return step_s, row.number("sync_time", 0.0, step_s)
 
 
@@ -121,10 +113,7 @@ def _mean(times: Sequence[PassTimes]) -> PassTimes:
 
 
 def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
-    """A row for each epoch, for each global batch.
-
-    Args:
-        epochs: that each table must have, at least.
+    """Read a row per epoch for each global batch; every table has at least `epochs` rows.
 
     Raises:
         TraceError: if a table is wrong or too short, or there is none.
@@ -138,21 +127,21 @@ def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
             EpochProfile(
                 row.number("progress"),
                 row.number("iteration"),
-                row.number("grad_sqr", 0.0, MOST_NOISE),
-                row.number("grad_var", LEAST_NOISE, MOST_NOISE),
+                row.number("grad_sqr", 0.0, MAX_NOISE),
+                row.number("grad_var", MIN_NOISE, MAX_NOISE),
             )
             for row in with_header(file, VALIDATION, ("metric",))
         ]
         if len(table) < epochs:
-            what = f"{file}: {len(table)} epochs, a job of {folder.name} takes {epochs}"
-            raise TraceError(what, "give a table with all of them")
+            problem = f"{file}: {len(table)} epochs, a job of {folder.name} takes {epochs}"
+            raise TraceError(problem, "give a table with all of them")
         found[int(number)] = table
     if not found:
         raise TraceError(f"{folder} has no validation-BATCH.csv", "give one for each global batch")
     return found
 
 
-EPOCHS: Final[Mapping[str, int]] = {  # after which a job of each application is done
+EPOCHS: Final[Mapping[str, int]] = {  # of a job of each application
     "bert": 2,
     "cifar10": 100,
     "deepspeech2": 80,
@@ -160,32 +149,34 @@ EPOCHS: Final[Mapping[str, int]] = {  # after which a job of each application is
     "ncf": 10,
     "yolov3": 50,
 }
-MOST_LOCAL: Final[Mapping[str, int]] = {"yolov3": 8}  # its larger measured ones ran out of memory
-MOST_NODES: Final = 16  # that were measured
+MAX_LOCAL_BATCH: Final[Mapping[str, int]] = {
+    "yolov3": 8
+}  # larger measured batches ran out of memory
+MAX_NODES: Final = 16  # measured at most
 
 
 class MeasuredApplication:
-    """One application's tables."""
+    """Tables of one application."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the tables of a folder, which is named after the application.
-
-        Args:
-            folder: of one application, with the tables of Pollux' published profiles.
+        """Read the tables of a folder that is named after the application.
 
         Raises:
-            TraceError: if one is missing or damaged, or nobody knows the application.
+            TraceError: if a table is missing or damaged, or the application is unknown.
         """
         self.name = folder.name
         if self.name not in EPOCHS:
             known = ", ".join(sorted(EPOCHS))
-            raise TraceError(f"{folder}: nobody knows how many epochs it takes", f"known: {known}")
+            raise TraceError(
+                f"{folder}: unknown application",
+                f"known: {known}",
+            )
         self.epochs = EPOCHS[self.name]
         self._placements = read_placements(folder / "placements.csv")
         self._sizes = read_sizes(folder / "scalability.csv")
         locals_ = [local for table in self._placements.values() for local in table]
         self.least_local = min(self._placements[1,])
-        self.most_local = MOST_LOCAL.get(self.name, max(locals_))
+        self.most_local = MAX_LOCAL_BATCH.get(self.name, max(locals_))
         self._validation = read_validation(folder, self.epochs)
         self.batches = sorted(self._validation)
         self.first_batch, self.most_batch = self.batches[0], self.batches[-1]
@@ -195,7 +186,7 @@ class MeasuredApplication:
         self._surface: Any = None
 
     def speed(self, placement: Placement, local: int) -> tuple[float, float]:
-        """Seconds of one pass and of its synchronisation.
+        """Return the seconds of a pass and of its synchronisation.
 
         Args:
             placement: slots on each node.
@@ -212,7 +203,7 @@ class MeasuredApplication:
 
     def _measured(self, placement: Placement, local: int) -> tuple[float, float]:
         table = self._placements.get(placement)
-        low = max(local, self.least_local)  # a smaller batch takes no less
+        low = max(local, self.least_local)  # smaller batches do not take less
         if table is not None:
             batches = list(table)
             if low > batches[-1]:
@@ -220,19 +211,19 @@ class MeasuredApplication:
             step = np.interp(low, batches, [table[batch][0] for batch in batches])
             sync = np.interp(low, batches, [table[batch][1] for batch in batches])
             return float(step), float(sync)
-        point = (min(len(placement), MOST_NODES), sum(placement), low)
+        point = (min(len(placement), MAX_NODES), sum(placement), low)
         step, sync = self._interpolated()([point])[0].tolist()
         if math.isnan(step):
             self._missing(placement, local)
         return step, sync
 
     def _missing(self, placement: Placement, local: int) -> None:
-        where = "+".join(str(count) for count in placement)
-        what = f"{self.name} was never measured near {where} slots with a local batch of {local}"
-        raise TraceError(what, "give a smaller batch, or tables with more measurements")
+        shape = "+".join(str(count) for count in placement)
+        problem = f"{self.name} was not measured near {shape} slots with a local batch of {local}"
+        raise TraceError(problem, "give a smaller batch, or tables with more measurements")
 
     def _interpolated(self) -> Any:
-        """Linear over (nodes, slots, local batch), placements of one shape averaged."""
+        """Interpolate linearly over (nodes, slots, local batch); equal shapes are averaged."""
         if self._surface is None:
             from scipy.interpolate import LinearNDInterpolator  # noqa: PLC0415 - slow to load
 
@@ -249,11 +240,11 @@ class MeasuredApplication:
         return self._surface
 
     def noise(self, batch: float, epoch: int) -> tuple[float, float]:
-        """|g|^2 and the trace of its covariance, linear between measured batches.
+        """Return |g|^2 and the trace of the covariance, linear between measured batches.
 
         Args:
             batch: global, samples.
-            epoch: 0-based; later ones than measured are like the last.
+            epoch: 0-based; later epochs than measured equal the last one.
         """
         at = min(epoch, self.epochs - 1)
         if batch <= self.first_batch or batch >= self.most_batch:
@@ -265,7 +256,7 @@ class MeasuredApplication:
         return mixed, one.var * (1 - share) + other.var * share
 
     def iterations(self, batch: float, epoch: int) -> float:
-        """Steps to the end of an epoch, linear between measured batches.
+        """Return the steps to the end of an epoch, linear between measured batches.
 
         Args:
             batch: global, samples.
@@ -286,39 +277,30 @@ class MeasuredApplication:
         return low, high, (batch - low) / (high - low)
 
 
-ONE_SLOT: Final = frozenset({"ncf"})  # applications that never run on several
-PASSES: Final = 8  # into which an elastic job may cut the batch of one slot
-MOST_SLOTS: Final = 64
-TINY: Final = 1e-8
+SINGLE_SLOT: Final = frozenset({"ncf"})  # applications that run on one slot only
+MAX_PASSES: Final = 8  # largest number of passes of an elastic job on one slot
+MAX_SLOTS: Final = 64
+CEIL_TOLERANCE: Final = 1e-8
 MAX_NAME: Final = 100
 
 
-@dataclass(slots=True)
-class ProfiledJob:
-    """A job of a measured application."""
+@dataclass
+class ProfiledJob(JobModel):
+    """Job of a measured application."""
 
     app: MeasuredApplication
     spec: JobSpec
     costs: ChangeCosts
     _steps: dict[tuple[Placement, int], tuple[int, StepParts]] = field(default_factory=dict)
 
-    @property
-    def application(self) -> str:
-        """The folder's name."""
-        return self.app.name
-
-    @property
-    def epoch_samples(self) -> int:
-        """||D||, as the smallest batch went through it."""
-        return round(self.app.iterations(self.app.first_batch, 0) * self.app.first_batch)
-
-    @property
-    def epochs(self) -> int:
-        """Of its application."""
-        return self.app.epochs
+    def __post_init__(self) -> None:
+        """Take the rest from the application; ||D|| as processed with the smallest batch."""
+        app = self.app
+        self.application, self.epochs = app.name, app.epochs
+        self.epoch_samples = round(app.iterations(app.first_batch, 0) * app.first_batch)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Gain over the first batch, divided by the time of a step with all its passes."""
+        """Return the throughput: gain over the first batch, divided by the duration of a step."""
         key = (placement, batch)
         known = self._steps.get(key)
         if known is None:
@@ -331,45 +313,40 @@ class ProfiledJob:
         return Throughput(true_batch / step_s, progress_per_s, step_s, parts=parts)
 
     def _step(self, placement: Placement, batch: int) -> tuple[int, StepParts]:
-        """The batch as it is dealt out in equal passes, and these."""
+        """Return the batch as divided into equal passes, and these passes."""
         app, slots = self.app, sum(placement)
-        share = math.ceil(batch / slots - TINY)
-        more = math.ceil(share / app.most_local - TINY) - 1
+        share = math.ceil(batch / slots - CEIL_TOLERANCE)
+        more = math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1
         if slots == 1 and batch > app.first_batch:
             more = max(1, more)
-        local = math.ceil(share / (more + 1) - TINY)
+        local = math.ceil(share / (more + 1) - CEIL_TOLERANCE)
         local = max(1, min(local, app.most_batch // (slots * (more + 1))))
         step_s, sync_s = app.speed(placement, local)
         return slots * local * (more + 1), StepParts(step_s, sync_s, local, more + 1)
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """At the smallest progress that any measured batch had by then."""
+        """Return the smallest progress of any measured batch at the end of the epoch."""
         return self.app.ends[min(epoch, self.epochs - 1)] * self.app.first_batch
 
-    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """None was measured."""
-        return 0.0
-
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """The phi with which gain = B / B0 (phi + B0) / (phi + B); None where |g|^2 is 0.
+        """Return phi with gain = B / B0 (phi + B0) / (phi + B); None where |g|^2 is 0.
 
-        It is that of the batch as it was asked for; a group's throughput is that of the batch as
-        it is dealt out, which may be a few samples more.
+        It belongs to the requested batch; a group's throughput is that of the batch as divided into
+        passes, which may be a few samples more.
         """
         sqr, var = self.app.noise(batch, epoch)
         return var / sqr * self.app.first_batch if sqr > 0 else None
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """The noise scale of the epoch that is over, and nothing else."""
+        """Return only the noise scale of the finished epoch."""
         noise = self.noise_scale(max(0, epoch - 1), batch)
         return EpochMetrics(train_loss=None, metrics={}, noise_scale=noise)
 
-    def loss_left(self, epoch: int) -> float | None:
-        """None was published."""
-        return None
-
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Up to the beginning of the last epoch, at least 1: as the published simulator counts."""
+        """Return the steps to the start of the last epoch, at least 1.
+
+        The published simulator counts in this way.
+        """
         last = self.epochs - 1
         if epoch >= last:
             return 1.0
@@ -377,26 +354,26 @@ class ProfiledJob:
         return self.app.iterations(batch, last) - self.app.iterations(batch, epoch)
 
 
-class ProfilesModel:
-    """The applications of a folder."""
+class ProfilesModel(TrainingModel):
+    """Model of the applications in a folder."""
 
     def __init__(
         self, folder: Path, costs: ChangeCosts, *, stated: bool = False, whole_seconds: bool = False
     ) -> None:
-        """Choose the tables; an application's are read when a job needs them.
+        """Choose the tables; those of an application are read with its first job.
 
         Args:
             folder: with a folder for each application, or a folder `traces` with these.
-            stated: users state the epochs that their jobs take; else nobody knows.
+            stated: users state the epochs of their jobs; otherwise these are unknown.
             whole_seconds: epochs end at whole seconds.
 
         Raises:
             TraceError: if there is no such folder.
         """
         if not folder.is_dir():
-            what = f"{folder} is no folder"
+            problem = f"{folder} is not a folder"
             raise TraceError(
-                what, "give the one that has a folder for each application", "profiles"
+                problem, "give the one that has a folder for each application", "profiles"
             )
         self.whole_seconds = whole_seconds
         self._folder = folder / "traces" if (folder / "traces").is_dir() else folder
@@ -407,7 +384,7 @@ class ProfilesModel:
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> ProfiledJob:
-        """The truth about `job`; the same for every seed."""
+        """Return the model of a job, which does not depend on the seed."""
         app = self._application(job.workload)
         stop = StopRule(epochs=app.epochs) if self._stated else None
         specify = self._elastic if batch == "elastic" else self._fixed
@@ -418,14 +395,14 @@ class ProfilesModel:
             folder = self._folder / name
             if not name.isalnum() or len(name) > MAX_NAME or not folder.is_dir():
                 found = sorted(each.name for each in self._folder.iterdir() if each.is_dir())
-                what = f"application {name[:40]!r} has no profile in {self._folder}"
-                raise TraceError(what, f"profiled: {', '.join(found)}", "application")
+                problem = f"application {name[:40]!r} has no profile in {self._folder}"
+                raise TraceError(problem, f"profiled: {', '.join(found)}", "application")
             self._applications[name] = MeasuredApplication(folder)
         return self._applications[name]
 
     def _elastic(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
-        alone = app.name in ONE_SLOT
-        local = app.most_batch if alone else min(app.most_batch, app.most_local * PASSES)
+        alone = app.name in SINGLE_SLOT
+        local = app.most_batch if alone else min(app.most_batch, app.most_local * MAX_PASSES)
         return JobSpec(
             name=job.name,
             script="train.py",
@@ -433,19 +410,19 @@ class ProfilesModel:
             batch_size=app.most_batch if alone else app.first_batch,
             max_batch_size=app.most_batch,
             max_local_batch=local,
-            slots=(1, 1) if alone else (1, MOST_SLOTS),
-            slots_wanted=1 if alone else min(job.slots, MOST_SLOTS),
+            slots=(1, 1) if alone else (1, MAX_SLOTS),
+            slots_wanted=1 if alone else min(job.slots, MAX_SLOTS),
             stop=stop,
             retries=1,
         )
 
     def _fixed(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
-        alone = app.name in ONE_SLOT
+        alone = app.name in SINGLE_SLOT
         batch = job.batch or app.first_batch * job.slots
         if batch > app.most_batch:
-            what = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
-            raise TraceError(f"{what}, not {batch}", "lower its batch_size", "batch_size")
-        most = 1 if alone else max(1, min(MOST_SLOTS, batch // app.least_local))
+            problem = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
+            raise TraceError(f"{problem}, not {batch}", "lower its batch_size", "batch_size")
+        most = 1 if alone else max(1, min(MAX_SLOTS, batch // app.least_local))
         return JobSpec(
             name=job.name,
             script="train.py",

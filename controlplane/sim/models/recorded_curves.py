@@ -1,16 +1,9 @@
-"""Trains for real and writes down what each training lost, iteration by iteration.
-
-The trainings whose losses are recorded: the algorithms of SLAQ's evaluation on real data.
+"""Recorder of loss curves: runs the algorithms of SLAQ's evaluation on real data.
 
 SLAQ section 3: classification (SVM, MLP, logistic regression, boosted trees, SVM with polynomial
 kernels), regression (linear, boosted trees), unsupervised (k-means, LDA). All data sets come with
-scikit-learn, and one with Python; those of `make_*` are generated.
-
-Losses with their gradients, and plain descents on them, one loss for each iteration.
-
-Libraries tell the loss of a descent seldom, and only some iterations of it; these tell each one.
-
-Data sets that come with scikit-learn and Python, ready to be learnt from.
+scikit-learn, and one with Python; those of `make_*` are generated. Libraries report the loss of a
+descent seldom, or for some iterations only; the descents of this module report every iteration.
 """
 
 from __future__ import annotations
@@ -48,20 +41,20 @@ ValueAndGradient = Callable[[FloatArray], tuple[float, FloatArray]]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A loss over weights that begin at zero."""
+    """Loss over weights that start at zero."""
 
     value_and_gradient: ValueAndGradient  # of weights of `shape`
-    shape: tuple[int, int]  # features, outputs
-    smoothness: float  # largest curvature; of a hinge: none, 1
+    shape: tuple[int, int]  # of the weights: features, outputs
+    smoothness: float  # largest curvature; 1 for a hinge, which has none
 
 
 def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0) -> Objective:
-    """Mean squared error over two, and a ridge.
+    """Return half the mean squared error with a ridge.
 
     Args:
         features: shape (n, d).
         targets: shape (n, k).
-        ridge: weight of the squared norm over two.
+        ridge: weight of half the squared norm.
     """
     count = len(features)
 
@@ -76,12 +69,12 @@ def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0)
 
 
 def softmax(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objective:
-    """Mean cross-entropy of a multinomial logistic regression, and a ridge.
+    """Return the mean cross-entropy of a multinomial logistic regression with a ridge.
 
     Args:
         features: shape (n, d).
         labels: one-hot, shape (n, k).
-        ridge: weight of the squared norm over two.
+        ridge: weight of half the squared norm.
     """
     count = len(features)
 
@@ -98,12 +91,12 @@ def softmax(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Obj
 
 
 def hinge(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objective:
-    """Mean hinge loss of linear machines, one against the rest, and a ridge; a subgradient.
+    """Return the mean hinge loss of linear one-against-rest machines with a ridge; a subgradient.
 
     Args:
         features: shape (n, d).
         labels: one-hot, shape (n, k).
-        ridge: weight of the squared norm over two.
+        ridge: weight of half the squared norm.
     """
     count, signs = len(features), 2.0 * labels - 1.0
 
@@ -119,16 +112,13 @@ def hinge(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objec
 def descend(
     objective: Objective, iterations: int, step: float, decay: Literal["none", "root"] = "none"
 ) -> list[float]:
-    """Losses of a gradient descent on all data, from weights of zero.
+    """Return the losses of a full-batch gradient descent from weights of zero.
+
+    The first loss is that before the first iteration.
 
     Args:
-        objective: to lower.
-        iterations: how many.
-        step: in units of one over its smoothness.
-        decay: of the step: none, or by the root of the iteration, as Spark's MLlib has it.
-
-    Returns:
-        Before the first iteration, then after each one.
+        step: in units of one over the objective's smoothness.
+        decay: of the step: none, or by the root of the iteration, as in Spark's MLlib.
     """
     weights = np.zeros(objective.shape)
     losses = []
@@ -141,14 +131,9 @@ def descend(
 
 
 def minimise(objective: Objective, iterations: int) -> list[float]:
-    """Losses of L-BFGS from weights of zero, until it has converged.
+    """Return the losses of L-BFGS from weights of zero until convergence or `iterations`.
 
-    Args:
-        objective: to lower.
-        iterations: at most.
-
-    Returns:
-        Before the first iteration, then after each one.
+    The first loss is that before the first iteration.
     """
 
     def flat(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -170,18 +155,17 @@ def minimise(objective: Objective, iterations: int) -> list[float]:
 
 
 def _curvature(features: FloatArray) -> float:
-    """Largest eigenvalue of the mean of x x'."""
+    """Return the largest eigenvalue of the mean of x x'."""
     return float(np.linalg.norm(features, 2) ** 2) / len(features)
 
 
 @cache
 def load(data: str, scaled: str = "standard") -> tuple[FloatArray, FloatArray]:
-    """Features with a column of ones, and targets as they are.
+    """Return features with a column of ones, and targets.
 
     Args:
-        data: what scikit-learn calls it, after `load_`; or a `make_`, which generates it.
-        scaled: standard: mean 0 and deviation 1; largest: at most 1, spreads as different as
-            they are.
+        data: name in scikit-learn after `load_`; or a `make_`, which generates the data.
+        scaled: standard: mean 0 and deviation 1; largest: at most 1, with different spreads.
 
     Returns:
         Shapes (n, d + 1) and (n,) or (n, k).
@@ -201,58 +185,34 @@ def load(data: str, scaled: str = "standard") -> tuple[FloatArray, FloatArray]:
         features, targets = getattr(datasets, f"load_{data}")(return_X_y=True)
     if scaled == "standard":
         features = StandardScaler().fit_transform(features)
-    else:  # largest 1: columns keep their different spreads
+    else:  # columns keep their different spreads
         features = features / np.abs(features).max(axis=0).clip(1e-9)
     ones = np.ones((len(features), 1))
     return np.hstack([features, ones]), np.asarray(targets)
 
 
 def one_hot(labels: FloatArray) -> FloatArray:
-    """A column for each class; of two classes one column.
-
-    Args:
-        labels: shape (n,).
-
-    Returns:
-        0 and 1, shape (n, 1) of two classes, else (n, classes).
-    """
+    """Return 0 and 1 by class, shape (n, classes); two classes have one column, shape (n, 1)."""
     return np.asarray(LabelBinarizer().fit_transform(labels), dtype=float)
 
 
 def classes(labels: FloatArray) -> FloatArray:
-    """A column for each class, of two classes as well.
-
-    Args:
-        labels: shape (n,).
-
-    Returns:
-        0 and 1, shape (n, classes).
-    """
+    """Return 0 and 1 by class, shape (n, classes), for two classes as well."""
     found = one_hot(labels)
     return np.hstack([1.0 - found, found]) if found.shape[1] == 1 else found
 
 
 def outputs(targets: FloatArray) -> FloatArray:
-    """Regression targets of mean 0 and deviation 1.
-
-    Args:
-        targets: shape (n,) or (n, k).
-
-    Returns:
-        Shape (n, k).
-    """
+    """Return regression targets of mean 0 and deviation 1, shape (n, k)."""
     return np.asarray(StandardScaler().fit_transform(targets.reshape(len(targets), -1)))
 
 
 @cache
 def words(data: str) -> Any:
-    """Counts of words; an image of digits is a document of its pixels.
+    """Return counts of words, shape (documents, words), dense or sparse.
 
-    Args:
-        data: digits, else the topics of Python's own help.
-
-    Returns:
-        Shape (documents, words), dense or sparse.
+    For digits, an image is a document of its pixels; otherwise documents are the topics of Python's
+    help.
     """
     if data == "digits":
         return datasets.load_digits().data[:150]
@@ -260,19 +220,19 @@ def words(data: str) -> Any:
     return count.fit_transform(topics.topics.values())
 
 
-Run = Callable[[int], list[float]]  # of a seed: losses before the first iteration and after each
+Run = Callable[[int], list[float]]  # seed -> losses before the first iteration and after each
 Settings = dict[str, str | float]
-DESCENT: Final = 200  # iterations
-STAGES: Final = 150  # of boosted trees
-PASSES: Final = 120  # of a network over its data
-LLOYD: Final = 100  # of k-means, at most
+DESCENT_ITERATIONS: Final = 200  # iterations
+BOOSTING_STAGES: Final = 150  # of boosted trees
+NETWORK_PASSES: Final = 120  # of a network over its data
+MAX_LLOYD_ITERATIONS: Final = 100  # of k-means, at most
 TOPIC_PASSES: Final = 60
-NEVER: Final = 1e-12  # a learning rate that changes nothing
+NO_LEARNING_RATE: Final = 1e-12  # learning rate without any effect
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One algorithm with its settings on one data set."""
+    """Algorithm with its settings on a data set."""
 
     family: str
     convergence: Convergence
@@ -283,12 +243,12 @@ class Training:
     @property
     def name(self) -> str:
         """Family, data set and settings."""
-        told = "-".join(f"{key}{value}" for key, value in self.settings.items())
-        return "/".join(part for part in (self.family, self.data, told) if part)
+        settings_text = "-".join(f"{key}{value}" for key, value in self.settings.items())
+        return "/".join(part for part in (self.family, self.data, settings_text) if part)
 
 
 def all_trainings() -> list[Training]:
-    """Every training of every family, in a fixed order."""
+    """Return every training of every family, in a fixed order."""
     families = (
         _linear_regression, _logistic_regression, _logistic_lbfgs, _linear_svm, _polynomial_svm,
         _k_means, _boosted_classifiers, _boosted_regressions, _networks, _topics,
@@ -308,7 +268,7 @@ def _linear_regression() -> Iterator[Training]:
 
         def run(_: int, data: str = data, scaled: str = scaled, step: float = step) -> list[float]:
             features, targets = load(data, scaled)
-            return descend(least_squares(features, outputs(targets)), DESCENT, step)
+            return descend(least_squares(features, outputs(targets)), DESCENT_ITERATIONS, step)
 
         settings: Settings = {"scaled": scaled, "step": step}
         yield Training("linear-regression", "sublinear", data, settings, run)
@@ -323,7 +283,7 @@ def _logistic_regression() -> Iterator[Training]:
 
         def run(_: int, data: str = data, scaled: str = scaled, step: float = step) -> list[float]:
             features, labels = load(data, scaled)
-            return descend(softmax(features, classes(labels)), DESCENT, step)
+            return descend(softmax(features, classes(labels)), DESCENT_ITERATIONS, step)
 
         settings: Settings = {"scaled": scaled, "step": step}
         yield Training("logistic-regression", "sublinear", data, settings, run)
@@ -337,7 +297,7 @@ def _logistic_lbfgs() -> Iterator[Training]:
 
         def run(_: int, data: str = data, ridge: float = ridge) -> list[float]:
             features, labels = load(data)
-            return minimise(softmax(features, classes(labels), ridge), DESCENT)
+            return minimise(softmax(features, classes(labels), ridge), DESCENT_ITERATIONS)
 
         yield Training("logistic-lbfgs", "linear", data, {"ridge": ridge}, run)
 
@@ -350,7 +310,9 @@ def _linear_svm() -> Iterator[Training]:
 
         def run(_: int, data: str = data, step: float = step, ridge: float = ridge) -> list[float]:
             features, labels = load(data)
-            return descend(hinge(features, one_hot(labels), ridge), DESCENT, step, "root")
+            return descend(
+                hinge(features, one_hot(labels), ridge), DESCENT_ITERATIONS, step, "root"
+            )
 
         settings: Settings = {"step": step, "ridge": ridge}
         yield Training("svm-linear", "sublinear", data, settings, run)
@@ -372,7 +334,7 @@ def _polynomial_svm() -> Iterator[Training]:
             )  # fmt: skip
             mapped = StandardScaler(with_mean=False).fit_transform(kernel.fit_transform(features))
             scaled = np.asarray(mapped) / np.sqrt(mapped.shape[1])
-            return descend(hinge(scaled, one_hot(labels), 1e-4), DESCENT, step, "root")
+            return descend(hinge(scaled, one_hot(labels), 1e-4), DESCENT_ITERATIONS, step, "root")
 
         settings: Settings = {"degree": degree, "step": step}
         yield Training("svm-polynomial", "sublinear", data, settings, run)
@@ -391,11 +353,11 @@ def _k_means() -> Iterator[Training]:
 
 
 def _lloyd(data: str, clusters: int, seed: int) -> list[float]:
-    """Mean squared distance to the nearest centre, from random points as centres."""
+    """Return mean squared distances to the nearest centre, starting from random points."""
     features, _ = load(data)
     centres = features[np.random.default_rng(seed).choice(len(features), clusters, replace=False)]
     losses: list[float] = []
-    while len(losses) <= LLOYD:
+    while len(losses) <= MAX_LLOYD_ITERATIONS:
         distances = np.square(features).sum(axis=1)[:, None] - 2.0 * features @ centres.T
         loss = float((distances + np.square(centres).sum(axis=1)).min(axis=1).mean())
         if losses and loss >= losses[-1]:
@@ -417,13 +379,13 @@ def _topics() -> Iterator[Training]:
 
 
 def _dirichlet(data: str, count: int, decay: float, seed: int) -> list[float]:
-    """Logarithm of the perplexity, per word, of online variational Bayes on all documents."""
+    """Return the log perplexity per word of online variational Bayes on all documents."""
     counts = words(data)
     model = LatentDirichletAllocation(
         count, learning_decay=decay, total_samples=counts.shape[0], max_iter=0, random_state=seed,
         batch_size=counts.shape[0],
     )  # fmt: skip
-    model.fit(counts)  # draws its topics, no more
+    model.fit(counts)  # only initialises the topics
     losses = [float(np.log(model.perplexity(counts)))]
     for _ in range(TOPIC_PASSES):
         model.partial_fit(counts)
@@ -443,7 +405,7 @@ def _boosted_classifiers() -> Iterator[Training]:
         def run(seed: int, data: str = data, rate: float = rate, depth: int = depth) -> list[float]:
             features, labels = load(data)
             model = GradientBoostingClassifier(
-                learning_rate=rate, n_estimators=STAGES, max_depth=depth, subsample=0.7,
+                learning_rate=rate, n_estimators=BOOSTING_STAGES, max_depth=depth, subsample=0.7,
                 max_features="sqrt", random_state=seed,
             ).fit(features, labels)  # fmt: skip
             priors = np.full((len(labels), 1), 1.0) * classes(labels).mean(axis=0)
@@ -464,7 +426,7 @@ def _boosted_regressions() -> Iterator[Training]:
             features, targets = load(data)
             scaled = outputs(targets)[:, 0]
             model = GradientBoostingRegressor(
-                learning_rate=rate, n_estimators=STAGES, max_depth=depth, random_state=seed
+                learning_rate=rate, n_estimators=BOOSTING_STAGES, max_depth=depth, random_state=seed
             ).fit(features, scaled)
             stages = [np.full(len(scaled), scaled.mean()), *model.staged_predict(features)]
             return [float(np.mean(np.square(scaled - each))) for each in stages]
@@ -484,23 +446,22 @@ def _networks() -> Iterator[Training]:
 
 
 def _network(data: str, width: int, solver: str, rate: float, seed: int) -> list[float]:
-    """Cross-entropy over all training data after each pass."""
     features, labels = load(data)
     known = np.unique(labels)
 
     def network(rate: float) -> Any:
         return MLPClassifier((width,), solver=solver, learning_rate_init=rate, random_state=seed)
 
-    untrained = network(NEVER).partial_fit(features, labels, classes=known)
+    untrained = network(NO_LEARNING_RATE).partial_fit(features, labels, classes=known)
     losses = [float(log_loss(labels, untrained.predict_proba(features)))]
     model = network(rate)
-    for _ in range(PASSES):
+    for _ in range(NETWORK_PASSES):
         model.partial_fit(features, labels, classes=known)
         losses.append(float(log_loss(labels, model.predict_proba(features))))
     return losses
 
 
-DIGITS: Final = 7  # significant ones that are kept
+DIGITS: Final = 7  # significant digits of losses
 COMMAND: Final = "ones sim record-curves FILE --seed {seed}"
 
 
@@ -510,25 +471,24 @@ def record(
     families: Sequence[str] = (),
     done: Callable[[str], object] = lambda _: None,
 ) -> RecordedCurves:
-    """Train, and keep the losses.
+    """Run the trainings, and return their losses to `DIGITS` significant digits.
+
+    Losses depend on the versions of the libraries.
 
     Args:
-        date: of today, ISO 8601.
-        families: whose trainings run; none: all.
-        done: called with the name of each training that is over.
-
-    Returns:
-        Losses to `DIGITS` significant digits; other versions of the libraries give other ones.
+        date: today, ISO 8601.
+        families: families to train; none: all.
+        done: called with the name of each finished training.
 
     Raises:
-        TraceError: if there is no such family.
+        TraceError: if a family is unknown.
     """
     trainings = all_trainings()
     known = list(dict.fromkeys(training.family for training in trainings))
     unknown = [name for name in families if name not in known]
     if unknown:
-        what = f"nobody trains {unknown[0][:60]!r} here"
-        raise TraceError(what, f"choose from {', '.join(known)}", "families")
+        problem = f"family {unknown[0][:60]!r} of trainings is unknown"
+        raise TraceError(problem, f"choose from {', '.join(known)}", "families")
     curves = []
     for training in trainings:
         if families and training.family not in families:
@@ -551,7 +511,7 @@ def record(
 
 def _curve(training: Training, seed: int) -> LossCurve:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # one iteration at a time never does
+        warnings.simplefilter("ignore", ConvergenceWarning)  # single iterations never converge
         losses = training.run(seed)
     return LossCurve(
         name=training.name,

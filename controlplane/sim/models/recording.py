@@ -1,14 +1,12 @@
-"""A recording as a value: the cluster, what its families of jobs taught, and its submissions.
+"""Recordings of a cluster as values, and step times derived from their measurements.
 
-How long the steps of a recorded family take: as measured, between measurements, beyond them.
-
-No form is fitted here: the policies fit one to what they see, and a truth of the same form would
-prove them right. Between two measurements a step time lies on the straight line between theirs.
-Beyond all of them it is extrapolated, and says so: a step grows with the local batch, and with the
-slots, by the power that lies between the two nearest measurements, from 0 (not at all) to 1 (in
-proportion); where there is only one, by the power that others measured (`OF_BATCH`, `OF_SLOTS`). A
-group within a node where only groups across nodes were measured, or the other way round, is as fast
-as the other kind of the same size.
+No closed form is fitted to step times: the policies fit one to their observations, and a truth of
+the same form would prove them right. Between two measurements a step time is interpolated linearly.
+Beyond all of them it is extrapolated, and marked so: a step grows with the local batch, and with
+the slots, by the power between the two nearest measurements, from 0 (not at all) to 1 (in
+proportion); with a single measurement, by a published power (`BATCH_POWER`, `SLOTS_POWER`). A group
+within a node where only groups across nodes were measured, or vice versa, is as fast as the other
+kind of the same size.
 """
 
 from __future__ import annotations
@@ -27,91 +25,91 @@ from controlplane.sim.results import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec
 
-LEAST: Final = 1e-9  # of what has to be positive
-MOST: Final = 1e12  # of any number: 30,000 years in seconds
-NEAR_END: Final = 1.0 - 1e-6  # share of its work at which a job that failed fails again
+MIN_POSITIVE: Final = 1e-9  # smallest positive number
+MAX_NUMBER: Final = 1e12  # largest number: 30,000 years in seconds
+FAILURE_SHARE: Final = 1.0 - 1e-6  # share of the work at which a failed job fails again
 
-Positive = Annotated[float, msgspec.Meta(ge=LEAST, le=MOST)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=MOST)]
+Positive = Annotated[float, msgspec.Meta(ge=MIN_POSITIVE, le=MAX_NUMBER)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_NUMBER)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Ending = Literal["succeeded", "failed", "cancelled", "unfinished"]
 
 
 class ChangeTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians of what changes took, order to outcome, in seconds; None: there was none."""
+    """Median durations of changes from order to outcome, in seconds; None: there was none."""
 
     start_s: NotNegative | None = None  # first start
     restart_s: NotNegative | None = None  # from a checkpoint
-    join_s: NotNegative | None = None  # a change with newcomers, which trains on meanwhile
-    switch_s: NotNegative | None = None  # one without: a batch, fewer slots
+    join_s: NotNegative | None = None  # change with newcomers; training continues
+    switch_s: NotNegative | None = None  # change without: batch, fewer slots
 
 
 class EpochSpeed(msgspec.Struct, frozen=True, array_like=True):
-    """What one whole epoch on one group achieved."""
+    """Measured speed of a whole epoch on one group."""
 
-    nodes: Some
-    slots: Some
-    batch: Some  # global, samples per step
+    nodes: PositiveInt
+    slots: PositiveInt
+    batch: PositiveInt  # global, samples per step
     samples_per_s: Positive
-    sync_s: NotNegative | None = None  # of a step, in the reduction; None: it was not told
-    passes: Some | None = None  # of one worker in a step
+    sync_s: NotNegative | None = None  # per step, in the reduction; None: not reported
+    passes: PositiveInt | None = None  # per step and worker
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True):
-    """What one epoch of a job reported."""
+    """Report of one epoch of a job."""
 
-    number: Some
-    batch: Some  # global, at its end
+    number: PositiveInt
+    batch: PositiveInt  # global, at its end
     noise_scale: Positive | None  # of the gradients, samples
     train_loss: float | None
-    speed: EpochSpeed | None = None  # if one group did all of it
-    lasted_s: Positive | None = None  # then also: from the end of the epoch before to its own
+    speed: EpochSpeed | None = None  # None: several groups trained it
+    lasted_s: Positive | None = None  # since the end of the epoch before; None as above
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="family"):
-    """Jobs of one script and model, in the window or not."""
+    """Jobs of one script and model, inside the window or outside."""
 
     name: Text
     speeds: tuple[EpochSpeed, ...]
     epoch_samples: Count  # ||D||, the largest
     took: ChangeTimes = ChangeTimes()
-    finished: tuple[Some, ...] = ()  # samples that succeeded jobs processed
-    furthest: Count = 0  # samples that any of them processed
+    finished: tuple[PositiveInt, ...] = ()  # samples of each succeeded job
+    furthest: Count = 0  # largest number of samples of any job
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="job"):
-    """One job that was submitted in the window."""
+    """Job that was submitted in the window."""
 
-    name: Text  # as the cluster called it
+    name: Text  # name in the cluster
     at: NotNegative  # seconds after the first submission of the window
     user: Text
     family: Text
     spec: JobSpec  # without environment, arguments, paths
     ended: Ending
-    ended_after_s: NotNegative | None  # after the submission; None: it had not ended
-    samples: Count  # that it had processed
-    stated_samples: Some | None  # that it was to process, if that does not depend on a metric
-    epoch_samples: Some  # ||D||, its own or its family's
+    ended_after_s: NotNegative | None  # after the submission; None: not ended
+    samples: Count  # processed
+    stated_samples: PositiveInt | None  # stated work, if it does not depend on a metric
+    epoch_samples: PositiveInt  # ||D|| of the job or its family
     epochs: tuple[Epoch, ...]  # the last thousand at most
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a replay needs."""
+    """Data of a replay: cluster, families and submissions."""
 
     name: str
-    nodes: tuple[NodeGroup, ...]  # when there were most slots in the window
+    nodes: tuple[NodeGroup, ...]  # when the cluster had most slots in the window
     took: ChangeTimes  # over all families
     families: tuple[Family, ...]
     jobs: tuple[Submission, ...]
     left_out: dict[str, int]  # jobs of the window that cannot be replayed, by reason
 
     def as_trace(self) -> Trace:
-        """The submissions; a job's workload is its own name, because its work is its own.
+        """Return the submissions; a job's workload is its own name, because its work is its own.
 
-        A job that its user cancelled is cancelled after as long; one that failed fails at the end
-        of what it had processed.
+        A job that its user cancelled is cancelled after the same time; a job that failed fails at
+        the end of what it had processed.
         """
         return Trace(name=self.name, jobs=tuple(_trace_job(job) for job in self.jobs))
 
@@ -125,31 +123,29 @@ def _trace_job(job: Submission) -> TraceJob:
         batch=job.spec.batch_size,
         user=job.user,
         cancelled_after_s=job.ended_after_s if job.ended == "cancelled" else None,
-        crashes_at=NEAR_END if job.ended == "failed" else None,
+        crashes_at=FAILURE_SHARE if job.ended == "failed" else None,
         samples=job.samples or None,
     )
 
 
-# Powers with which a step's time grows where a family has one measurement only.
-# Of the local batch: the median of the six applications in Pollux' published tables (OSDI 2021) on
-# one GPU, from the smallest to the largest batch; they lie between 0.15 and 0.82.
-OF_BATCH: Final = 0.7
-# Of the slots, at the same local batch: the median of the 19 workloads that Gavel published both on
-# 1 and on 8 GPUs (`traces/gavel_speeds.py`); they lie between -0.19 and 0.57.
-OF_SLOTS: Final = 0.1
-LEAST_STEP_S: Final = 1e-9
+# Powers of the growth of step times where a family has a single measurement.
+# By local batch: the median of the six applications in Pollux' published tables (OSDI 2021) on
+# one GPU, from the smallest to the largest batch; the range is 0.15 to 0.82.
+BATCH_POWER: Final = 0.7
+# By slots, at the same local batch: the median of the 19 workloads that Gavel published both on
+# 1 and on 8 GPUs (`trace_csv.STEPS_PER_S`); the range is -0.19 to 0.57.
+SLOTS_POWER: Final = 0.1
+MIN_STEP_S: Final = 1e-9
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step, and whether they lie beyond what was measured."""
+    """Seconds of a step, and whether they are extrapolated."""
 
     seconds: float
     extrapolated: bool
 
 
 class _Size(NamedTuple):
-    """A group as it was measured."""
-
     nodes: int
     slots: int
     batch: int  # global, samples per step
@@ -159,37 +155,31 @@ class _Line:
     """Step times of one size by local batch."""
 
     def __init__(self, points: Mapping[float, float]) -> None:
-        """Seconds by local batch, samples; at least one."""
         self._locals = sorted(points)
         self._seconds = [points[local] for local in self._locals]
 
     def at(self, local: float) -> StepTime:
-        """Straight between measurements, by a power of the batch beyond them."""
+        """Interpolate between measurements, or extrapolate by a power of the batch."""
         least, most = self._locals[0], self._locals[-1]
         if least <= local <= most:
             seconds = float(np.interp(local, self._locals, self._seconds))
             return StepTime(seconds, extrapolated=False)
         edge = slice(0, 2) if local < least else slice(-2, None)
         points = list(zip(self._locals[edge], self._seconds[edge], strict=True))
-        return StepTime(_beyond(points, local, OF_BATCH), extrapolated=True)
+        return StepTime(_extrapolate(points, local, BATCH_POWER), extrapolated=True)
 
 
 class StepTimes:
-    """Steps of one family."""
+    """Step times of one family."""
 
     def __init__(self, family: Family) -> None:
-        """Take in what was measured, at least one whole epoch on one group.
-
-        Args:
-            family: with its speeds: nodes, slots, global batch and samples per second of each
-                epoch.
-        """
+        """Index the family's measurements; at least one whole epoch on one group is needed."""
         seen: dict[_Size, list[float]] = {}
         for speed in family.speeds:
             size = _Size(speed.nodes, speed.slots, speed.batch)
             seen.setdefault(size, []).append(speed.batch / speed.samples_per_s)
         self._known: dict[tuple[Placement, int], StepTime] = {}
-        self._reductions = _reductions(family.speeds)
+        self._reduction_times = _reduction_times(family.speeds)
         sizes = list(seen)
         self._exact = {
             shape: _line(seen, [size for size in sizes if size[:2] == shape])
@@ -206,12 +196,7 @@ class StepTimes:
         )
 
     def step(self, placement: Placement, batch: int) -> StepTime:
-        """A step of a group.
-
-        Args:
-            placement: slots on each node.
-            batch: global, samples.
-        """
+        """Return the step time of a group with a global batch."""
         key = (placement, batch)
         known = self._known.get(key)
         if known is None:
@@ -220,15 +205,9 @@ class StepTimes:
         return known
 
     def parts(self, placement: Placement, batch: int, step_s: float) -> StepParts | None:
-        """How a step of a group divides; None where its workers did not tell, at just that size.
-
-        Args:
-            placement: slots on each node.
-            batch: global, samples.
-            step_s: seconds that it takes.
-        """
+        """Return how a step of `step_s` divides, or None if such workers did not report it."""
         size = _Size(len(placement), sum(placement), batch)
-        sync_s, passes = self._reductions.get(size, (0.0, 0))
+        sync_s, passes = self._reduction_times.get(size, (0.0, 0))
         if not passes:
             return None
         sync_s = min(sync_s, step_s)
@@ -236,13 +215,9 @@ class StepTimes:
         return StepParts((step_s - sync_s) / passes + sync_s, sync_s, -(-share // passes), passes)
 
     def slowdown(self, job: Submission) -> float:
-        """How much longer one job's steps took than its family's; the less sure, the fewer.
+        """Return the factor by which a job's steps were slower than its family's; 1 without epochs.
 
-        Args:
-            job: of this family, as it was recorded.
-
-        Returns:
-            A factor; 1 if no epoch of the job was measured.
+        The fewer epochs of the job were measured, the closer the factor is to 1.
         """
         seen = [epoch.speed for epoch in job.epochs if epoch.speed is not None]
         if not seen:
@@ -264,24 +239,24 @@ class StepTimes:
             found = _across_slots(same or other, size.slots, local)
             if not same:
                 found = StepTime(found.seconds, extrapolated=True)
-        return StepTime(max(LEAST_STEP_S, found.seconds), found.extrapolated)
+        return StepTime(max(MIN_STEP_S, found.seconds), found.extrapolated)
 
 
-def _reductions(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, int]]:
-    """Mean seconds of a step in the reduction, and its passes, where workers told of them."""
-    told: dict[_Size, list[tuple[float, int]]] = {}
+def _reduction_times(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, int]]:
+    """Return mean reduction seconds and passes of a step by size, where workers reported them."""
+    reported: dict[_Size, list[tuple[float, int]]] = {}
     for speed in speeds:
         if speed.sync_s is not None and speed.passes is not None:
             size = _Size(speed.nodes, speed.slots, speed.batch)
-            told.setdefault(size, []).append((speed.sync_s, speed.passes))
+            reported.setdefault(size, []).append((speed.sync_s, speed.passes))
     return {
         size: (float(np.mean([sync_s for sync_s, _ in each])), each[-1][1])
-        for size, each in told.items()
+        for size, each in reported.items()
     }
 
 
 def _line(seen: Mapping[_Size, Sequence[float]], sizes: Sequence[_Size]) -> _Line:
-    """Means over all measurements of `sizes`, which are those of one line, by local batch."""
+    """Return the means over all measurements of `sizes`, which share one line, by local batch."""
     found: dict[float, list[float]] = {}
     for size in sizes:
         found.setdefault(size.batch / size.slots, []).extend(seen[size])
@@ -289,11 +264,7 @@ def _line(seen: Mapping[_Size, Sequence[float]], sizes: Sequence[_Size]) -> _Lin
 
 
 def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepTime:
-    """Between the nearest measured sizes of one kind, or beyond them.
-
-    Args:
-        lines: by slots; at least one.
-    """
+    """Interpolate between the nearest measured sizes of one kind, or extrapolate beyond them."""
     sizes = sorted(lines)
     place = bisect_left(sizes, slots)
     if place < len(sizes) and sizes[place] == slots:
@@ -306,18 +277,17 @@ def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepT
         return StepTime(seconds, one.extrapolated or other.extrapolated)
     pair = sizes[:2] if place == 0 else sizes[-2:]
     points = [(float(size), lines[size].at(local).seconds) for size in pair]
-    return StepTime(_beyond(points, float(slots), OF_SLOTS), extrapolated=True)
+    return StepTime(_extrapolate(points, float(slots), SLOTS_POWER), extrapolated=True)
 
 
-def _beyond(points: Sequence[tuple[float, float]], where: float, usual: float) -> float:
-    """Seconds beyond one or two measurements, by the power that lies between them.
+def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: float) -> float:
+    """Extrapolate beyond one or two points by the power between them; `usual` for one point.
 
-    Args:
-        points: batch or slots, growing, and seconds.
+    Points are (batch or slots, seconds), in increasing order.
     """
     (low, one), (high, other) = points[0], points[-1]
     power = usual
     if high > low:
         power = min(1.0, max(0.0, math.log(other / one) / math.log(high / low)))
-    nearest, seconds = points[0] if where < low else points[-1]
-    return seconds * math.pow(where / nearest, power)
+    nearest, seconds = points[0] if target < low else points[-1]
+    return seconds * math.pow(target / nearest, power)

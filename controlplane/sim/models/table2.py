@@ -1,13 +1,9 @@
-"""The truth about a job of Table 2.
-
-The 50 workloads by name, and how long they take a user who keeps to a tuned batch.
-"""
+"""Model of the jobs in the paper's Table 2: 50 workloads by name, and how they train."""
 
 from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +16,12 @@ from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
+    JobModel,
     Placement,
     StepParts,
     Throughput,
+    TrainingModel,
+    job_name,
     packed,
 )
 from controlplane.sim.models.table2_constants import (
@@ -53,7 +52,7 @@ from schemas.jobs import JobSpec, StopRule
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model on a data set of one size."""
+    """Model on a data set of one size."""
 
     name: str
     application: str  # key of `ROWS`
@@ -74,29 +73,23 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 
 
 def workload_of(name: str) -> Workload:
-    """The workload of that name.
-
-    Args:
-        name: the application, a dash, its samples in thousands, and k.
+    """Return the workload of a name: application, dash, samples in thousands, and k.
 
     Raises:
-        TraceError: if there is none.
+        TraceError: if there is no such workload.
     """
     if name in WORKLOADS:
         return WORKLOADS[name]
     near = difflib.get_close_matches(name, WORKLOADS, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else f"one of them is {next(iter(WORKLOADS))}"
-    raise TraceError(f"{name!r} is no workload of Table 2", hint, "workload")
+    raise TraceError(f"{name!r} is not a workload of Table 2", hint, "workload")
 
 
 @cache
 def duration_s(name: str, slots: int) -> float:
-    """Seconds that a workload trains on so many packed slots, with the batch tuned for them.
+    """Return the training seconds of a workload on packed slots with the batch tuned for them.
 
-    Without its start, and without the differences between jobs.
-
-    Args:
-        slots: on as few nodes as possible.
+    Starts and the differences between jobs are not included.
 
     Raises:
         TraceError: if there is no such workload.
@@ -113,42 +106,32 @@ def duration_s(name: str, slots: int) -> float:
 
 
 def closest(gpu_seconds: float, slots: int) -> str:
-    """The workload with the closest GPU time (ONES, appendix).
-
-    Args:
-        gpu_seconds: slots times seconds.
-        slots: that it trains on.
-    """
+    """Return the workload with the closest GPU time on these slots (ONES, appendix)."""
     return min(WORKLOADS, key=lambda name: abs(slots * duration_s(name, slots) - gpu_seconds))
 
 
-GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is any with so many GPU seconds
+GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its GPU seconds
 Steps = dict[tuple[Placement, int], StepParts]  # by placement and global batch
 
 
-class Table2Model:
-    """Jobs of the paper's Table 2."""
+class Table2Model(TrainingModel):
+    """Model of the jobs of the paper's Table 2."""
 
     def __init__(self, *, stated: bool = False, erratic: bool = False) -> None:
-        """Choose what its users and its curves are like.
+        """Choose the users' statements and the kind of curves.
 
         Args:
-            stated: users state the epochs that their jobs take; else a target accuracy.
+            stated: users state the epochs of their jobs; otherwise a target accuracy.
             erratic: losses have plateaus, spikes and more noise.
         """
         self._stated = stated
         self._erratic = erratic
         self._steps: dict[str, Steps] = {name: {} for name in ROWS}
 
-    @property
-    def whole_seconds(self) -> bool:
-        """Epochs last as long as they last."""
-        return False
-
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> Table2Job:
-        """The truth about `job`; the same length whichever the batch."""
+        """Return the model of a job, which has the same length for either kind of batch."""
         return Table2Job(
             job,
             self._workload(job),
@@ -161,8 +144,8 @@ class Table2Model:
 
     def _workload(self, job: TraceJob) -> Workload:
         if job.slots < 1 or 0 < job.batch < job.slots or job.batch < 0:
-            what = f"{job.name}: {job.slots} slots with batch {job.batch} are impossible"
-            raise TraceError(what, "give at least one slot, and a sample for each", "slots")
+            problem = f"{job.name}: {job.slots} slots with batch {job.batch} are impossible"
+            raise TraceError(problem, "give at least one slot, and a sample for each", "slots")
         if not job.workload.startswith(GPU_TIME):
             return workload_of(job.workload)
         try:
@@ -170,13 +153,17 @@ class Table2Model:
         except ValueError:
             gpu_s = math.nan
         if not 0.0 <= gpu_s < math.inf:
-            what = f"{job.name}: {job.workload!r} states no GPU time"
-            raise TraceError(what, f"write {GPU_TIME}SECONDS", "workload")
+            problem = f"{job.name}: {job.workload!r} does not state a GPU time"
+            raise TraceError(problem, f"write {GPU_TIME}SECONDS", "workload")
         return workload_of(closest(gpu_s, job.slots))
 
 
-class Table2Job:
-    """One job; see `JobModel`."""
+class Table2Job(JobModel):
+    """Job of Table 2.
+
+    Paper: an epoch is a pass over the data. Here: it is the value of such a pass at the first
+    batch, so that a batch that learns less from a sample takes longer, not more epochs.
+    """
 
     def __init__(
         self,
@@ -189,64 +176,37 @@ class Table2Job:
         stated: bool,
         erratic: bool,
     ) -> None:
-        """Draw what differs from job to job: its length and its noise, from `seed` and its name.
+        """Draw the job's length and noise from `seed` and its name.
 
         Args:
-            job: of a trace; one that was recorded says how many samples it took.
-            workload: that it trains.
-            steps: application -> (placement, global batch) -> its parts; filled as they are needed,
-                and shared by all jobs.
-            batch: "fixed" or "elastic", as for `TrainingModel.job_model`.
-            seed: of what differs from job to job.
-            stated: whether its user states the epochs; else a target accuracy.
-            erratic: whether its losses have plateaus, spikes and more noise.
+            job: of a trace; a recorded job states its number of samples.
+            steps: application -> (placement, global batch) -> parts of a step; a cache that all
+                jobs share.
+            batch: "fixed" or "elastic", as in `TrainingModel.job_model`.
+            stated: True if the user states the epochs; otherwise a target accuracy.
+            erratic: True if losses have plateaus, spikes and more noise.
         """
         row = workload.row
         rng = default_rng((seed, crc32(job.name.encode())))
         usual = row.epochs * math.exp(EPOCHS_SPREAD * rng.standard_normal())
-        if job.samples is not None:  # recorded: at least as long as the target can be checked
+        if job.samples is not None:  # recorded: the target must still be checkable
             usual = job.samples / workload.samples - ABOVE_TARGET
         self._to_target = max(1, round(usual))
-        self._workload = workload
+        self.application, self.epoch_samples = workload.application, workload.samples
         self._row = row
-        self._epochs = self._to_target + ABOVE_TARGET
-        self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self._epochs + 1)]
+        self.epochs = self._to_target + ABOVE_TARGET
+        self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self.epochs + 1)]
         self._reports = reports(row, self._to_target, self._phi, rng, erratic=erratic)
         self._steps = steps[workload.application]
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
-        stop = _stop(row, self._epochs, stated=stated)
-        if stated and job.utility is not None:  # whoever asks for an end by then knows its length
-            stop = StopRule(samples=self._epochs * workload.samples)
-        self._spec = _spec(job, workload, stop, batch)
-        self._costs = costs_of(row)
-
-    @property
-    def application(self) -> str:
-        """The model and its data set, whatever the size."""
-        return self._workload.application
-
-    @property
-    def spec(self) -> JobSpec:
-        """What its user submits."""
-        return self._spec
-
-    @property
-    def epoch_samples(self) -> int:
-        """||D||."""
-        return self._workload.samples
-
-    @property
-    def costs(self) -> ChangeCosts:
-        """Of this job's changes."""
-        return self._costs
-
-    @property
-    def epochs(self) -> int:
-        """Until its accuracy was above the target ten times in a row."""
-        return self._epochs
+        stop = _stop(row, self.epochs, stated=stated)
+        if stated and job.utility is not None:  # a stated deadline implies a known length
+            stop = StopRule(samples=self.epochs * workload.samples)
+        self.spec = _spec(job, workload, stop, batch)
+        self.costs = costs_of(row)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """How fast a group trains; an epoch has one noise scale."""
+        """Return the throughput of a group; an epoch has one noise scale."""
         key = (placement, batch, epoch)
         known = self._throughputs.get(key)
         if known is not None:
@@ -258,45 +218,33 @@ class Table2Job:
         self._throughputs[key] = throughput
         return throughput
 
-    def epoch_ends_at(self, epoch: int) -> float:
-        """Progress at the end of an epoch: as much as a pass at the first batch is worth.
-
-        Paper: an epoch is a pass over the data. Here: it is what such a pass is worth at the first
-        batch, so that a batch that learns less from a sample takes longer, not more epochs.
-        """
-        return float((epoch + 1) * self._workload.samples)
-
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Progress that is lost when the global batch jumps; may be more than there was."""
-        return lost_epochs(before, batch) * self._workload.samples
+        """Return the progress lost when the global batch jumps; may exceed the job's progress."""
+        return lost_epochs(before, batch) * self.epoch_samples
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """As it is measured while the epoch runs, with the error that its report will have.
+        """Return the noise scale measured in the running epoch, with the error of its report.
 
-        The same at any batch. The throughput comes from the true one.
+        It does not depend on the batch. The throughput uses the true one.
         """
         return self.epoch_metrics(epoch + 1, batch).noise_scale
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """What a worker says after so many epochs; the same however often it is asked.
+        """Return the report after `epoch` epochs; repeated calls return the same report.
 
-        Its noise scale is that of the epoch that is over, measured with an error.
+        Its noise scale is that of the finished epoch, with an error of measurement.
         """
-        return self._reports[min(epoch, self._epochs)]
-
-    def loss_left(self, epoch: int) -> float | None:
-        """Its loss is made up."""
-        return None
+        return self._reports[min(epoch, self.epochs)]
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Steps that are left at the submitted batch and the present noise scale."""
-        batch = self._spec.batch_size
+        """Return the remaining steps at the submitted batch and the current noise scale."""
+        batch = self.spec.batch_size
         useful = efficiency(self._row, batch, self._true_scale(epoch))
-        left = self._epochs * self._workload.samples - progress
+        left = self.epochs * self.epoch_samples - progress
         return max(0.0, left) / batch / useful
 
     def _true_scale(self, epoch: int) -> float:
-        return self._phi[min(epoch, self._epochs)]
+        return self._phi[min(epoch, self.epochs)]
 
     def _step_parts(self, placement: Placement, batch: int) -> StepParts:
         key = (placement, batch)
@@ -306,11 +254,7 @@ class Table2Job:
 
 
 def costs_of(row: Row) -> ChangeCosts:
-    """Starting from a checkpoint takes longer the larger the model is.
-
-    Args:
-        row: of Table 2.
-    """
+    """Return costs of changes; starting from a checkpoint takes longer for larger models."""
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
     quick, slow = RESTART_S
@@ -344,20 +288,15 @@ def _spec(
     if batch == "elastic":
         first, most = row.first, row.most
     return JobSpec(
-        name=_job_name(job.name),
+        name=job_name(job.name),
         script="train.py",
         args=(workload.name,),
         family=workload.name,
         batch_size=first,
         max_batch_size=most,
-        max_local_batch=max(first, row.memory),  # beyond memory: in several passes
+        max_local_batch=max(first, row.memory),  # above memory: in several passes
         slots=(1, max(MOST_SLOTS, job.slots)),
         slots_wanted=job.slots,
         stop=stop,
         retries=1,
     )
-
-
-def _job_name(name: str) -> str:
-    """`name`, made of what a job's name may have."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:48] or "job"

@@ -1,4 +1,4 @@
-"""Every number of this model, and where it comes from.
+"""Constants of the Table 2 model, with their sources.
 
 The paper names its workloads but gives neither speeds nor curves, so a number here is either a
 public fact about the model (`source:`) or a plausible choice with a reason (`chosen:`). None of
@@ -15,49 +15,49 @@ from typing import Final
 
 GPUS_PER_NODE: Final = 4
 NODE_BYTES_PER_S: Final = 30e9  # ring all-reduce inside a node
-NETWORK_BYTES_PER_S: Final = 7e9  # and across nodes
-NODE_HOP_S: Final = 10e-6  # of each of the 2 (c - 1) steps of a ring
+NETWORK_BYTES_PER_S: Final = 7e9  # the same across nodes
+NODE_HOP_S: Final = 10e-6  # per step of a ring, which has 2 (c - 1) steps
 NETWORK_HOP_S: Final = 30e-6
 
 # --- every job
 
 COLD_START_S: Final = 20.0
-RESTART_S: Final = (20.0, 40.0)  # from a checkpoint: of the smallest and of the largest model
+RESTART_S: Final = (20.0, 40.0)  # from a checkpoint: smallest and largest model
 PREPARE_S: Final = 15.0
 SWITCH_S: Final = 1.0
-ABOVE_TARGET: Final = 10  # epochs in a row that end a job
-SAFE_JUMP: Final = 2.0  # times the batch before
-JUMP_EPOCHS: Final = 1.0  # lost for each doubling beyond that
+ABOVE_TARGET: Final = 10  # epochs in a row above the target that end a job
+SAFE_JUMP: Final = 2.0  # factor of the batch
+JUMP_EPOCHS: Final = 1.0  # epochs lost per doubling beyond `SAFE_JUMP`
 EPOCHS_SPREAD: Final = 0.1  # sigma of the logarithm of a job's epochs to target
-LOSS_LEFT: Final = 0.1  # share of the loss above its floor that is left at the target
+LOSS_LEFT: Final = 0.1  # share of the loss above its floor at the target
 NOISE_SPREAD: Final = 0.1  # sigma of the logarithm of a measured noise scale
-LOSS_SPREAD: Final = 0.02  # the same of a loss
-ERRATIC_SPREAD: Final = 0.15  # and of an erratic one, which has also
-SPIKES: Final = 0.06  # in that share of epochs,
-SPIKE: Final = (1.3, 2.5)  # of that many times the loss, and
-PLATEAU: Final = 5  # epochs on the same level
-MOST_SLOTS: Final = 32  # that a job may get
+LOSS_SPREAD: Final = 0.02  # sigma of the logarithm of a loss
+ERRATIC_SPREAD: Final = 0.15  # the same of an erratic loss
+SPIKES: Final = 0.06  # share of epochs with a spike of an erratic loss
+SPIKE: Final = (1.3, 2.5)  # height of a spike, factor of the loss
+PLATEAU: Final = 5  # epochs per plateau of an erratic loss
+MOST_SLOTS: Final = 32  # per job
 USER_SLOTS: Final = (1, 2, 4, 8)
 USER_SHARES: Final = (0.4, 0.25, 0.25, 0.1)
-CRASHES: Final = (0.05, 0.95)  # share of its work at which a script fails
-PATIENCE: Final = (0.1, 1.5)  # of a user who gives up, in durations of the job
+CRASHES: Final = (0.05, 0.95)  # range of the share of the work at which a script fails
+PATIENCE: Final = (0.1, 1.5)  # range until cancellation, in durations of the job
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model on a data set; Table 2 has it with several sizes of that set."""
+    """Model on a data set; Table 2 has it with several sizes of that set."""
 
     parameters: float  # millions
-    fixed_ms: float  # of a pass through forward and backward, however small the batch
+    fixed_ms: float  # per forward and backward pass, for any batch
     peak: float  # samples per second, R
     memory: int  # largest local batch, samples
-    first: int  # global batch that an elastic job begins with, samples; m0
-    tuned: int  # batch per GPU of a user with fixed batches, samples
+    first: int  # first global batch of an elastic job, samples; m0
+    tuned: int  # batch per GPU of users with fixed batches, samples
     most: int  # largest global batch of an elastic job, samples
     noise: tuple[float, float]  # noise scale of the gradients at the start and at the target
     epochs: int  # to the target, at the first batch
     target: float  # validation accuracy
-    classes: int  # for the loss of a model that knows nothing, ln(classes)
+    classes: int  # the loss of an untrained model is ln(classes)
     floor: float  # of the training loss
 
 
@@ -85,8 +85,8 @@ SIZES: Final[Mapping[str, tuple[int, ...]]] = {  # ||D||, samples; ONES Table 2
     "sst2": (10_000, 12_000, 14_000, 16_000, 18_000, 20_000),
 }
 
-# Of a field of `Row`, of one entry ("bert-cola.peak", also "bert.peak" for all of a model), or of
-# a constant above. The longest name that fits counts.
+# Keys: a field of `Row`, of one entry ("bert-cola.peak", or "bert.peak" for all of a model),
+# or a constant above. The most specific key applies.
 SOURCES: Final[Mapping[str, str]] = {
     "parameters": "source: torchvision's model table, fp32; four bytes each go through all-reduce",
     "inceptionv3.parameters": "source: torchvision's model table, with the auxiliary classifier",
@@ -162,11 +162,7 @@ SOURCES: Final[Mapping[str, str]] = {
 
 
 def source(application: str, field: str) -> str | None:
-    """Where a number of `ROWS` comes from; None: nobody said.
-
-    Args:
-        application: key of `ROWS`.
-    """
+    """Return the source of a number of `ROWS`, or None if unknown."""
     model, _, dataset = application.partition("-")
     for name in (f"{application}.{field}", f"{model}.{field}", f"{dataset}.{field}", field):
         if name in SOURCES:

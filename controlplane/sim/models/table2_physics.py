@@ -1,7 +1,4 @@
-"""What training makes of its samples: efficiency, lost epochs, and the curves that are reported.
-
-Seconds of a step: passes over local batches, and a ring all-reduce beside the last one.
-"""
+"""Training physics of the Table 2 model: step times, efficiency, lost epochs, reported curves."""
 
 from __future__ import annotations
 
@@ -31,21 +28,17 @@ from controlplane.sim.models.table2_constants import (
 )
 
 FloatArray = NDArray[np.float64]
-MARGIN = 1e-4  # of an accuracy on the right side of its target
+MARGIN = 1e-4  # distance of an accuracy from its target
 
 
 def noise_scale(row: Row, share: float) -> float:
-    """phi, samples; it grows geometrically up to the target, then stays.
-
-    Args:
-        share: of the epochs to target that are over.
-    """
+    """Return phi in samples at a share of the epochs to target; geometric growth, then constant."""
     first, last = row.noise
     return first * float((last / first) ** min(1.0, share))
 
 
 def efficiency(row: Row, batch: int, phi: float) -> float:
-    """What a sample is worth against one at the first batch: (phi + m0) / (phi + m).
+    """Return the value of a sample relative to the first batch: (phi + m0) / (phi + m).
 
     McCandlish et al. 2018, and Pollux section 3.1.
 
@@ -57,16 +50,15 @@ def efficiency(row: Row, batch: int, phi: float) -> float:
 
 
 def lost_epochs(before: int, batch: int) -> float:
-    """Epochs that a jump of the global batch costs; 0 up to a doubling, and for any decrease.
+    """Return the epochs lost by a jump of the global batch; 0 up to a doubling and for decreases.
 
     ONES section 3.3.2 and figure 13: after an abrupt increase the loss needs many epochs to
-    recover, after a gradual one (figure 14) it does not. A decrease takes the learning rate down
-    with it, and disturbs nothing. Paper: no formula; here each doubling beyond the first costs the
-    same.
+    recover, after a gradual one (figure 14) it does not. A decrease lowers the learning rate with
+    it, and disturbs nothing. Paper: no formula; here each doubling beyond the first costs the same.
 
     Args:
-        before: global batch, samples; 0: there was none.
-        batch: global, samples, from now on.
+        before: global batch, samples; 0: none.
+        batch: new global batch, samples.
     """
     if before <= 0 or batch <= SAFE_JUMP * before:
         return 0.0
@@ -76,16 +68,16 @@ def lost_epochs(before: int, batch: int) -> float:
 def reports(
     row: Row, to_target: int, phi: Sequence[float], rng: Generator, *, erratic: bool
 ) -> tuple[EpochMetrics, ...]:
-    """What a job says after 0, 1, ... epochs, of the last one.
+    """Return the reports after 0, 1, ... epochs.
 
-    The accuracy is above its target in exactly the epochs after `to_target`. The loss follows
-    1 / (b0 k + b1) + b2 (Optimus, section 3.1).
+    The accuracy is above its target in exactly the epochs after `to_target`. The loss follows 1 /
+    (b0 k + b1) + b2 (Optimus, section 3.1).
 
     Args:
         to_target: epochs, at least 1.
-        phi: noise scale of each epoch while it runs, samples; one more than there are epochs.
-        rng: draws its noise.
-        erratic: with plateaus, spikes and more noise; ONES section 2.1: many curves are not smooth.
+        phi: noise scale of each running epoch, samples; one more than there are epochs.
+        erratic: with plateaus, spikes and more noise; ONES section 2.1: many curves are not
+            smooth.
     """
     done = np.arange(len(phi), dtype=np.float64)
     measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
@@ -132,19 +124,15 @@ def _accuracies(row: Row, done: FloatArray, to_target: int, rng: Generator) -> F
 
 
 def model_bytes(row: Row) -> float:
-    """Of its gradients in fp32, as all of them go through a ring.
-
-    Args:
-        row: of Table 2, with its parameters in millions.
-    """
+    """Return the bytes of the gradients in fp32, all of which go through a ring."""
     return row.parameters * 1e6 * 4
 
 
 def sync_s(row: Row, placement: Placement) -> float:
-    """Seconds of a ring all-reduce: 2 (c - 1) steps of 1/c of the gradients each.
+    """Return the seconds of a ring all-reduce: 2 (c - 1) steps of 1/c of the gradients each.
 
     Args:
-        placement: slots on each node; c in all.
+        placement: slots on each node; c in total.
     """
     workers = sum(placement)
     apart = sum(slots > 0 for slots in placement) > 1
@@ -154,11 +142,11 @@ def sync_s(row: Row, placement: Placement) -> float:
 
 
 def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
-    """The passes of a step with `batch` samples, dealt out evenly.
+    """Return the passes of a step with `batch` samples, divided evenly.
 
-    A local batch beyond memory takes several passes. Only the last one overlaps with the
-    synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2. What is
-    left of it beside the gradients counts as synchronisation.
+    A local batch above memory takes several passes. Only the last one overlaps with the
+    synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2. The part
+    of T beyond the gradients counts as synchronisation.
 
     Args:
         placement: slots on each node.
@@ -172,10 +160,5 @@ def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
 
 
 def step_s(row: Row, placement: Placement, batch: int) -> float:
-    """Seconds of a step with `batch` samples, dealt out evenly.
-
-    Args:
-        placement: slots on each node.
-        batch: global, samples.
-    """
+    """Return the seconds of a step with `batch` samples (global), divided evenly."""
     return step_parts(row, placement, batch).step_s

@@ -1,1 +1,1 @@
-"""What is submitted, and when: traces that are read, imported, generated or recorded."""
+"""Traces of submissions: files, importers, generators and recordings."""

@@ -1,13 +1,10 @@
-"""When jobs are submitted: moments in growing order, seconds since the beginning.
+"""Arrival processes of jobs, and distributions of a real cluster: GPU times, gaps, sizes.
 
-All processes take the mean time between jobs, so that they can be compared at the same load.
-
-How much GPU time jobs take, how far apart they come, and how large they are, in a real cluster.
-
-Quantiles of the Philly trace of Microsoft, 82,247 completed jobs of September to December 2017:
-https://github.com/msr-fiddle/philly-traces, CC-BY-4.0, described by Jeon et al., *Analysis of
-Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads*, USENIX ATC '19. Numbers have
-four significant digits.
+All processes take the mean time between jobs, so that they can be compared at the same load, and
+return increasing times in seconds. The quantiles are those of Microsoft's Philly trace, 82,247
+completed jobs of September to December 2017: https://github.com/msr-fiddle/philly-traces,
+CC-BY-4.0, described by Jeon et al., *Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN
+Training Workloads*, USENIX ATC '19. Numbers have four significant digits.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 # fmt: off
-# Share of the jobs that are at most as large: whole percents, and the tail in more detail.
+# Cumulative shares of the jobs: whole percents, and more detail in the tail.
 _TAIL: Final = (0.995, 0.998, 0.999, 0.9995, 0.9999, 1.0)
 SHARES: Final = (*(percent / 100.0 for percent in range(100)), *_TAIL)
 
@@ -40,7 +37,7 @@ GPU_TIME_S: Final = (
     7_425_000.0, 17_020_000.0, 37_030_000.0,
 )
 
-# From one submission of the whole trace to the next, seconds; the mean is 114.4.
+# Time between two submissions of the whole trace, seconds; the mean is 114.4.
 GAP_S: Final = (
     0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0,
     2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0,
@@ -51,25 +48,20 @@ GAP_S: Final = (
     600.0, 601.0, 725.0, 1260.0, 2293.0, 1.078e+04, 5.74e+04, 247_200.0,
 )
 
-# GPUs of a job, and the share of jobs that ask for so many.
+# GPUs of a job -> share of jobs.
 GPUS: Final = {
     1: 0.9317, 2: 0.0221, 4: 0.02274, 8: 0.01998,
     12: 0.0000851, 16: 0.0024195, 24: 0.0000851, 32: 0.0008146, 64: 0.0000730, 128: 0.0000365,
 }
 # fmt: on
-HOLES: Final = 0.999  # longer gaps are holes of the trace
+MAX_GAP_QUANTILE: Final = 0.999  # quantile; longer gaps are holes in the trace
 
 
 def sample(rng: Generator, n: int, *, longest_s: float | None = None) -> FloatArray:
-    """GPU times of `n` jobs, by inverse transform; geometric between quantiles.
+    """Draw GPU times of `n` jobs by inverse transform, geometric between quantiles; seconds.
 
-    Their mean is 44,200 s, 3% above the trace's: a table knows little of the longest jobs.
-
-    Args:
-        longest_s: none is longer; as if the trace ended there. None: as in the trace.
-
-    Returns:
-        Shape (n,), seconds.
+    Their mean is 44,200 s, 3% above the trace's, because a table has little detail about the
+    longest jobs. With `longest_s` the distribution is cut off there.
 
     Raises:
         ValueError: if `longest_s` is shorter than every job of the trace.
@@ -82,32 +74,23 @@ def sample(rng: Generator, n: int, *, longest_s: float | None = None) -> FloatAr
 
 
 def sample_gaps(rng: Generator, n: int) -> FloatArray:
-    """Times between submissions.
+    """Draw `n` independent times between submissions, seconds.
 
-    Drawn one by one: that busy hours follow busy hours is lost. Gaps above the quantile of 99.9%
-    (38 minutes; the longest is three days) are left out: the trace has holes.
-
-    Returns:
-        Shape (n,), seconds.
+    Independence loses that busy hours follow busy hours. Gaps above the quantile of 99.9% (38
+    minutes; the longest is three days) are left out: they are holes in the trace.
     """
-    top = HOLES
+    top = MAX_GAP_QUANTILE
     return np.expm1(np.interp(rng.uniform(0.0, top, n), SHARES, np.log1p(GAP_S)))
 
 
 def mean_gap_s() -> float:
-    """The mean of what `sample_gaps` draws."""
-    middle = (np.arange(100_000) + 0.5) / 100_000 * HOLES
+    """Return the mean of `sample_gaps`."""
+    middle = (np.arange(100_000) + 0.5) / 100_000 * MAX_GAP_QUANTILE
     return float(np.expm1(np.interp(middle, SHARES, np.log1p(GAP_S))).mean())
 
 
 def sample_gpus(rng: Generator, n: int, most: int) -> IntArray:
-    """GPUs of jobs; larger jobs are left out.
-
-    Args:
-        most: GPUs of the largest one, at least 1.
-
-    Returns:
-        Shape (n,).
+    """Draw the GPUs of `n` jobs; sizes above `most` are left out.
 
     Raises:
         ValueError: if `most` is below 1.
@@ -120,10 +103,10 @@ def sample_gpus(rng: Generator, n: int, most: int) -> IntArray:
 
 
 HOUR_S: Final = 3600.0
-STRETCH: Final = 20  # jobs that come at one rate
-# Share of the submissions of the Philly trace in each hour of the day, as its clocks show it; see
-# `gpu_times` for the source.
-BY_HOUR: Final = (
+JOBS_PER_RATE: Final = 20  # jobs per rate
+# Share of the submissions of the Philly trace in each hour of the day, by its clocks; see the
+# module's docstring for the source.
+HOURLY_SHARES: Final = (
     0.0531, 0.0410, 0.0466, 0.0460, 0.0292, 0.0480, 0.0697, 0.0870,
     0.0462, 0.0419, 0.0427, 0.0362, 0.0312, 0.0294, 0.0266, 0.0270,
     0.0367, 0.0278, 0.0334, 0.0303, 0.0423, 0.0382, 0.0472, 0.0421,
@@ -131,7 +114,7 @@ BY_HOUR: Final = (
 
 
 def poisson(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Independent exponential gaps, the first one before the first job (ONES: mean 30 s).
+    """Return times with independent exponential gaps, also before the first job (ONES: 30 s).
 
     Args:
         mean_s: between jobs, above 0.
@@ -147,13 +130,7 @@ def poisson(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
 
 
 def uniform(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Each job at any moment of a window of `jobs` times `mean_s`.
-
-    Args:
-        mean_s: between jobs, above 0.
-
-    Returns:
-        Shape (jobs,), seconds.
+    """Return times drawn uniformly from a window of `jobs` times `mean_s`; see `poisson`.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -163,16 +140,9 @@ def uniform(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
 
 
 def bursts(rng: Generator, jobs: int, mean_s: float, size: int = 4) -> FloatArray:
-    """Groups of jobs at the same moment, the last one perhaps smaller.
+    """Return times of simultaneous groups of `size` jobs; the last one may be smaller.
 
-    The groups are a Poisson process of mean interval `size` times `mean_s`.
-
-    Args:
-        mean_s: between jobs, above 0.
-        size: jobs of a group, at least 1.
-
-    Returns:
-        Shape (jobs,), seconds.
+    The groups are a Poisson process of mean interval `size` times `mean_s`; see `poisson`.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -187,18 +157,12 @@ def bursts(rng: Generator, jobs: int, mean_s: float, size: int = 4) -> FloatArra
 def google(
     rng: Generator, jobs: int, mean_s: float, *, spread: float = 0.25, together: float = 3.0
 ) -> FloatArray:
-    """Bursts on a load that rises and falls, like Google's cluster trace; our own generator.
+    """Return times of bursts under a changing load, like Google's cluster trace; see `poisson`.
 
-    Harmony takes the arrivals of that trace, scaled down. Here users submit geometric groups of
-    `together` jobs on average, at a rate that is drawn anew for each stretch of about twenty jobs,
-    log-normal with a coefficient of variation of `spread`; both numbers are chosen.
-
-    Args:
-        mean_s: between jobs, above 0.
-        together: jobs of a group on average, at least 1.
-
-    Returns:
-        Shape (jobs,), seconds.
+    Harmony uses the arrivals of that trace, scaled down; this is our own generator. Users submit
+    geometric groups of `together` jobs on average (at least 1), at a rate that is drawn anew for
+    each stretch of about twenty jobs, log-normal with a coefficient of variation of `spread`; both
+    numbers are chosen.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -206,8 +170,8 @@ def google(
     _check(jobs, mean_s)
     sizes = rng.geometric(1.0 / together, jobs)
     sigma = np.sqrt(np.log1p(spread**2))
-    rates = rng.lognormal(-(sigma**2) / 2.0, sigma, jobs)  # of stretches; of mean 1
-    each = rates[(np.cumsum(sizes) // STRETCH) % max(1, jobs)]
+    rates = rng.lognormal(-(sigma**2) / 2.0, sigma, jobs)  # by stretch; mean 1
+    each = rates[(np.cumsum(sizes) // JOBS_PER_RATE) % max(1, jobs)]
     slowed = np.exp(sigma**2)  # the mean of 1 / rate
     gaps = rng.exponential(together * mean_s, jobs) / each / slowed
     return np.repeat(np.cumsum(gaps), sizes)[:jobs]
@@ -216,11 +180,10 @@ def google(
 def philly(
     rng: Generator, jobs: int, mean_s: float, *, begin_hour: float | None = None
 ) -> FloatArray:
-    """Heavy-tailed gaps as in the Philly trace, scaled to the mean; see `poisson`.
+    """Return times with gaps as in the Philly trace, scaled to the mean; see `poisson`.
 
-    Args:
-        mean_s: between jobs, above 0; of a whole day if there are busy and quiet hours.
-        begin_hour: of the day, in [0, 24): hours are as busy as in the trace. None: all are equal.
+    With `begin_hour`, in [0, 24), hours are as busy as in the trace, and `mean_s` is that of a
+    whole day. Without it all hours are equal.
     """
     _check(jobs, mean_s)
     moments = np.cumsum(sample_gaps(rng, jobs)) * (mean_s / mean_gap_s())
@@ -228,10 +191,10 @@ def philly(
 
 
 def _by_day(moments: FloatArray, begin_hour: float) -> FloatArray:
-    """Stretch quiet hours and squeeze busy ones; a whole day stays a day."""
+    """Stretch quiet hours and compress busy ones; a whole day stays a day."""
     if not 0.0 <= begin_hour < 24.0:  # noqa: PLR2004 - hours of a day
         raise ValueError(f"begin_hour {begin_hour} is not in [0, 24)")
-    share = np.concatenate([[0.0], np.cumsum(BY_HOUR) / np.sum(BY_HOUR)])
+    share = np.concatenate([[0.0], np.cumsum(HOURLY_SHARES) / np.sum(HOURLY_SHARES)])
     hours = np.arange(25.0)
     day_s = 24.0 * HOUR_S
     begin = np.interp(begin_hour, hours, share) * day_s

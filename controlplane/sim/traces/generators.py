@@ -1,11 +1,4 @@
-"""Traces of Table 2's workloads, as the paper's appendix draws them.
-
-Traces of jobs that train recorded loss curves, as SLAQ's evaluation submits them.
-
-Traces of Harmony's testbed: random models, workers and servers, three patterns of arrival.
-
-What jobs of a generated trace are worth to their users.
-"""
+"""Generators of traces: Table 2's workloads, recorded loss curves, Harmony's testbed, utilities."""
 
 from __future__ import annotations
 
@@ -27,8 +20,8 @@ from controlplane.sim.traces import arrivals as processes
 from schemas.ids import Seconds
 from schemas.jobs import Utility
 
-GpuTimes = Callable[[Generator, int], Iterable[float]]  # so many jobs' GPU seconds
-Arrivals = Callable[[Generator, int, float], Iterable[float]]  # their times, at such an interval
+GpuTimes = Callable[[Generator, int], Iterable[float]]  # GPU seconds of so many jobs
+Arrivals = Callable[[Generator, int, float], Iterable[float]]  # jobs, mean interval -> times
 
 PROCESSES: Final[Mapping[str, Arrivals]] = {
     "poisson": processes.poisson,
@@ -51,23 +44,23 @@ def generate(
     gpu_times: GpuTimes | None = None,
     most_slots: int | None = None,
 ) -> Trace:
-    """A trace that is the same for the same arguments.
+    """Generate a trace of Table 2's workloads; equal arguments give equal traces.
 
     ONES, appendix: GPU times are drawn from Microsoft's trace, and each is replaced by the workload
-    with the closest one. The paper does not say how many GPUs its jobs ask for; here that is drawn
-    first, and GPU times are compared on so many. Each property has draws of its own, so that a
-    trace with crashes is the one without, but for the crashes.
+    with the closest one. The paper does not state how many GPUs its jobs ask for; here that is
+    drawn first, and GPU times are compared on this number. Each property has a random stream of its
+    own, so that a trace with crashes differs from the one without only by the crashes.
 
     Args:
-        mix: of the workloads: by GPU time, or each as often as any other.
-        arrivals: the name of a process of `controlplane.sim.traces.arrivals`, or such a function.
-        crash_share: of the jobs; their scripts fail once.
-        cancel_share: of the jobs; their users give up.
-        gpu_times: draws GPU seconds; None: as Microsoft's trace has them.
-        most_slots: of the cluster; nobody asks for more.
+        mix: distribution of workloads: by GPU time, or uniform.
+        arrivals: name of a process of `traces.arrivals`, or such a function.
+        crash_share: share of jobs whose scripts fail once.
+        cancel_share: share of jobs that their users cancel.
+        gpu_times: draws GPU seconds; None: as in Microsoft's trace.
+        most_slots: slots of the cluster; no job asks for more.
 
     Raises:
-        TraceError: if a number is out of range, or there is no such mix or process.
+        TraceError: if a number is out of range, or the mix or process is unknown.
     """
     _check(jobs, mix, mean_interval_s, (crash_share, cancel_share))
     rngs = [default_rng((seed, number)) for number in range(5)]
@@ -92,7 +85,6 @@ def generate(
 def _trace_job(
     name: str, at: float, workload: str, slots: int, *, crash: float | None, patience: float | None
 ) -> TraceJob:
-    """A job whose user gives up after `patience` times its duration."""
     waits_s = None if patience is None else patience * duration_s(workload, slots)
     return TraceJob(
         name=name,
@@ -107,7 +99,6 @@ def _trace_job(
 def _workloads(
     rng: Generator, mix: str, slots: Sequence[int], draw_gpu_times: GpuTimes
 ) -> list[str]:
-    """A workload for each job, by the mix and by how many slots it asks for."""
     if mix == "uniform":
         return [str(name) for name in rng.choice(tuple(WORKLOADS), size=len(slots))]
     pairs = zip(draw_gpu_times(rng, len(slots)), slots, strict=True)
@@ -116,43 +107,39 @@ def _workloads(
 
 def _check(jobs: int, mix: str, mean_interval_s: float, shares: tuple[float, ...]) -> None:
     if jobs < 1:
-        raise TraceError(f"{jobs} jobs are no trace", "give at least 1", "jobs")
+        raise TraceError(f"{jobs} jobs are too few", "give at least 1", "jobs")
     if mix not in {"philly", "uniform"}:
-        raise TraceError(f"there is no mix {mix!r}", "choose philly or uniform", "mix")
+        raise TraceError(f"unknown mix {mix!r}", "choose philly or uniform", "mix")
     if not 0.0 < mean_interval_s < float("inf"):
-        what = f"{mean_interval_s} s between submissions are impossible"
-        raise TraceError(what, "give a positive number", "mean_interval_s")
+        problem = f"{mean_interval_s} s between submissions are impossible"
+        raise TraceError(problem, "give a positive number", "mean_interval_s")
     for share in shares:
         if not 0.0 <= share <= 1.0:
-            raise TraceError(f"{share} is no share of the jobs", "give 0 to 1", "share")
+            raise TraceError(f"{share} is not a share of the jobs", "give 0 to 1", "share")
 
 
 def shares(
     rng: Generator, jobs: int, share: float, between: tuple[float, float]
 ) -> list[float | None]:
-    """A uniform draw for about `share` of the jobs, None for the others.
-
-    Args:
-        between: least and most of what is drawn.
-    """
+    """Draw uniformly from `between` for about `share` of the jobs; None for the others."""
     struck = rng.random(jobs) < share
     values = rng.uniform(*between, jobs)
     return [float(value) if hit else None for hit, value in zip(struck, values, strict=True)]
 
 
 def arrival_process(name: str) -> Arrivals:
-    """The process of that name.
+    """Return a process by its name.
 
     Raises:
-        TraceError: if there is none.
+        TraceError: if it is unknown.
     """
     if name not in PROCESSES:
-        what = f"there is no arrival process {name!r}"
-        raise TraceError(what, f"choose from {', '.join(PROCESSES)}", "arrivals")
+        problem = f"unknown arrival process {name!r}"
+        raise TraceError(problem, f"choose from {', '.join(PROCESSES)}", "arrivals")
     return PROCESSES[name]
 
 
-USER_CORES: Final = (16, 32, 64)  # that a user asks for, where a policy gives fixed sizes; chosen
+USER_CORES: Final = (16, 32, 64)  # requested by users, for policies of fixed sizes; chosen
 
 
 def generate_curves(
@@ -167,23 +154,23 @@ def generate_curves(
     work_core_s: float = WORK_CORE_S,
     most_slots: int | None = None,
 ) -> Trace:
-    """A trace that is the same for the same arguments.
+    """Generate a trace of jobs that replay loss curves; equal arguments give equal traces.
 
     SLAQ section 3: 160 jobs "with different models, following a Poisson distribution (mean arrival
-    time 15 s)". Each algorithm comes as often as any other, and each of its curves too.
+    time 15 s)". All algorithms are equally frequent, and so are the curves of each.
 
     Args:
-        arrivals: the name of a process of `controlplane.sim.traces.arrivals`.
-        crash_share: of the jobs; their scripts fail once.
-        cancel_share: of the jobs; their users give up.
-        work_core_s: mean of their work, seconds on one core: how long users wait before that.
-        most_slots: of the cluster; nobody asks for more.
+        arrivals: name of a process of `traces.arrivals`.
+        crash_share: share of jobs whose scripts fail once.
+        cancel_share: share of jobs that their users cancel.
+        work_core_s: mean work, seconds on one core; scales the time until users cancel.
+        most_slots: slots of the cluster; no job asks for more.
 
     Raises:
-        TraceError: if a number is out of range, or there is no such process.
+        TraceError: if a number is out of range, or the process is unknown.
     """
     if jobs < 1:
-        raise TraceError(f"{jobs} jobs are no trace", "give at least 1", "jobs")
+        raise TraceError(f"{jobs} jobs are too few", "give at least 1", "jobs")
     families: dict[str, list[str]] = {}
     for curve in curves:
         families.setdefault(curve.family, []).append(curve.name)
@@ -233,30 +220,31 @@ def generate_harmony(
     cancel_share: float = 0.0,
     most_slots: int | None = None,
 ) -> Trace:
-    """A trace that is the same for the same arguments.
+    """Generate a trace of Harmony's testbed; equal arguments give equal traces.
 
     "Randomly select a job from the 6 jobs and set its required number of workers and PSs randomly
     in [1, 3]" (evaluation, workloads).
 
     Args:
-        arrivals: the name of a process of `controlplane.sim.traces.arrivals`.
-        exchange: of gradients: with parameter servers, all-reduce, or either for half of the jobs.
-        job_s: mean over jobs of the seconds that they train by themselves.
-        crash_share: of the jobs; their scripts fail once.
-        cancel_share: of the jobs; their users give up.
-        most_slots: of the cluster; nobody asks for more.
+        arrivals: name of a process of `traces.arrivals`.
+        exchange: of gradients: with parameter servers, all-reduce, or each for half of the
+            jobs.
+        job_s: mean training seconds of a job alone.
+        crash_share: share of jobs whose scripts fail once.
+        cancel_share: share of jobs that their users cancel.
+        most_slots: slots of the cluster; no job asks for more.
 
     Raises:
-        TraceError: if a number is out of range, or there is no such process.
+        TraceError: if a number is out of range, or the process is unknown.
     """
     if jobs < 1:
-        raise TraceError(f"{jobs} jobs are no trace", "give at least 1", "jobs")
+        raise TraceError(f"{jobs} jobs are too few", "give at least 1", "jobs")
     rngs = [default_rng((seed, number)) for number in range(7)]
     times = [float(at) for at in arrival_process(arrivals)(rngs[0], jobs, mean_interval_s)]
     models = [str(name) for name in rngs[1].choice(tuple(BATCHES), size=jobs)]
     workers = rngs[2].integers(1, min(MOST_WORKERS, most_slots or MOST_WORKERS) + 1, size=jobs)
     servers = _servers(rngs[3], jobs, exchange)
-    lengths = job_s * rngs[4].lognormal(-(SPREAD**2) / 2.0, SPREAD, size=jobs)  # that mean
+    lengths = job_s * rngs[4].lognormal(-(SPREAD**2) / 2.0, SPREAD, size=jobs)  # mean: job_s
     crashes = shares(rngs[5], jobs, crash_share, CRASHES)
     patience = shares(rngs[6], jobs, cancel_share, PATIENCE)
     return Trace(
@@ -279,31 +267,28 @@ def generate_harmony(
 
 
 def _servers(rng: Generator, jobs: int, exchange: Exchange) -> list[int]:
-    """Of each job; 0: all-reduce."""
+    """Draw the number of servers of each job; 0: all-reduce."""
     drawn = rng.integers(1, MOST_WORKERS + 1, size=jobs)
     uses = rng.random(jobs) < {"servers": 1.0, "all-reduce": 0.0, "mixed": 0.5}[exchange]
     return [int(many) if used else 0 for many, used in zip(drawn, uses, strict=True)]
 
 
 VALUES: Final = (1.0, 100.0)  # theta_1
-WINDOWS: Final = (1.5, 6.0)  # theta_3 over the time that a job takes by itself; a judgement
+WINDOWS: Final = (1.5, 6.0)  # theta_3 over the job's time alone; chosen
 KINDS: Final = (0.10, 0.55, 0.35)  # shares of jobs: insensitive, sensitive, critical in time
 DECAYS: Final = ((0.0, 0.0), (0.01, 1.0), (4.0, 6.0))  # theta_2, per time slot of the paper
 WINDOW_SLOTS: Final = 8.0  # time slots of a deadline, the middle of the paper's 1 to 15
-STREAM: Final = 5  # of a seed: those before it draw the trace itself
+STREAM: Final = 5  # random stream; smaller ones draw the trace itself
 
 
 def with_utilities(trace: Trace, seed: int, own_s: Callable[[TraceJob], float]) -> Trace:
-    """The same trace, with a utility for each job.
+    """Return the trace with a utility for each job.
 
-    OASiS (Bao et al., INFOCOM '18, section VI): values uniform in [1, 100]; a tenth of the jobs
-    does not care when it is done, 55% do, with decays in [0.01, 1] for each time slot, and 35% are
+    OASiS (Bao et al., INFOCOM '18, section VI): values uniform in [1, 100]; a tenth of the jobs is
+    insensitive to time, 55% are sensitive, with decays in [0.01, 1] per time slot, and 35% are
     critical, with [4, 6]. Paper: deadlines are 1 to 15 time slots for all jobs. Here: 1.5 to 6
-    times what the job takes by itself on the slots that its user asks for, and a time slot is an
-    eighth of the deadline, because jobs last from a minute to a day.
-
-    Args:
-        own_s: seconds of a job by itself.
+    times the job's time alone on the slots that its user asks for (`own_s`, seconds), and a time
+    slot is an eighth of the deadline, because jobs last from a minute to a day.
     """
     rng = default_rng((seed, STREAM))
     jobs = []

@@ -1,7 +1,4 @@
-"""A journal as a recording.
-
-A controller's journal, read without a trace of it; also while the controller runs.
-"""
+"""Recording of a controller's journal, which is read without a trace of it, also while in use."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.replay import earliest
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.models.recording import (
-    LEAST,
-    MOST,
+    MAX_NUMBER,
+    MIN_POSITIVE,
     ChangeTimes,
     Ending,
     Epoch,
@@ -42,79 +39,77 @@ from schemas.jobs import JobSpec
 from schemas.wire.client import EpochInfo, VersionInfo
 
 NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
-Slots = dict[NodeId, int]  # of each node that is there
+Slots = dict[NodeId, int]  # of each present node
 
 
 def replay_journal(
     path: Path, since: float, until: float
 ) -> tuple[list[Job], JobHistories, Slots, int]:
-    """The jobs of a journal, their past, and the cluster as it was largest in a window.
+    """Return the jobs of a journal, their history, and the cluster at its largest in a window.
 
-    Where its oldest inputs are not kept any more, it begins with the oldest state that is.
-
-    The file is opened read-only. A transaction that was torn was never reported as durable and
-    is not there.
+    If the oldest inputs are not kept, the replay starts from the oldest kept state. The file is
+    opened read-only. A transaction torn by a crash was never reported as durable and is ignored.
 
     Args:
-        since: beginning of the window, seconds since the epoch.
+        since: start of the window, seconds since the epoch.
 
     Returns:
-        Jobs, their past, slots, and how many jobs that left are not among them, as damaged.
+        Jobs, their histories, slots by node, and the number of past jobs whose rows are
+        damaged.
 
     Raises:
-        TraceError: if it is no journal, is damaged, or another release wrote it.
+        TraceError: if the file is not a journal, is damaged, or was written by another release.
     """
     jobs: list[Job] = []
     histories = JobHistories()
-    there: Slots = {}
+    present: Slots = {}
     largest: list[Slots] = [{}]
     damaged = 0
 
     def watched(inputs: Iterator[tuple[Seconds, Input]]) -> Iterator[tuple[Seconds, Input]]:
-        """The inputs as they are; notes on the way which nodes were there in the window."""
+        """Yield the inputs unchanged, and track the nodes present in the window."""
         entered = False
         for at, event in inputs:
             if not entered and at >= since:
-                entered, largest[0] = True, dict(there)
+                entered, largest[0] = True, dict(present)
             match event:
                 case NodeGreeted():
-                    there[event.node] = len(event.spec.slots)
+                    present[event.node] = len(event.spec.slots)
                 case NodeLost():
-                    there.pop(event.node, None)
-            if since <= at < until and sum(there.values()) > sum(largest[0].values()):
-                largest[0] = dict(there)
+                    present.pop(event.node, None)
+            if since <= at < until and sum(present.values()) > sum(largest[0].values()):
+                largest[0] = dict(present)
             yield at, event
 
-    with closing(_opened(path)) as database:
+    with closing(_open_database(path)) as database:
         reader = Reader(path, database)
         try:
             core, first = earliest(reader)
-            there |= {
+            present |= {
                 node.node: len(node.spec.slots)
                 for node in core.state.nodes.values()
                 if node.phase is not NodePhase.LOST
             }
             rows = reader.numbered_inputs(first)
-            for at, event in watched((when, what) for _, when, what in rows):
+            for at, event in watched((when, problem) for _, when, problem in rows):
                 core.handle(event, at)
                 histories.add(core.records)
                 jobs += [record.last for record in core.records if isinstance(record, JobLeft)]
-            if reader.records.complete:  # of inputs that are not kept, too
-                jobs, damaged = _left(reader)
+            if reader.records.complete:  # includes inputs that are not kept
+                jobs, damaged = _past_jobs(reader)
             jobs += core.state.jobs.values()
             if (kept := reader.records).complete:
                 histories.jobs = {job.job: kept.of(job.job) for job in jobs}
         except JournalError as error:
             raise TraceError(error.message, error.hint) from None
         except (OnesError, LookupError, TypeError, ValueError) as error:
-            what = f"{path}: its history leads nowhere in this release: {error!r}"
-            raise TraceError(what, "export it with the release that wrote it") from None
+            problem = f"{path}: its history cannot be replayed by this release: {error!r}"
+            raise TraceError(problem, "export it with the release that wrote it") from None
     jobs.sort(key=lambda job: number_of(job.job))
     return jobs, histories, largest[0], damaged
 
 
-def _left(reader: Reader) -> tuple[list[Job], int]:
-    """The jobs that left, and how many of them cannot be read."""
+def _past_jobs(reader: Reader) -> tuple[list[Job], int]:
     found, damaged = [], 0
     for row in reader.ended.behind(0):
         try:
@@ -124,18 +119,18 @@ def _left(reader: Reader) -> tuple[list[Job], int]:
     return found, damaged
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    """The database, read-only; one that nobody has open is not even locked.
+def _open_database(path: Path) -> sqlite3.Connection:
+    """Open the database read-only; a database that is not in use is not even locked.
 
-    Without a write-ahead log beside it the file is all there is; SQLite would make the log's files
-    to read it, unless it is told that nothing changes.
+    Without a write-ahead log beside it the file is complete; SQLite would create the log's files to
+    read it, unless the file is declared immutable.
     """
     if not path.is_file():
-        raise TraceError(f"{path}: there is no such file", NO_JOURNAL)
+        raise TraceError(f"{path}: no such file", NO_JOURNAL)
     at_rest = not path.with_name(f"{path.name}-wal").exists()
-    where = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' * at_rest}"
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' * at_rest}"
     try:
-        database = sqlite3.connect(where, uri=True, isolation_level=None)
+        database = sqlite3.connect(uri, uri=True, isolation_level=None)
     except sqlite3.Error as error:
         raise TraceError(f"{path}: {error}", "check the file's owner") from None
     try:
@@ -143,7 +138,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         version = int(row[0]) if row else 0
     except (sqlite3.Error, TypeError, ValueError) as error:
         database.close()
-        raise TraceError(f"{path} is no journal: {error}", NO_JOURNAL) from None
+        raise TraceError(f"{path} is not a journal: {error}", NO_JOURNAL) from None
     if not FIRST_VERSION <= version <= SCHEMA_VERSION:
         database.close()
         hint = (
@@ -159,11 +154,11 @@ ENDINGS: Final[Mapping[Phase, Ending]] = {
     Phase.FAILED: "failed",
     Phase.CANCELLED: "cancelled",
 }
-UNMEASURED: Final = "no job of its family trained a whole epoch on one group"
+NO_SPEEDS: Final = "no job of its family trained a whole epoch on one group"
 TOO_LARGE: Final = "it needs more slots than the cluster had"
-NOTHING: Final = "it ended before its first epoch did"
-DAMAGED: Final = "its row in the journal is damaged (`ones admin check`)"
-ENDLESS: Final = "it had not ended, and did not state how much work it was"
+NO_EPOCH: Final = "it ended before its first epoch did"
+DAMAGED_ROW: Final = "its row in the journal is damaged (`ones admin check`)"
+UNKNOWN_LENGTH: Final = "it had not ended, and did not state how much work it was"
 
 
 def recording_from_journal(
@@ -173,21 +168,21 @@ def recording_from_journal(
     *,
     users: bool = False,
 ) -> Recording:
-    """The jobs that were submitted in a window, and all that the journal knows of their nature.
+    """Return the jobs submitted in a window, and all that the journal has about their behaviour.
 
-    What happened to them later counts too, and so do the measurements of all other jobs. Not in a
-    recording: environments, arguments, paths, scripts; what operators resized and paused; scripts
-    that failed and succeeded when they were tried again; which model of GPU a node had, because no
-    measurement says on which it was taken.
+    Events after the window count too, and so do the measurements of all other jobs. A recording
+    does not contain environments, arguments, paths and scripts; resizes and pauses by operators;
+    scripts that failed and succeeded when retried; the GPU models of nodes, because no measurement
+    states its GPU.
 
     Args:
-        journal: file of a controller, which may run; only read.
-        since: submissions before are left out; seconds since the epoch. None: from the first on.
-        until: submissions from then on are left out. None: to the last.
-        users: keep their names; else they are user-1, user-2 and so on.
+        journal: file of a controller, which may be running; only read.
+        since: submissions before are left out; seconds since the epoch. None: no limit.
+        until: submissions from then on are left out. None: no limit.
+        users: keep user names; otherwise users are named user-1, user-2 and so on.
 
     Raises:
-        TraceError: if it is no journal that this release can read, or no job can be replayed.
+        TraceError: if this release cannot read the journal, or no job can be replayed.
     """
     begin = -math.inf if since is None else float(since)
     end = math.inf if until is None else float(until)
@@ -203,7 +198,7 @@ def recording_from_journal(
     names = _names(window, users=users)
     taken, left_out = _submissions(window, histories, families, names, most=sum(slots.values()))
     if damaged:
-        left_out[DAMAGED] += damaged
+        left_out[DAMAGED_ROW] += damaged
     if not taken:
         why = "; ".join(f"{count}: {reason}" for reason, count in left_out.items())
         raise TraceError(f"{journal}: none of {len(window)} jobs can be replayed ({why})", "wait")
@@ -211,7 +206,7 @@ def recording_from_journal(
     return Recording(
         name=journal.stem,
         nodes=_groups(slots.values()),
-        took=_took(histories.of(job.job) for job in jobs),
+        took=_change_times(histories.of(job.job) for job in jobs),
         families=tuple(family for family in families.values() if family.name in used),
         jobs=tuple(taken),
         left_out=dict(left_out),
@@ -226,12 +221,12 @@ def _submissions(
     *,
     most: int,
 ) -> tuple[list[Submission], Counter[str]]:
-    """The jobs that can be replayed, and how many cannot for which reason."""
+    """Return the jobs that can be replayed, and the number of others by reason."""
     left_out: Counter[str] = Counter()
     taken = []
     for job in window:
         family = families[job.family]
-        reason = _unfit(job, family, most)
+        reason = _unfit_reason(job, family, most)
         if reason:
             left_out[reason] += 1
             continue
@@ -242,7 +237,7 @@ def _submissions(
 
 
 def _labels(jobs: Iterable[Job]) -> dict[str, str]:
-    """A short name of each family: the full one may say who, and with which arguments."""
+    """Return a short name of each family; the full one may reveal users and arguments."""
     found: dict[str, str] = {}
     for job in jobs:
         if job.family not in found:
@@ -260,21 +255,21 @@ def _names(jobs: Iterable[Job], *, users: bool) -> dict[str, str]:
     return {user: user if users else f"user-{place}" for place, user in enumerate(order, start=1)}
 
 
-def _unfit(job: Job, family: Family, most: int) -> str:
-    """Why a job cannot be replayed; empty if it can."""
+def _unfit_reason(job: Job, family: Family, most: int) -> str:
+    """Return why a job cannot be replayed; empty if it can."""
     if not family.speeds:
-        return UNMEASURED
+        return NO_SPEEDS
     if job.spec.slots[0] > most:
         return TOO_LARGE
     if not job.progress.samples_done and job.phase in {Phase.SUCCEEDED, Phase.FAILED}:
-        return NOTHING
+        return NO_EPOCH
     if not job.ended and _stated(job, family) is None:
-        return ENDLESS
+        return UNKNOWN_LENGTH
     return ""
 
 
 def _stated(job: Job, family: Family) -> int | None:
-    """The work that was stated, in samples, also of a job that never trained."""
+    """Return the stated work in samples, also for a job that never trained."""
     if job.stop_samples is not None or job.progress.epoch_samples or job.spec.stop is None:
         return job.stop_samples
     stop, length = job.spec.stop, family.epoch_samples
@@ -289,7 +284,7 @@ def _submission(
         at=at,
         user=user,
         family=family.name,
-        spec=_bare(job.spec, family.name, most),
+        spec=_anonymous_spec(job.spec, family.name, most),
         ended=ENDINGS.get(job.phase, "unfinished"),
         ended_after_s=max(0.0, job.accounting.since - job.submitted_at) if job.ended else None,
         samples=job.progress.samples_done,
@@ -310,7 +305,7 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
         speed = _speed(info) if _measured(info) else None
         lasted_s = None
         if speed is not None and before is not None and info.epoch == before.epoch + 1:
-            # A group that started again from the end of the epoch before was away for a while.
+            # A group that restarted from the end of the previous epoch paused in between.
             steady = not any(before.time < at <= info.time for at in formed)
             lasted_s = _positive(info.time - before.time) if steady else None
         found.append(
@@ -327,8 +322,8 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
     return tuple(found)
 
 
-def _bare(spec: JobSpec, family: str, most: int) -> JobSpec:
-    """What policies may see of a specification; nobody wants more slots than there were."""
+def _anonymous_spec(spec: JobSpec, family: str, most: int) -> JobSpec:
+    """Return what policies may see of a specification, with at most the cluster's slots."""
     return JobSpec(
         name=spec.name,
         script="train.py",
@@ -352,7 +347,7 @@ def _family(name: str, jobs: Sequence[Job], histories: JobHistories) -> Family:
             _speed(info) for job in jobs for info in histories.of(job.job).epochs if _measured(info)
         ),
         epoch_samples=max(job.progress.epoch_length for job in jobs),
-        took=_took(histories.of(job.job) for job in jobs),
+        took=_change_times(histories.of(job.job) for job in jobs),
         finished=tuple(samples for samples in succeeded if samples),
         furthest=max(job.progress.samples_done for job in jobs),
     )
@@ -364,26 +359,26 @@ def _measured(info: EpochInfo) -> bool:
 
 
 def _speed(info: EpochInfo) -> EpochSpeed:
-    told = info.sync_s is not None and info.passes > 0
+    reported = info.sync_s is not None and info.passes > 0
     return EpochSpeed(
         info.nodes,
         info.slots,
         info.global_batch,
         info.samples_per_s,
-        sync_s=info.sync_s if told else None,
-        passes=info.passes if told else None,
+        sync_s=info.sync_s if reported else None,
+        passes=info.passes if reported else None,
     )
 
 
 def _positive(number: float | None) -> float | None:
-    return number if number is not None and LEAST <= number <= MOST else None
+    return number if number is not None and MIN_POSITIVE <= number <= MAX_NUMBER else None
 
 
 def _loss(info: EpochInfo) -> float | None:
     return info.train_loss if math.isfinite(info.train_loss or 0.0) else None
 
 
-def _took(histories: Iterable[JobHistory]) -> ChangeTimes:
+def _change_times(histories: Iterable[JobHistory]) -> ChangeTimes:
     starts: list[float] = []
     restarts: list[float] = []
     joins: list[float] = []
@@ -412,6 +407,5 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _groups(slots: Iterable[int]) -> tuple[NodeGroup, ...]:
-    """Nodes alike together, the largest first."""
     alike = groupby(sorted((count for count in slots if count), reverse=True))
     return tuple(NodeGroup(count=len(list(group)), slots=size) for size, group in alike)

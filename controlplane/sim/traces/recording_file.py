@@ -1,6 +1,6 @@
-"""A recording as a file: on each line a JSON value; what it is, then families, then jobs.
+"""Files of recordings: JSON lines with a header, then families, then jobs.
 
-Files that are there whole or not at all.
+`write_whole` writes any file atomically.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from schemas.jobs import problems
 
 
 def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> None:
-    """Write a file whole: another one beside it takes its place when it is on the disk.
+    """Write a file atomically: a temporary file replaces it once it is on the disk.
 
-    Args:
-        content: all that it will have; text is written as UTF-8.
+    Text is written as UTF-8.
 
     Raises:
-        OnesError: of class `refusal`, if the disk does not take it.
+        OnesError: of class `refusal`, if the file cannot be written.
     """
     beside = ""
     try:
@@ -48,22 +47,22 @@ def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> N
 
 
 VERSION: Final = 1
-MOST_LINE_BYTES: Final = 1 << 26  # a family has a measurement for each of its epochs
-MOST_LINES: Final = 1_000_000
+MAX_LINE_BYTES: Final = 1 << 26  # a family line has a measurement for each epoch
+MAX_LINES: Final = 1_000_000
 NO_RECORDING: Final = "name a file that a recording was written to"
 Line = TypeVar("Line")
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="recording"):
-    """The first line."""
+    """First line."""
 
     version: int
     name: str
     nodes: tuple[NodeGroup, ...]
     took: ChangeTimes
     left_out: dict[str, int]
-    families: Count  # lines that follow
-    jobs: Count  # lines that follow these
+    families: Count  # number of lines
+    jobs: Count  # number of lines
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -72,10 +71,10 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 def write_recording(recording: Recording, path: Path) -> None:
-    """Put a recording into a file for `read_recording`; it is there whole or not at all.
+    """Write a recording atomically, for `read_recording`.
 
     Raises:
-        TraceError: if the disk does not take it.
+        TraceError: if the file cannot be written.
     """
     header = Header(
         version=VERSION,
@@ -91,10 +90,10 @@ def write_recording(recording: Recording, path: Path) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """The recording in a file.
+    """Read a recording.
 
     Raises:
-        TraceError: if it cannot be read or is no recording; it names file and line.
+        TraceError: if the file cannot be read or is not a recording; names file and line.
     """
     lines = _lines(path)
     first = _next(path, lines, 1)
@@ -107,7 +106,7 @@ def read_recording(path: Path) -> Recording:
     families = _read_families(path, lines, header)
     jobs = _read_jobs(path, lines, header, families)
     if next(lines, b"").strip():
-        what = f"{path}:{2 + len(families) + len(jobs)}: more lines than the first one says"
+        what = f"{path}:{2 + len(families) + len(jobs)}: more lines than the header states"
         raise TraceError(what, "export it again")
     if not jobs:
         raise TraceError(f"{path}:1: no jobs", "record a window in which some were submitted")
@@ -122,7 +121,6 @@ def read_recording(path: Path) -> Recording:
 
 
 def _read_families(path: Path, lines: Iterator[bytes], header: Header) -> dict[str, Family]:
-    """The families, by name: they stand behind the header."""
     families: dict[str, Family] = {}
     for number in range(2, 2 + header.families):
         family = _decoded(path, number, _next(path, lines, number), Family)
@@ -134,7 +132,6 @@ def _read_families(path: Path, lines: Iterator[bytes], header: Header) -> dict[s
 def _read_jobs(
     path: Path, lines: Iterator[bytes], header: Header, families: dict[str, Family]
 ) -> dict[str, Submission]:
-    """The jobs, by name: they stand behind the families."""
     jobs: dict[str, Submission] = {}
     first = 2 + len(families)
     for number in range(first, first + header.jobs):
@@ -148,7 +145,7 @@ def _read_jobs(
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
-            while raw := file.readline(MOST_LINE_BYTES):
+            while raw := file.readline(MAX_LINE_BYTES):
                 yield raw
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
@@ -158,9 +155,9 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _next(path: Path, lines: Iterator[bytes], number: int) -> bytes:
     raw = next(lines, None)
-    if raw is None or number > MOST_LINES:
+    if raw is None or number > MAX_LINES:
         what = f"{path}:{number}: the file ends before all its jobs" if number > 1 else str(path)
-        raise TraceError(what if number > 1 else f"{what}:1: nothing is there", NO_RECORDING)
+        raise TraceError(what if number > 1 else f"{what}:1: the file is empty", NO_RECORDING)
     return raw
 
 
@@ -175,22 +172,22 @@ def _decoded(
 
 def _only_once(path: Path, number: int, name: str, known: dict[str, Line]) -> None:
     if name in known:
-        raise TraceError(f"{path}:{number}: {name!r} is there twice", "delete one")
+        raise TraceError(f"{path}:{number}: {name!r} is duplicated", "delete one")
 
 
 def _check_nodes(path: Path, nodes: tuple[NodeGroup, ...]) -> None:
     if not nodes or any(group.count < 1 or group.slots < 1 for group in nodes):
         raise TraceError(f"{path}:1: a cluster without slots", "give nodes with some", "nodes")
     if any(group.model not in RELATIVE_SPEEDS for group in nodes):
-        raise TraceError(f"{path}:1: a GPU type that nobody knows", "leave it empty", "nodes")
+        raise TraceError(f"{path}:1: unknown GPU type", "leave it empty", "nodes")
 
 
 def _check_job(path: Path, number: int, job: Submission, families: dict[str, Family]) -> None:
     if job.family not in families:
-        what = f"{path}:{number}: job {job.name}: nothing is known of family {job.family!r}"
+        what = f"{path}:{number}: job {job.name}: there is no line for family {job.family!r}"
         raise TraceError(what, "add a line for the family, or delete the job", "family")
     if job.ended == "cancelled" and job.ended_after_s is None:
-        what = f"{path}:{number}: job {job.name} was cancelled, nobody knows when"
+        what = f"{path}:{number}: job {job.name} was cancelled at an unknown time"
         raise TraceError(what, "give its ended_after_s", "ended_after_s")
     for problem in problems(job.spec):
         what = f"{path}:{number}: job {job.name}: {problem.field}: {problem.what}"

@@ -1,23 +1,20 @@
-"""Our own layout of a trace: a CSV file with one submission on each line.
+"""Trace files: our own CSV layout, and importers of other projects' traces.
 
-The columns are `name,time,application,num_replicas,batch_size`, as in the workloads of the
-artifact of *Pollux* (OSDI '21), which can be read as they are; and, where they are needed,
+Our columns are `name,time,application,num_replicas,batch_size`, as in the workloads of the artifact
+of *Pollux* (OSDI '21), which can be read unchanged; and optionally
 `user,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty cell of these has its
 default.
 
-Traces of other projects as ours.
+No foreign trace states enough to train the very same jobs, so the workload of a job is
+`gpu-time:SECONDS`, its slots times its duration, for which the model uses the workload with the
+closest GPU time (as the ONES paper does with the trace of Microsoft). Names of models are not
+mapped: `vgg19` or `LM` there runs on other data for another number of steps, and its GPU time tells
+more than its name. Batch sizes are those of the chosen workload.
 
-None of them says enough to train the very same jobs, so a job's workload is `gpu-time:SECONDS`,
-its slots times its duration, for which the model takes the workload with the closest GPU time
-(as the ONES paper does with the trace of Microsoft). Names of models are not mapped: what is
-called `vgg19` or `LM` there runs on other data for another number of steps, and its GPU time says
-more about it than its name. Batch sizes are those of the workload that is taken.
-
-How fast the workloads of Gavel train, to know how long the jobs of its traces take.
-
-From `simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), V100,
-jobs alone and consolidated, four significant digits; Narayanan et al., *Heterogeneity-Aware
-Cluster Scheduling Policies for Deep Learning Workloads*, OSDI '20.
+The speeds of Gavel's workloads give the durations of its jobs. They are from
+`simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), V100, jobs
+alone and consolidated, four significant digits; Narayanan et al., *Heterogeneity-Aware Cluster
+Scheduling Policies for Deep Learning Workloads*, OSDI '20.
 """
 
 from __future__ import annotations
@@ -41,19 +38,19 @@ REQUIRED: Final = ("name", "time", "application", "num_replicas", "batch_size")
 OPTIONAL: Final = (
     "user", "cancelled_after_s", "crashes_at", "samples", "value", "deadline_s", "decay"
 )  # fmt: skip
-MOST_SLOTS: Final = 1_000_000
-LEAST_DEADLINE_S: Final = 1e-3
-LEAST_SHARE: Final = 1e-9  # of a job's work, in front of a crash and behind it
+MAX_SLOTS: Final = 1_000_000
+MIN_DEADLINE_S: Final = 1e-3
+MIN_SHARE: Final = 1e-9  # of a job's work, before and after a crash
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a file, in order of time; jobs of the same moment stay in the file's order.
+    """Read a trace in order of time; simultaneous jobs keep the file's order.
 
-    Args:
-        path: of a CSV file; its stem is the trace's name.
+    The file's stem is the trace's name.
 
     Raises:
-        TraceError: if it cannot be read, or a line is no job; it names file, line and column.
+        TraceError: if the file cannot be read, or a line is not a job; names file, line and
+            column.
     """
     return build_trace(
         path.stem, path, (_job(row) for row in with_header(path, REQUIRED, OPTIONAL))
@@ -61,10 +58,11 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Put a trace into a file that `read_trace` reads; the file is there whole or not at all.
+    """Write a trace atomically, for `read_trace`.
 
     Raises:
-        TraceError: if it has no jobs, a job could not be read again, or the disk does not take it.
+        TraceError: if the trace has no jobs, a job could not be read again, or the file cannot
+            be written.
     """
     columns = [*REQUIRED, *(column for column in OPTIONAL if _is_used(column, trace.jobs))]
     text = io.StringIO()
@@ -74,27 +72,26 @@ def write_trace(trace: Trace, path: Path) -> None:
         row = io.StringIO()
         csv.writer(row, lineterminator="").writerow(_cells(job)[column] for column in columns)
         if _job(parse_line(str(path), line, row.getvalue(), columns)) != job:
-            what = f"{path}:{line}: job {job.name!r} would be read as another one"
-            raise TraceError(what, "leave out blanks around names, and fractions of whole numbers")
+            problem = f"{path}:{line}: job {job.name!r} would not be read back equal"
+            raise TraceError(
+                problem, "leave out blanks around names, and fractions of whole numbers"
+            )
         text.write(row.getvalue() + "\n")
     build_trace(trace.name, path, trace.jobs)
     write_whole(path, text.getvalue(), TraceError)
 
 
 def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
-    """Jobs as a trace, sorted by time.
-
-    Args:
-        jobs: in any order; those of the same moment stay in theirs.
+    """Build a trace from jobs in any order, sorted by time; simultaneous jobs keep their order.
 
     Raises:
-        TraceError: if there are none, or two have the same name.
+        TraceError: if there are no jobs, or two have the same name.
     """
     found: dict[str, TraceJob] = {}
     for job in jobs:
         if job.name in found:
-            what = f"{path}: column name: two jobs are called {job.name!r}"
-            raise TraceError(what, "give every job a name of its own", "name")
+            problem = f"{path}: column name: two jobs are called {job.name!r}"
+            raise TraceError(problem, "give every job a name of its own", "name")
         found[job.name] = job
     if not found:
         raise TraceError(f"{path}: no jobs", "write one job on each line below the header")
@@ -102,12 +99,12 @@ def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
 
 
 def _job(row: CsvRow) -> TraceJob:
-    shares = (LEAST_SHARE, 1.0 - LEAST_SHARE)
+    shares = (MIN_SHARE, 1.0 - MIN_SHARE)
     return TraceJob(
         name=row.text("name"),
         at=Seconds(row.number("time")),
         workload=row.text("application"),
-        slots=row.whole("num_replicas", 1, MOST_SLOTS),
+        slots=row.whole("num_replicas", 1, MAX_SLOTS),
         batch=row.whole("batch_size"),
         user=row.text("user") if row.given("user") else "trace",
         cancelled_after_s=(
@@ -120,10 +117,9 @@ def _job(row: CsvRow) -> TraceJob:
 
 
 def _utility(row: CsvRow) -> Utility:
-    """What the job is worth: its value, and if they are given its deadline and decay."""
     return Utility(
         value=row.number("value", 0.0, MAX_UTILITY),
-        deadline_s=row.number("deadline_s", LEAST_DEADLINE_S) if row.given("deadline_s") else inf,
+        deadline_s=row.number("deadline_s", MIN_DEADLINE_S) if row.given("deadline_s") else inf,
         decay=row.number("decay") if row.given("decay") else 0.0,
     )
 
@@ -147,7 +143,7 @@ def _cells(job: TraceJob) -> dict[str, str]:
 
 
 def _plain(number: float | None) -> str:
-    """Exactly the number, without `.0`."""
+    """Format the number exactly, without `.0`."""
     return "" if number is None else repr(number).removesuffix(".0")
 
 
@@ -155,7 +151,7 @@ def _is_used(column: str, jobs: Iterable[TraceJob]) -> bool:
     return any(_cells(job)[column] != ("", "trace")[column == "user"] for job in jobs)
 
 
-# Workload -> GPUs -> steps per second, counted as the traces count `total_steps`.
+# Workload -> GPUs -> steps per second; steps as in `total_steps` of the traces.
 # fmt: off
 STEPS_PER_S: Final[Mapping[str, Mapping[int, float]]] = {
     "A3C": {1: 7.176},
@@ -189,14 +185,14 @@ STEPS_PER_S: Final[Mapping[str, Mapping[int, float]]] = {
 
 
 Layout = Literal["pollux", "gavel", "tiresias", "philly"]
-GPU_TIME: Final = "gpu-time:"  # begins the workload of a job that only a duration is known of
+GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its duration only
 
 TIRESIAS: Final = ("job_id", "num_gpu", "submit_time", "duration")
-TIRESIAS_TOO: Final = ("iterations", "model_name", "interval")
+TIRESIAS_OPTIONAL: Final = ("iterations", "model_name", "interval")
 PHILLY: Final = ("timestamp", "duration", "num_gpus")
-PHILLY_TOO: Final = ("gpu_time", "cluster")
-# As the simulator of Gavel reads them, newest first, and as its oldest traces are. Those of nine
-# columns say where to work inside the command, those of seven know no priorities.
+PHILLY_OPTIONAL: Final = ("gpu_time", "cluster")
+# Layouts of Gavel's simulator, newest first, down to its oldest traces. The layout of nine
+# columns has the directory inside the command, the one of seven has no priorities.
 GAVEL: Final[Mapping[int, tuple[str, ...]]] = {
     10: (
         *("job_type", "command", "working_directory", "num_steps_arg", "needs_data_dir"),
@@ -211,18 +207,15 @@ GAVEL: Final[Mapping[int, tuple[str, ...]]] = {
         *("arrival_time", "scale_factor"),
     ),
 }
-CLOCK: Final = "%Y-%m-%d %H:%M:%S"
+TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 
 
 def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -> Trace:
-    """The jobs of a foreign trace.
-
-    Args:
-        most_slots: of the cluster: larger jobs are left out. None: all are taken.
+    """Read the jobs of a foreign trace; jobs larger than `most_slots` are left out.
 
     Raises:
-        TraceError: if the layout is unknown, the file cannot be read, a line is no job (it names
-            file, line and column), or no job is left.
+        TraceError: if the layout is unknown, the file cannot be read, a line is not a job
+            (names file, line and column), or no job is left.
     """
     if layout not in get_args(Layout):
         hint = f"choose one of {', '.join(get_args(Layout))}"
@@ -237,9 +230,9 @@ def _pollux(path: Path) -> Iterator[TraceJob]:
 
 
 def _tiresias(path: Path) -> Iterator[TraceJob]:
-    """`60_job.csv` and its like in https://github.com/SymbioticLab/Tiresias."""
-    for row in with_header(path, TIRESIAS, TIRESIAS_TOO):
-        slots = row.whole("num_gpu", 1, MOST_SLOTS)
+    """Read `60_job.csv` and similar files of https://github.com/SymbioticLab/Tiresias."""
+    for row in with_header(path, TIRESIAS, TIRESIAS_OPTIONAL):
+        slots = row.whole("num_gpu", 1, MAX_SLOTS)
         yield TraceJob(
             name=f"job-{row.text('job_id')}",
             at=Seconds(row.number("submit_time")),
@@ -249,12 +242,12 @@ def _tiresias(path: Path) -> Iterator[TraceJob]:
 
 
 def _philly(path: Path) -> Iterator[TraceJob]:
-    """The trace of Microsoft as the artifact of Pollux has it; the first job comes at 0."""
+    """Read Microsoft's trace in the layout of Pollux' artifact; the first job comes at 0."""
     timed = []
-    for row in with_header(path, PHILLY, PHILLY_TOO):
-        slots = row.whole("num_gpus", 1, MOST_SLOTS)
+    for row in with_header(path, PHILLY, PHILLY_OPTIONAL):
+        slots = row.whole("num_gpus", 1, MAX_SLOTS)
         workload = _workload(row, "duration", slots * row.number("duration"))
-        timed.append((_clock(row), slots, workload))
+        timed.append((_parse_time(row), slots, workload))
     begin = min((at for at, _, _ in timed), default=None)
     for number, (at, slots, workload) in enumerate(timed):
         since = Seconds((at - (begin or at)).total_seconds())
@@ -262,9 +255,9 @@ def _philly(path: Path) -> Iterator[TraceJob]:
 
 
 def _gavel(path: Path) -> Iterator[TraceJob]:
-    """Traces of https://github.com/stanford-futuredata/gavel: steps at the speed of V100s."""
+    """Read traces of https://github.com/stanford-futuredata/gavel: steps at the speed of V100s."""
     for number, row in enumerate(without_header(path, "\t", GAVEL)):
-        slots = row.whole("scale_factor", 1, MOST_SLOTS)
+        slots = row.whole("scale_factor", 1, MAX_SLOTS)
         duration = row.whole("total_steps", 1) / _steps_per_s(row, slots)
         yield TraceJob(
             name=f"job-{number}",
@@ -275,7 +268,7 @@ def _gavel(path: Path) -> Iterator[TraceJob]:
 
 
 def _steps_per_s(row: CsvRow, slots: int) -> float:
-    """Of a size that was not measured: as if it scaled from the next smaller one."""
+    """Return the speed; an unmeasured size scales linearly from the next smaller one."""
     kind = row.text("job_type")
     if kind not in STEPS_PER_S:
         some = ", ".join(list(STEPS_PER_S)[:3])
@@ -288,17 +281,17 @@ def _steps_per_s(row: CsvRow, slots: int) -> float:
 
 def _workload(row: CsvRow, column: str, gpu_time_s: float) -> str:
     if not gpu_time_s > 0.0:
-        raise row.error(column, "a job of no duration", "delete the line")
+        raise row.error(column, "a job without duration", "delete the line")
     return f"{GPU_TIME}{gpu_time_s:.6g}"
 
 
-def _clock(row: CsvRow) -> dt.datetime:
+def _parse_time(row: CsvRow) -> dt.datetime:
     said = row.text("timestamp")
     try:
-        return dt.datetime.strptime(said, CLOCK)  # noqa: DTZ007 - only differences matter
+        return dt.datetime.strptime(said, TIME_FORMAT)  # noqa: DTZ007 - only differences matter
     except ValueError:
         hint = "write it like 2017-10-09 07:01:55"
-        raise row.error("timestamp", f"{said!r} is no time", hint) from None
+        raise row.error("timestamp", f"{said!r} is not a time", hint) from None
 
 
 _JOBS: Final[Mapping[Layout, Callable[[Path], Iterator[TraceJob]]]] = {

@@ -12,10 +12,10 @@ from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
 from controlplane.sim.traces.arrivals import (
-    BY_HOUR,
     GAP_S,
     GPU_TIME_S,
     GPUS,
+    HOURLY_SHARES,
     SHARES,
     bursts,
     google,
@@ -104,7 +104,7 @@ def test_hours_of_the_day_are_as_busy_as_in_the_trace() -> None:
     whole_days = found < found[-1] // 86_400.0 * 86_400.0
     share = np.bincount(hour[whole_days], minlength=24) / whole_days.sum()
 
-    assert share == pytest.approx(np.array(BY_HOUR) / sum(BY_HOUR), abs=0.004)
+    assert share == pytest.approx(np.array(HOURLY_SHARES) / sum(HOURLY_SHARES), abs=0.004)
     with pytest.raises(ValueError, match="begin_hour"):
         philly(default_rng(1), 3, 30.0, begin_hour=24.0)
 
@@ -117,7 +117,7 @@ def test_the_tables_are_whole() -> None:
     for table in (SHARES, GPU_TIME_S, GAP_S):
         assert list(table) == sorted(table)
     assert sum(GPUS.values()) == pytest.approx(1.0, abs=1e-4)
-    assert sum(BY_HOUR) == pytest.approx(1.0, abs=1e-3)
+    assert sum(HOURLY_SHARES) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_gpu_times_have_the_quantiles_of_the_table() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.bounds import BETWEEN, lower_bound_s
+from controlplane.sim.analysis.bounds import UNTRIED_MARGIN, lower_bound_s
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.models.curves import (
     CurvesModel,
@@ -178,7 +178,10 @@ def test_stated_work_is_the_number_of_iterations() -> None:
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [(submission("bert"), "'bert' is no recorded curve"), (submission(min(SHIPPED), 0), "0 cores")],
+    [
+        (submission("bert"), "'bert' is not a recorded curve"),
+        (submission(min(SHIPPED), 0), "0 cores"),
+    ],
 )
 def test_a_job_that_is_none_is_refused(given: TraceJob, told: str) -> None:
     with pytest.raises(TraceError, match=told):
@@ -255,7 +258,7 @@ def test_the_bound_knows_that_jobs_of_one_curve_differ() -> None:
     bound_s = lower_bound_s(far, model, slots=128, widest=120, fastest=1.0, seed=0)
 
     assert alone_s[0] != pytest.approx(alone_s[1], rel=0.01)
-    assert bound_s == pytest.approx(sum(alone_s) / 2 * BETWEEN)
+    assert bound_s == pytest.approx(sum(alone_s) / 2 * UNTRIED_MARGIN)
 
 
 # --- trainings

@@ -71,7 +71,7 @@ def test_the_scenario_says_how_many() -> None:
 
 @pytest.mark.parametrize(
     ("share", "physics", "said"),
-    [(1.5, "table2", "is no share"), (-1.0, "table2", "not a number"), (0.5, "curves", "knows no")],
+    [(1.5, "table2", "is no share"), (-1.0, "table2", "not a number"), (0.5, "curves", "has no")],
 )
 def test_what_makes_no_sense_is_refused(share: float, physics: str, said: str) -> None:
     with pytest.raises(TraceError, match=said) as refused:

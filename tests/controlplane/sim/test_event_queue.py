@@ -90,7 +90,7 @@ def test_somebody_can_stop_it() -> None:
 
 
 def test_time_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.sim.engine.event_queue.MAX_AT_ONCE", 1000)
+    monkeypatch.setattr("controlplane.sim.engine.event_queue.MAX_CALLS_AT_ONCE", 1000)
     kernel = Kernel()
 
     def again() -> None:

@@ -19,7 +19,7 @@ from controlplane.sim.cluster import ResultsError
 from controlplane.sim.experiment import (
     Cell,
     CellsFailedError,
-    Progress,
+    ExperimentProgress,
     StoppedError,
     bar,
     cell_key,
@@ -103,7 +103,7 @@ def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
 @pytest.mark.slow
 def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: Path) -> None:
     wanted = cells(tmp_path, "a", "b")
-    seen: list[Progress] = []
+    seen: list[ExperimentProgress] = []
 
     found = run(wanted, simulate, workers=3, on_progress=seen.append)
 
@@ -117,7 +117,7 @@ def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: P
 @pytest.mark.slow
 def test_a_cell_that_is_asked_for_twice_is_simulated_once(tmp_path: Path) -> None:
     (cell,) = cells(tmp_path, "a", seeds=1)
-    seen: list[Progress] = []
+    seen: list[ExperimentProgress] = []
 
     assert run([cell, cell], simulate, on_progress=seen.append) == [expected(cell)] * 2
     assert seen[-1].total == 1
@@ -130,7 +130,7 @@ def test_what_is_in_the_file_is_not_simulated_again(tmp_path: Path) -> None:
     for name in started(tmp_path):
         (tmp_path / name).unlink()
     wanted = cells(tmp_path, "a", "b")
-    seen: list[Progress] = []
+    seen: list[ExperimentProgress] = []
 
     found = run(wanted, simulate, path, workers=2, on_progress=seen.append)
 
@@ -253,7 +253,7 @@ def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_o
     assert process.returncode == 1
     assert said.rstrip().endswith(
         "stopped after 1 of 3 simulations; "
-        f"run the same command again to go on from {tmp_path / 'results.jsonl'}"
+        f"run the same command again to resume from {tmp_path / 'results.jsonl'}"
     )
     assert "Traceback" not in said
     assert alive(tmp_path) == []
@@ -319,8 +319,8 @@ def test_workers_do_not_outlive_an_experiment_that_is_killed(tmp_path: Path) -> 
 
 def test_the_bar_counts_cells_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     with bar("comparing") as shown:
-        shown(Progress(0, 0, 3))
-        shown(Progress(2, 1, 3))
+        shown(ExperimentProgress(0, 0, 3))
+        shown(ExperimentProgress(2, 1, 3))
 
     said = capfd.readouterr()
     assert said.out == ""

@@ -89,7 +89,7 @@ def test_jobs_that_are_larger_than_the_cluster_are_left_out(tmp_path: Path) -> N
     [
         ("philly", PHILLY.replace("06:01:55", "25:01:55"), ":3: column timestamp: '2017-10-09 25"),
         ("philly", PHILLY.replace("66.0,1", "66.0,0"), ":2: column num_gpus: '0' is out of range"),
-        ("philly", PHILLY.replace("66.0,1", "0,1"), ":2: column duration: a job of no duration"),
+        ("philly", PHILLY.replace("66.0,1", "0,1"), ":2: column duration: a job without duration"),
         ("philly", TIRESIAS, ":1: column timestamp is missing"),
         (
             "tiresias",

@@ -16,7 +16,7 @@ from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of, speed_shares
 from controlplane.sim.models.interference import (
     DistributedInterference,
-    Form,
+    InterferenceSpec,
     PairwiseInterference,
     ResourceInterference,
     make_interference,
@@ -72,17 +72,17 @@ def all_of(*names: str) -> tuple[Demand, ...]:
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("none", Form("none")),
-        ("pollux:0.25", Form("pollux", 0.25)),
-        ("pairwise:0.1", Form("pairwise", 0.1)),
-        ("class:0.3", Form("class", 0.3)),
-        ("resources:0.3", Form("resources", 0.3)),
-        ("gavel:a:b.json", Form("gavel", file="a:b.json")),
-        ("pollux:0", Form("none")),
-        ("pairwise", Form("none")),
+        ("none", InterferenceSpec("none")),
+        ("pollux:0.25", InterferenceSpec("pollux", 0.25)),
+        ("pairwise:0.1", InterferenceSpec("pairwise", 0.1)),
+        ("class:0.3", InterferenceSpec("class", 0.3)),
+        ("resources:0.3", InterferenceSpec("resources", 0.3)),
+        ("gavel:a:b.json", InterferenceSpec("gavel", file="a:b.json")),
+        ("pollux:0", InterferenceSpec("none")),
+        ("pairwise", InterferenceSpec("none")),
     ],
 )
-def test_a_kind_and_a_share_or_a_file(text: str, meant: Form) -> None:
+def test_a_kind_and_a_share_or_a_file(text: str, meant: InterferenceSpec) -> None:
     assert parse_interference(text) == meant
 
 
@@ -243,7 +243,7 @@ def test_losses_have_the_mean_that_was_asked_for() -> None:
 def test_classes_slow_down_their_like_most_and_every_neighbour_counts() -> None:
     families = {A: "vgg16", B: "wlm", C: "resnext110"}
     jobs = ToyJobs({}, families)
-    rule = make_interference(Form("class", 0.3), jobs, 1, all_of(*SIX))
+    rule = make_interference(InterferenceSpec("class", 0.3), jobs, 1, all_of(*SIX))
     assert rule is not None
 
     like = rule.remaining_speed(A, {N0: {A: 1, B: 1}})
@@ -352,7 +352,7 @@ def test_a_measured_pair_is_read_by_gpu_and_one_that_did_not_fit_is_as_the_worst
 
 def test_the_worst_measured_neighbour_counts_on_gpus_of_that_type(gavel_file: Path) -> None:
     jobs = ToyJobs({}, {A: "A3C", B: "wlm", C: "nobody-knows"}, gpus={N1: "k80"})
-    rule = make_interference(Form("gavel", file=str(gavel_file)), jobs, 1, ())
+    rule = make_interference(InterferenceSpec("gavel", file=str(gavel_file)), jobs, 1, ())
     assert rule is not None
 
     assert rule.remaining_speed(A, {N0: {A: 1, B: 1}, N1: {A: 1}}) == 0.5
@@ -374,15 +374,18 @@ def test_families_find_the_nearest_measured_job() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is no JSON"),
-        ("[]", "is no table by GPU type"),
+        ("", "is not JSON"),
+        ("[]", "is not a table by GPU type"),
         ("{}", "has no pairs of A3C on v100"),
         (json.dumps(gavel_table(v100=[])), "has no table of v100"),
         (json.dumps(gavel_table(v100={"('A3C', 1)": {}})), "v100, A3C: no steps per second"),
-        (json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 0}})), "a speed is no number from 0"),
+        (
+            json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 0}})),
+            "a speed is not a number of at least 0",
+        ),
         (
             json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 1, "('A3C', 1)": [-1, 1]}})),
-            "a speed is no number from 0",
+            "a speed is not a number of at least 0",
         ),
     ],
 )
@@ -404,7 +407,7 @@ def test_a_file_that_is_no_text_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "pairs.json"
     path.write_bytes(data)
 
-    with pytest.raises(TraceError, match="is no JSON"):
+    with pytest.raises(TraceError, match="is not JSON"):
         read_pairs(path)
 
 

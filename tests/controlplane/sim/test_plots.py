@@ -80,7 +80,7 @@ def test_jobs_without_a_time_and_times_of_zero_do_not_stop_a_figure(
 
 @pytest.mark.parametrize("draw", [*OF_MANY, utilisation])
 def test_nothing_to_draw_is_refused(tmp_path: Path, draw: Draw) -> None:
-    with pytest.raises(ResultsError, match="there is no result to draw"):
+    with pytest.raises(ResultsError, match="there are no results to draw"):
         draw([], tmp_path / "f.svg")
 
 
@@ -166,7 +166,7 @@ def test_a_gantt_chart_has_a_row_for_each_slot_in_natural_order(tmp_path: Path) 
     assert [word for word in said if "/" in word] == ["n2/0", "n10/1"]
     assert said.count("first") == 1
     assert said.count("second") == 1  # its bars are below each other
-    assert {"seconds", "ones: which of 2 jobs had which of 4 slots; grey: nobody"} <= set(said)
+    assert {"seconds", "ones: which of 2 jobs had which of 4 slots; grey: free"} <= set(said)
 
 
 def test_many_slots_are_not_named(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def complaint(folder: Path, job: TraceJob | None = None) -> TraceError:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="nowhere is no folder"):
+    with pytest.raises(TraceError, match="nowhere is not a folder"):
         ProfilesModel(tmp_path / "nowhere", COSTS)
 
 

@@ -225,7 +225,9 @@ def test_what_cannot_be_replayed_is_said_with_what_to_do() -> None:
     unmeasured = RecordedModel(recording(a_job(), speeds=()), COSTS)
     endless = recording(a_job(samples=2**53, epoch_samples=1))
 
-    with pytest.raises(TraceError, match=r"job a-1: 'cifar10' is no job of the recording; simul"):
+    with pytest.raises(
+        TraceError, match=r"job a-1: 'cifar10' is not a job of the recording; simul"
+    ):
         RecordedModel(found, COSTS).job_model(stranger, "fixed", seed=1)
     with pytest.raises(TraceError, match=r"no whole epoch of family 'm' was measured; leave the j"):
         unmeasured.job_model(job, "fixed", seed=1)

@@ -331,13 +331,13 @@ def test_what_is_no_journal_is_said_with_what_to_do(tmp_path: Path) -> None:
         database.execute("CREATE TABLE mine (x)")
     database.close()
 
-    assert refused(tmp_path / "none").startswith("FILE: there is no such file; name the file")
-    assert refused(tmp_path).startswith("FILE: there is no such file; name the file")
+    assert refused(tmp_path / "none").startswith("FILE: no such file; name the file")
+    assert refused(tmp_path).startswith("FILE: no such file; name the file")
     assert refused(text) == (
-        "FILE is no journal: file is not a database; "
+        "FILE is not a journal: file is not a database; "
         "name the file journal.sqlite in a controller's state folder"
     )
-    assert refused(other).startswith("FILE is no journal: no such table: meta")
+    assert refused(other).startswith("FILE is not a journal: no such table: meta")
 
 
 def test_a_journal_of_a_newer_release_is_refused(tmp_path: Path) -> None:
@@ -429,9 +429,9 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         (b'"version":1', b'"version":2', "FILE:1: a recording of version 2; this release reads"),
         (b'"recording"', b'"trace"', "FILE:1: Invalid enum value 'trace'"),
         (b'"count":2', b'"count":0', "FILE:1: a cluster without slots; give nodes with some"),
-        (b'"model":""', b'"model":"z"', "FILE:1: a GPU type that nobody knows; leave it empty"),
+        (b'"model":""', b'"model":"z"', "FILE:1: unknown GPU type; leave it empty"),
         (b'"jobs":2', b'"jobs":3', "FILE:5: the file ends before all its jobs; name a file"),
-        (b'"jobs":2', b'"jobs":1', "FILE:4: more lines than the first one says; export it again"),
+        (b'"jobs":2', b'"jobs":1', "FILE:4: more lines than the header states; export it again"),
         (
             b"500.0,null",
             b"-1,null",
@@ -439,9 +439,9 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         ),
         (b"500.0,null", b"1e999,null", "FILE:2: "),
         (b"500.0,null", b"NaN,null", "FILE:2: "),
-        (b'"b-2"', b'"a-1"', "FILE:4: 'a-1' is there twice; delete one"),
-        (b'"family":"m","spec"', b'"family":"n","spec"', "FILE:3: job a-1: nothing is known of"),
-        (b'"ended_after_s":60.5', b'"ended_after_s":null', "FILE:3: job a-1 was cancelled, nobody"),
+        (b'"b-2"', b'"a-1"', "FILE:4: 'a-1' is duplicated; delete one"),
+        (b'"family":"m","spec"', b'"family":"n","spec"', "FILE:3: job a-1: there is no line for"),
+        (b'"ended_after_s":60.5', b'"ended_after_s":null', "FILE:3: job a-1 was cancelled at an"),
         (b'"slots":[1,4]', b'"slots":[5,4]', "FILE:3: job a-1: slots: slots [5, 4] is not a range"),
         (b'"script":"train.py"', b'"script":7', "FILE:3: Expected `str`, got `int`"),
     ],
@@ -462,7 +462,7 @@ def test_what_is_no_recording_is_a_trace_error(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_bytes(b"")
 
-    assert complaint(empty).startswith("FILE:1: nothing is there; name a file")
+    assert complaint(empty).startswith("FILE:1: the file is empty; name a file")
     assert complaint(tmp_path).startswith("FILE: Is a directory; name a readable file")
     assert complaint(tmp_path / "none").startswith("FILE: No such file or directory")
     assert "embedded null byte" in complaint(Path("a\0b"))

@@ -215,7 +215,7 @@ def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
 def test_profiles_that_are_not_there(tmp_path: Path) -> None:
     scenario = Scenario(physics="profiles", profiles=str(tmp_path / "nowhere"), workload="w.csv")
 
-    assert "nowhere is no folder" in str(complaint(scenario))
+    assert "nowhere is not a folder" in str(complaint(scenario))
 
 
 def test_profiles_need_a_workload() -> None:

@@ -13,7 +13,7 @@ from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, ClusterView, Plan
 from controlplane.policy.api import StartForecast as PolicyForecast
 from controlplane.sim.engine.event_queue import AFTER, Kernel, PlannerOptions
-from controlplane.sim.engine.planner import MAX_AGAIN, SimulatedPlanner
+from controlplane.sim.engine.planner import MAX_REQUESTS_AT_ONCE, SimulatedPlanner
 from controlplane.sim.results import StartForecast
 from schemas.ids import Seconds
 from tests.support.simulated import (
@@ -189,7 +189,7 @@ def test_a_policy_that_never_comes_to_rest_does_not_stop_the_clock() -> None:
 
     assert run.jobs["a"].state == "succeeded"
     at = run.times(PlanProposed)
-    assert max(at.count(moment) for moment in at) == MAX_AGAIN
+    assert max(at.count(moment) for moment in at) == MAX_REQUESTS_AT_ONCE
     assert run.state.jobs[A].ended
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.models.recording import (
-    OF_BATCH,
-    OF_SLOTS,
+    BATCH_POWER,
+    SLOTS_POWER,
     EpochSpeed,
     Family,
     StepTime,
@@ -72,7 +72,7 @@ def test_between_two_sizes_a_step_lies_on_the_line_between_theirs_whatever_their
 
     assert times.step((3,), 3 * 64) == about(0.2, extrapolated=False)
     # On 2 slots never below 64: half of the line is extrapolated, so all of it counts as that.
-    half = (0.3 * (40 / 64) ** OF_BATCH + 0.1) / 2
+    half = (0.3 * (40 / 64) ** BATCH_POWER + 0.1) / 2
     assert times.step((3,), 3 * 40) == about(half, extrapolated=True)
 
 
@@ -116,17 +116,17 @@ def test_beyond_the_sizes_a_step_grows_as_it_did_between_the_two_nearest() -> No
 def test_from_one_measurement_a_step_grows_as_it_does_elsewhere() -> None:
     times = family(measured(1, 2, 64, 0.1))
 
-    assert times.step((4,), 4 * 64) == about(0.1 * 2**OF_SLOTS, extrapolated=True)
-    assert times.step((1,), 64) == about(0.1 / 2**OF_SLOTS, extrapolated=True)
-    assert times.step((2,), 2 * 128) == about(0.1 * 2**OF_BATCH, extrapolated=True)
-    assert times.step((1,), 32) == about(0.1 / 2 ** (OF_SLOTS + OF_BATCH), extrapolated=True)
+    assert times.step((4,), 4 * 64) == about(0.1 * 2**SLOTS_POWER, extrapolated=True)
+    assert times.step((1,), 64) == about(0.1 / 2**SLOTS_POWER, extrapolated=True)
+    assert times.step((2,), 2 * 128) == about(0.1 * 2**BATCH_POWER, extrapolated=True)
+    assert times.step((1,), 32) == about(0.1 / 2 ** (SLOTS_POWER + BATCH_POWER), extrapolated=True)
 
 
 def test_growth_with_the_slots_is_the_median_of_what_gavel_measured() -> None:
     grown = [1.0 - math.log(of[8] / of[1], 8) for of in STEPS_PER_S.values() if 8 in of]
 
     assert len(grown) == 19
-    assert median(grown) == pytest.approx(OF_SLOTS, abs=0.005)
+    assert median(grown) == pytest.approx(SLOTS_POWER, abs=0.005)
 
 
 def test_a_group_across_nodes_that_was_never_measured_is_like_one_within_a_node() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.csv_parsing import MOST_LINE_BYTES
+from controlplane.sim.csv_parsing import MAX_LINE_BYTES
 from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
@@ -92,7 +92,7 @@ def test_columns_may_stand_in_any_order_with_a_byte_order_mark_and_dos_lines(
         (HEADER, "FILE: no jobs; write one job on each line below the header"),
         ("name,time\n", "FILE:1: column application is missing; the first line must name"),
         (HEADER.replace("\n", ",gpus\n"), "FILE:1: column 'gpus' is unknown; known columns are"),
-        (HEADER.replace("\n", ",name\n"), "FILE:1: column name is there twice; keep one"),
+        (HEADER.replace("\n", ",name\n"), "FILE:1: column name is duplicated; keep one"),
         (HEADER + "a,x,m,1,1\n", "FILE:2: column time: 'x' is not a number; write digits"),
         (HEADER + "a,nan,m,1,1\n", "FILE:2: column time: 'nan' is not a number"),
         (HEADER + "a,inf,m,1,1\n", "FILE:2: column time: 'inf' is not a number"),
@@ -124,12 +124,12 @@ def test_columns_may_stand_in_any_order_with_a_byte_order_mark_and_dos_lines(
             "FILE: column name: two jobs are called 'a'; give every",
         ),
         (HEADER + '"a,1,m,1,1\n', "FILE:2: unexpected end of data; close every quote on its line"),
-        (HEADER.encode() + b"a\0,1,m,1,1\n", "FILE:2: has a NUL byte; this is no text"),
+        (HEADER.encode() + b"a\0,1,m,1,1\n", "FILE:2: has a NUL byte; name a trace"),
         (
             HEADER.encode() + b"a\xff,1,m,1,1\n",
-            "FILE:2: byte 2 is no UTF-8; save the file as UTF-8",
+            "FILE:2: byte 2 is not UTF-8; save the file as UTF-8",
         ),
-        (HEADER.encode("utf-16"), "FILE:1: byte 1 is no UTF-8"),
+        (HEADER.encode("utf-16"), "FILE:1: byte 1 is not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_line_column_and_what_to_do(
@@ -148,7 +148,7 @@ def test_a_crash_is_inside_the_work(tmp_path: Path, share: str) -> None:
 def test_a_line_of_ten_megabytes_is_refused_without_reading_it_all(tmp_path: Path) -> None:
     path = file_with(tmp_path, HEADER.encode() + b"a" * 10_000_000)
 
-    assert complaint(path).startswith(f"FILE:2: longer than {MOST_LINE_BYTES} bytes; this is no")
+    assert complaint(path).startswith(f"FILE:2: longer than {MAX_LINE_BYTES} bytes; this is no")
 
 
 def test_a_file_without_an_end_is_refused() -> None:
@@ -157,11 +157,11 @@ def test_a_file_without_an_end_is_refused() -> None:
 
 
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.sim.csv_parsing.MOST_JOBS", 2)
+    monkeypatch.setattr("controlplane.sim.csv_parsing.MAX_JOBS", 2)
     path = file_with(tmp_path, HEADER + "a,1,m,1,1\nb,1,m,1,1\nc,1,m,1,1\n")
     assert complaint(path) == "FILE:4: more than 2 jobs; split the file"
 
-    monkeypatch.setattr("controlplane.sim.csv_parsing.MOST_LINES", 5)
+    monkeypatch.setattr("controlplane.sim.csv_parsing.MAX_LINES", 5)
     path = file_with(tmp_path, HEADER + "\n" * 20)
     assert complaint(path) == "FILE: more than 5 lines; split the file"
 

@@ -12,9 +12,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from controlplane.sweeps.configurations import stream
 from controlplane.sweeps.hopping import (
+    GreedyOrder,
     HopProblem,
     Model,
-    Progress,
     Slot,
     Unit,
     Visit,
@@ -72,8 +72,8 @@ def problems(draw: st.DrawFn) -> HopProblem:
     return found
 
 
-def orders(seed: int) -> list[Callable[[HopProblem], Progress]]:
-    return [Progress, lambda one: RandomOrder(one, stream(seed))]
+def orders(seed: int) -> list[Callable[[HopProblem], GreedyOrder]]:
+    return [GreedyOrder, lambda one: RandomOrder(one, stream(seed))]
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -159,7 +159,7 @@ def test_twice_as_many_models_as_slots_end_close_to_the_bound_where_slots_differ
 def test_a_slot_serves_its_own_partition_before_a_replica() -> None:
     one = problem([1.0, 1.0], [1.0, 1.0], replicas=[[1], [0]])
 
-    assert sorted(Progress(one).begin_units()) == [Visit(0, 0, 0), Visit(1, 1, 1)]
+    assert sorted(GreedyOrder(one).begin_units()) == [Visit(0, 0, 0), Visit(1, 1, 1)]
 
 
 def test_a_replica_lets_a_slot_help_when_nothing_of_its_own_is_left() -> None:
@@ -172,7 +172,7 @@ def test_a_replica_lets_a_slot_help_when_nothing_of_its_own_is_left() -> None:
 def test_among_models_alike_the_one_that_is_there_already_is_taken() -> None:
     models = [Model(1.0, partitions([0])), Model(1.0, partitions([0]), at=0)]
 
-    begun = Progress(HopProblem(models, [Slot(partitions([0]))], [1.0])).begin_units()
+    begun = GreedyOrder(HopProblem(models, [Slot(partitions([0]))], [1.0])).begin_units()
 
     assert begun == [Visit(1, 0, 0)]
 

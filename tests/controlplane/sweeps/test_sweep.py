@@ -24,7 +24,7 @@ from controlplane.sweeps.orders import (
     UnitReport,
 )
 from controlplane.sweeps.sweep import Sweep
-from controlplane.sweeps.trial_changes import READS
+from controlplane.sweeps.trial_changes import MAX_FAILED_READS
 from controlplane.sweeps.trials import Trial, merged
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import (
@@ -326,7 +326,7 @@ def test_a_copy_that_cannot_be_read_is_done_again_from_the_state_before() -> Non
     (run,) = units(orders)
     (following,) = units(list(one.unit_done(run.attempt, report(), NOW)))
 
-    for _ in range(READS):
+    for _ in range(MAX_FAILED_READS):
         assert following.state == StateName(0, 1)
         (following,) = units(list(one.unit_failed(following.attempt, "digest", "state", NOW)))
 
@@ -388,7 +388,7 @@ def test_a_unit_that_is_done_again_and_leaves_another_state_is_announced() -> No
     (run,) = units(orders)
     (following,) = units(one.unit_done(run.attempt, UnitReport({}, 10, 1.0, {}, "d1"), NOW))
     one.state_missing(run.result, N0, NOW)
-    for _ in range(READS):
+    for _ in range(MAX_FAILED_READS):
         (following,) = units(one.unit_failed(following.attempt, "gone", "state", NOW))
 
     orders = list(one.unit_done(following.attempt, UnitReport({}, 10, 1.0, {}, "d2"), NOW))

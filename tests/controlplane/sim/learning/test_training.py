@@ -15,8 +15,8 @@ from controlplane.policy.registry import make
 from controlplane.sim.cluster import TrainingError
 from controlplane.sim.learning.drl_episodes import drawn, episode, past, training_scenario
 from controlplane.sim.learning.drl_trainer import (
+    ActionBatch,
     ActorNet,
-    Batch,
     DrlTrainer,
     Recipe,
     advantages,
@@ -121,12 +121,12 @@ def test_an_interrupted_training_is_neither_lost_nor_mixed_with_another(tmp_path
     with pytest.raises(InterruptedTrainingError):
         trained(InterruptedAtOnce(5, TINY), order(tmp_path))
 
-    with pytest.raises(TrainingError, match=r"m\.training: a training that was interrupted; go on"):
+    with pytest.raises(TrainingError, match=r"m\.training: an interrupted training; resume"):
         trained(DrlTrainer(5, TINY), order(tmp_path))
     with pytest.raises(TrainingError, match=r"a training with seed 5, not 6"):
         trained(DrlTrainer(6, TINY), order(tmp_path, seed=6), resume=True)
     (tmp_path / "m.training").write_bytes(b"PK")
-    with pytest.raises(TrainingError, match=r"m\.training: no whole state of a training"):
+    with pytest.raises(TrainingError, match=r"m\.training: damaged state of a training"):
         trained(DrlTrainer(5, TINY), order(tmp_path), resume=True)
 
 
@@ -160,7 +160,7 @@ def test_torch_and_numpy_evaluate_the_same_network() -> None:
     decisions, _ = episode(
         model, training_scenario(8, 3, 5.0), 7, drawn(np.random.default_rng(1)), past(2, 8)
     )
-    batch = Batch(decisions)
+    batch = ActionBatch(decisions)
     net = ActorNet()
     net.load_state_dict({k: v.clone() for k, v in _tensors(model.arrays).items()})
 
