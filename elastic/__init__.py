@@ -1,4 +1,4 @@
-"""What a training script imports: `ScalingAgent`, and what it may raise."""
+"""Elastic training library: `ScalingAgent` and the base of its errors."""
 
 from elastic.gc_free_import import imports_uncollected
 

@@ -1,4 +1,4 @@
-"""The handle that a training script holds."""
+"""Handle of a training script: one worker of an elastic job."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ WORKER: Final = "ONES_WORKER"  # the worker's folder, when an agent started the 
 
 
 class ScalingAgent(ScriptQuestions):
-    """One worker of a job: under a cluster what the job file says, else what the script says.
+    """Worker of a job; the job file overrides the script where both state a value.
 
     Args:
-        assignment: of this worker; None: it is alone, and the script decides everything.
+        assignment: of this worker; None: the worker trains alone and the script decides everything.
         folder: the worker's files; None without an assignment.
     """
 
@@ -97,14 +97,14 @@ class ScalingAgent(ScriptQuestions):
 
     @classmethod
     def from_env(cls, seed: int | None = None) -> ScalingAgent:
-        """The agent of this process, with all random generators seeded.
+        """Create the agent of this process and seed all random generators.
 
-        The job file's seed wins over `seed`, which wins over what the script gave
-        `torch.manual_seed`, here or before `load`; else it is 0. Where the last of these counts,
-        generators that the script seeded itself stay as they are.
+        The job file's seed overrides `seed`, which overrides a seed that the script passed to
+        `torch.manual_seed`, here or before `load`; the default is 0. If the script's
+        `torch.manual_seed` decides, generators that the script seeded keep their state.
 
         Args:
-            seed: of the job: its samples' order and all random numbers.
+            seed: of the job: the order of samples and all random numbers.
         """
         folder = Path(os.environ[WORKER]) if os.environ.get(WORKER) else None
         assignment = None
@@ -135,41 +135,41 @@ class ScalingAgent(ScriptQuestions):
         """Build model, optimizer and loader.
 
         Args:
-            build_model: called with nothing, returns the module, best on the host; a `.cuda()` in
-                it waits for the slot.
-            build_optimizer: called with `list(model.parameters())`, on the slot's device by then;
-                returns an optimizer of them, or a tuple, list or dict of several:
-                `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`.
-            train_set: map-style dataset, which is shuffled, or an iterable one with a length, which
-                is not: each worker reads all of it, and takes its part.
-            batch_size: global, samples per step; the job file's wins.
-            lr: learning rate at that batch, of the first optimizer; the job file's wins. Groups of
-                parameters and other optimizers keep the ratios that `build_optimizer` gave them.
-                None keeps the optimizers' own.
-            lr_scaling: how the rate follows a batch that changes: "linear" with it, "sqrt" with its
-                square root, "none"; "auto": sqrt for Adam and its kin, else linear, each for
-                itself.
-            lr_doubling_steps: steps in which the rate grows by at most 2x; 0: all at once.
+            build_model: called without arguments, returns the module, preferably on the host; a
+                `.cuda()` inside waits for the slot.
+            build_optimizer: called with `list(model.parameters())`, which are on the slot's device
+                by then; returns an optimizer of them, or a tuple, list or dict of several: `lambda
+                parameters: torch.optim.SGD(parameters, lr=0.1)`.
+            train_set: map-style dataset, which is shuffled, or an iterable dataset with a length,
+                which is not: each worker reads all of it and takes its part.
+            batch_size: global, samples per step; the job file overrides it.
+            lr: learning rate of the first optimizer at that batch; the job file overrides it.
+                Parameter groups and other optimizers keep the ratios that `build_optimizer` gave
+                them. None keeps the optimizers' own rates.
+            lr_scaling: how the rate follows a change of the batch: "linear", "sqrt" (its square
+                root) or "none"; "auto": sqrt for Adam-like optimizers, else linear, decided for
+                each optimizer.
+            lr_doubling_steps: steps in which the rate grows by at most 2x; 0: at once.
             columns: sequences that are read side by side: samples come in the order of the data,
-                and sample i goes on where sample i - columns ended; see `carried`. None: every
-                sample stands for itself.
-            carried_dim: dimension of `carried` tensors in which the samples lie: 1 in torch's LSTM
+                and sample i continues sample i - columns; see `carried`. None: samples are
+                independent.
+            carried_dim: dimension of `carried` tensors that holds the samples: 1 in torch's LSTM
                 and GRU, 0 in their cells.
             max_local_batch: samples that fit the device at once; a worker takes a larger share of a
-                step in passes, whose gradients are those of the whole share. The job file's wins.
-                None: `batch_size`.
-            schedule_batch: global batch whose steps schedulers count, where they were made before
-                `load`; None: the job's first one.
+                step in several passes, whose gradients equal those of the whole share. The job file
+                overrides it. None: `batch_size`.
+            schedule_batch: global batch whose steps schedulers count, if they were created before
+                `load`; None: the job's first batch.
             loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
-                epoch that make no whole step: how many they are follows the batch of the moment.
+                epoch that make no whole step; their number follows the current batch.
 
         Returns:
-            The model and what `build_optimizer` gave, from the last checkpoint if there is one,
-            and the loader.
+            The model and the result of `build_optimizer`, restored from the last checkpoint if
+            there is one, and the loader.
 
         Raises:
-            UsageError: if the group cannot train this exactly, or a second time; the error says
-                what to do.
+            UsageError: if the group cannot train this exactly, or at the second call; the error
+                says what to do.
             CheckpointError: if the job should resume and cannot.
         """
         if self._training.is_loaded:
@@ -224,18 +224,14 @@ class ScalingAgent(ScriptQuestions):
         return model, built, loader
 
     def _place(self, model: nn.Module) -> nn.Module:
-        """Check the model and move it to the slot's device, which may have to become free."""
+        """Check the model and move it to the slot's device once the slot is granted."""
         refuse_sharded(model)
         refuse_lazy(model)
         self._listener.await_slot()
         return model.to(self.device)
 
     def _pass_limit(self, script: int | None, alone: int) -> int:
-        """Return how many samples this worker takes at once.
-
-        Args:
-            script: what the script says; None: nothing.
-        """
+        """Return the most samples of one pass; `alone` if neither job file nor script states it."""
         if script is not None and script < 1:
             raise UsageError(f"max_local_batch {script} is below 1", "raise it", "max_local_batch")
         spec = self._assignment.spec if self._assignment else None
@@ -247,37 +243,37 @@ class ScalingAgent(ScriptQuestions):
         return spec.pass_limit if spec is not None else alone
 
     def track(self, **stateful: Any) -> None:
-        """Keep these in checkpoints and transfers too: anything with a `state_dict`.
+        """Keep these objects in checkpoints and transfers; each needs a `state_dict`.
 
-        Call it before the first epoch; in a resumed job they have their state back when it and
-        `load` have returned, with mappings as dicts and named tuples as tuples. Schedulers of
-        torch, and classes derived from them, are tracked by themselves if they are made after
-        `load`; so are torch's gradient scalers.
+        Call it before the first epoch. In a resumed job the objects have their state once `track`
+        and `load` have returned, with mappings as dicts and named tuples as tuples. torch's
+        schedulers, classes derived from them and torch's gradient scalers are tracked automatically
+        if they are created after `load`.
         """
         self._training.track(stateful)
 
     def weight(self, items: float) -> None:
-        """Say what the loss of the present batch is a mean over, if not over its samples: tokens.
+        """State what the loss of the current batch is a mean over, if not its samples, e.g. tokens.
 
         Call it in every batch, before `backward()`: gradients are then the mean over all items of
-        the global batch. It changes nothing for a worker that is alone with its batch.
+        the global batch. It has no effect for a worker that trains its batch alone.
 
         Args:
-            items: of this worker's batch; a number, or a tensor with one element.
+            items: items of this worker's batch; a number, or a tensor with one element.
 
         Raises:
-            UsageError: outside of the loop over the loader, or if `items` is no number from 0 on.
+            UsageError: outside of the loop over the loader, or if `items` is not a number >= 0.
         """
         self._executor.weigh(metric_value("items", items))
 
     @property
     def carried(self) -> Any:
-        """State that lives from batch to batch: of this batch's columns, before it.
+        """State carried from batch to batch, as it is before the current batch.
 
-        `scores, agent.carried = model(inputs, agent.carried)`, in every batch and before
-        `backward()`. It comes back detached, with the parts of the samples that are in the batch
-        at hand; None where all their columns begin, as in the first batch of an epoch, and zeros
-        for those that begin beside others.
+        Write `scores, agent.carried = model(inputs, agent.carried)` in every batch, before
+        `backward()`. The state is detached and holds the rows of the samples in the current batch.
+        It is None if all their columns start, as in the first batch of an epoch; columns that start
+        beside others have zeros.
 
         Raises:
             UsageError: outside of the loop over the loader, or without `load(columns=...)`.
@@ -286,7 +282,7 @@ class ScalingAgent(ScriptQuestions):
 
     @carried.setter
     def carried(self, state: Any) -> None:
-        """What they are behind it: a tensor, or tuples, lists and dicts of tensors."""
+        """Set the state after the batch: a tensor, or tuples, lists and dicts of tensors."""
         self._carried_rows().take(state)
 
     def _carried_rows(self) -> CarriedRows:
@@ -312,7 +308,7 @@ class ScalingAgent(ScriptQuestions):
         return self._assignment.version if self._assignment else None
 
     def _join(self) -> None:
-        """Say that this worker is ready, and wait until it is a member of its group."""
+        """Report that this worker is ready and wait until it is a member of its group."""
         assignment, channel, training = self._assignment, self._voice.channel, self._training
         self._joined = True
         if assignment is None or channel is None or self._folder is None:
@@ -347,7 +343,7 @@ class ScalingAgent(ScriptQuestions):
         training.begin_timing()
 
     def _store_port(self, assignment: Assignment) -> int:
-        """Serve the store of the group that starts, if this is its rank 0."""
+        """Serve the store of the starting group if this worker is its rank 0."""
         if assignment.rank or len(assignment.group.members) == 1:
             return 0
         oldest = self._membership.version
@@ -356,23 +352,24 @@ class ScalingAgent(ScriptQuestions):
     # --- the loop
 
     def epochs(self, count: int, *, samples: int | None = None) -> Iterator[int]:
-        """Run up to `count` epochs, counted from 0 as `range` does; the job file's stop rule wins.
+        """Run up to `count` epochs, numbered from 0; the job file's stop rule overrides `count`.
 
-        A resumed job begins with the first epoch that is not finished. Under a cluster the first
-        epoch begins when this worker's group is there.
+        A resumed job starts with the first unfinished epoch. Under a cluster the first epoch starts
+        once this worker's group has formed.
 
         Args:
-            count: of the whole job, also in a resumed one; passed over if there are `samples`, or
+            count: epochs of the whole job, including those before a resume; ignored if `samples` is
+                given or the job file has a stop rule.
+            samples: of the whole job, after which training ends, also within an epoch; ignored if
                 the job file has a stop rule.
-            samples: of the whole job, after which training ends within an epoch too; the same.
 
         Yields:
-            The number of the epoch that begins, from 0.
+            The number of the epoch that starts, from 0.
 
         Raises:
-            UsageError: before `load`, or a second time, or if the parameters that are trained
-                changed since `load`, or if a tracked state cannot be handed over.
-            LeftGroup: where this worker is not in the group any more; its script ends with it.
+            UsageError: before `load`, at the second call, if the set of trained parameters changed
+                since `load`, or if a tracked state cannot be transferred.
+            LeftGroup: if this worker is not in the group any more; it ends the script.
         """
         training = self._loaded("epochs()")
         if self._joined:
@@ -396,7 +393,7 @@ class ScalingAgent(ScriptQuestions):
         self._finish()
 
     def report(self, **metrics: float) -> dict[str, float]:
-        """End the epoch with what it achieved; in a group, rank 0's numbers are everybody's.
+        """End the epoch with its metrics; in a group, rank 0's numbers apply to all workers.
 
         Args:
             metrics: numbers, or tensors with one element; `loss` replaces the training loss that
@@ -406,8 +403,8 @@ class ScalingAgent(ScriptQuestions):
             Rank 0's numbers, on every rank.
 
         Raises:
-            UsageError: outside of an epoch, or if a metric is no number or there are too many.
-            MissingMetricError: if the stop rule looks at a metric that is not there.
+            UsageError: outside of an epoch, if a metric is not a number, or if there are too many.
+            MissingMetricError: if the stop rule needs a metric that is missing.
         """
         if not self._training.epoch_open:
             raise UsageError("report() outside of an epoch", "call it once in each epoch")
@@ -427,7 +424,7 @@ class ScalingAgent(ScriptQuestions):
         return self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
 
     def stop(self, why: str) -> None:
-        """Ask for the end of the job with this epoch: `report` then ends it, if rank 0 asked.
+        """Request the end of the job with this epoch: `report` ends the job if rank 0 requested it.
 
         Args:
             why: one line, for the job's history.

@@ -1,7 +1,7 @@
-"""Named fault points: a test says in the job's environment where which worker meets its end.
+"""Named fault points: a test states in the job's environment where which worker fails.
 
 `ELASTIC_FAULTS="reduce:rank=1:step=40=kill; handover.send:version=3=stall 2.5"`: at each point that
-a worker reaches, the first fault whose conditions hold is carried out, once in each process.
+a worker reaches, the first fault whose conditions hold is executed, once in each process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ POINTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a point, and to whom."""
+    """An action at a fault point, and the conditions for it."""
 
     point: str
     action: str  # kill, stop, fail, stall SECONDS, corrupt
@@ -55,10 +55,9 @@ class Fault:
     version: int | None = None
 
     def meets(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
-        """Whether this is the place.
+        """True if this fault applies here; a fault with a step also applies to later steps.
 
-        Args:
-            step: 1-based, the fault's or a later one counts; None: the point knows of no step.
+        A point without rank, step or version (None) matches only faults without that condition.
         """
         return (
             self.point == point
@@ -69,17 +68,14 @@ class Fault:
 
 
 class InjectedError(Exception):
-    """What the action `fail` raises."""
+    """Raised by the action `fail`."""
 
 
 def parse(text: str) -> list[Fault]:
-    """The faults of `text`.
-
-    Args:
-        text: as in the module's docstring; empty: no faults.
+    """Parse the faults of `text` (format: see the module); empty text gives none.
 
     Raises:
-        ValueError: naming the part that cannot be read.
+        ValueError: naming the part that cannot be parsed.
     """
     faults = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -99,15 +95,12 @@ _lock = threading.Lock()
 def reach(
     point: str, *, rank: int | None = None, step: int | None = None, version: int | None = None
 ) -> bool:
-    """A worker comes to `point`; True asks the caller to corrupt what it is about to send.
+    """Execute the fault at `point`, if any; True asks the caller to corrupt what it sends next.
 
-    Args:
-        rank: of this worker; None fits only faults without a rank.
-        step: 1-based; None fits only faults without a step.
-        version: of the group; None fits only faults without a version.
+    Rank, step (1-based) or version None matches only faults without that condition.
 
     Raises:
-        InjectedError: if the fault is to fail.
+        InjectedError: if the fault's action is `fail`.
     """
     global _plan  # noqa: PLW0603 - one plan in a process
     if _plan is None:

@@ -1,8 +1,8 @@
-"""A trial of a sweep that goes on as an elastic job, over all partitions at once.
+"""Trial of a sweep that continues as an elastic job over all partitions at once.
 
-The user's functions are those of the sweep, and it begins with the state that hopping left.
-`unit.loader` gives the elastic loader of all partitions together, so `train_fn` trains an epoch of
-the whole data, in a group that grows and shrinks.
+The job uses the user functions of the sweep and starts with the state that the sweep left.
+`unit.loader` returns the elastic loader of all partitions together, so `train_fn` trains one epoch
+of the whole data set, in a group that grows and shrinks.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ LOADED: Final = frozenset({"model", "optimizer"})  # the agent's from `load` on;
 
 @dataclass(frozen=True, slots=True)
 class WholeUnit(Unit):
-    """An epoch over all partitions, as `train_fn` and `eval_fn` see it."""
+    """An epoch over all partitions, as passed to `train_fn` and `eval_fn`."""
 
     elastic_loader: Any = None
 
     def loader(
         self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
     ) -> DataLoader[Any]:
-        """The job's own, of all partitions; its batch is the job's.
+        """Return the loader of the job, which covers all partitions and has the job's batch.
 
-        Args:
-            shuffle: counts for nothing: the job's samples come in an order of their own.
+        `shuffle` has no effect: the job's samples have an order of their own.
         """
         return self.elastic_loader  # type: ignore[no-any-return]
 
@@ -56,7 +55,7 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
     """Train a trial to its last epoch, as a member of its job's group.
 
     Raises:
-        UsageError: if a function cannot be imported, or what it gives cannot be trained so.
+        UsageError: if a function cannot be imported, or its result cannot be trained this way.
         UnitFailedError: if `input_fn` raised.
         StateUnavailableError: if no node has the trial's state any more.
     """
@@ -122,7 +121,7 @@ def _whole(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
 
 
 def _state(trial: TrialSpec) -> dict[str, Any]:
-    """From a node that has it, checked."""
+    """Fetch and verify the trial's state from a node that has it."""
     target = MemoryTarget()
     asked = AskState(
         job=trial.sweep, trial=trial.trial, version=trial.version, digest=trial.digest, offset=0

@@ -1,22 +1,11 @@
-"""Let an optimizer's step wait, scale its rates, or pass over what is no step.
+"""Patches of torch: optimizer steps, schedulers, scalers, backward passes, device use, loaders.
 
-`optimizer.step` is replaced on the one object, so schedulers and scalers find what they expect.
-
-See every scheduler of torch that a script makes for its optimizers, and scale its steps.
-
-Some call their base class's constructor, some do not, some are made of others: so the constructor
-of every class is wrapped, and the outermost one tells.
-
-See every gradient scaler that a script scales losses with.
-
-See the losses of outermost backward passes, and where these passes end.
-
-The engine's own callback ends with the innermost pass, which is too early when a checkpointed
-block runs a pass of its own inside. So `torch.autograd.backward` itself is wrapped.
-
-The first use of a GPU waits until the slot is granted.
-
-Let a dataset read as it would without loader workers, inside of one.
+- `optimizer.step` is replaced on the one object, so that schedulers and scalers find what they
+  expect.
+- Schedulers: some call their base class's constructor, some do not, some consist of others. So the
+  constructor of every class is wrapped, and the outermost one reports the scheduler.
+- Backward passes: the engine's own callback ends with the innermost pass, which is too early when a
+  checkpointed block runs a pass inside. So `torch.autograd.backward` itself is wrapped.
 """
 
 from __future__ import annotations
@@ -39,18 +28,18 @@ from torch.utils.data._utils import worker
 
 
 class StepGate(Protocol):
-    """Who decides about each call of `optimizer.step`."""
+    """Decides about each call of `optimizer.step`."""
 
     def passes_over(self) -> bool:
-        """An optimizer is to step; whether it must pass over the present batch."""
+        """Return True if the optimizer must skip its step in the current batch."""
         ...
 
     def refuse(self, what: str, remedy: str) -> None:
-        """The script does what a group cannot do exactly: an error, unless it is alone for ever."""
+        """Raise an error for what a group cannot do exactly, unless the worker trains alone."""
         ...
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until its parameters may change; what rates are multiplied with in this step."""
+        """Wait until parameters may change; return the factor of the rates in this step."""
         ...
 
 
@@ -60,12 +49,7 @@ _hooked: list[Any] = []
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
-    """Ask `gate` before each step of `optimizer`.
-
-    Args:
-        optimizer: this object only; others of its class keep their step.
-        gate: asked in the thread that calls `step`; its factor holds for that call.
-    """
+    """Consult `gate` before each step of this optimizer object, in the thread that calls `step`."""
     original = type(optimizer).step
     scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # by a scheduler made before
 
@@ -109,7 +93,7 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
 def _closure_of(
     args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
-    """The closure that `step` was called with, and the other arguments."""
+    """Return the closure that `step` was called with, and the other arguments."""
     if args:
         return args[0], args[1:], options
     others = {name: value for name, value in options.items() if name != "closure"}
@@ -117,7 +101,7 @@ def _closure_of(
 
 
 def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
-    """`closure`, whose first evaluation is over already."""
+    """Return `closure` with its first evaluation, whose result is `loss`, done already."""
     losses = [loss]
 
     def evaluate() -> Any:
@@ -133,7 +117,7 @@ def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callabl
 
 
 def _refuse_others(gate: StepGate) -> None:
-    """From now on, refuse steps of other optimizers while a batch is trained on."""
+    """Refuse steps of other optimizers during a batch from now on."""
     _gates[:] = [gate]
     if not _hooked:
         _hooked.append(register_optimizer_step_pre_hook(_before_any))
@@ -167,12 +151,10 @@ def track_lr_schedulers(
     track: Callable[..., None],
     steps: Callable[[], int],
 ) -> None:
-    """Track every scheduler that is made for one of `optimizers` from now on.
+    """Track every scheduler that is created for one of `optimizers` from now on.
 
-    Args:
-        track: gets each as a keyword argument, named `scheduler N`: in the order in which the
-            script makes them, for whichever optimizer.
-        steps: how many a call of `step()` without arguments is to be, asked at each.
+    `track` gets each as a keyword argument named `scheduler N`, numbered in the order of creation
+    over all optimizers. A call of `step()` without arguments becomes `steps()` steps.
     """
     count = itertools.count(1)
     for optimizer in optimizers:
@@ -245,7 +227,7 @@ def _watch_steps(kind: type) -> None:
 
 
 def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
-    """Its own, or that of the schedulers that it is made of."""
+    """Return the optimizer of a scheduler, or of the schedulers that it consists of."""
     parts = list(vars(made).values())
     for part in parts:
         if isinstance(part, torch.optim.Optimizer):
@@ -261,11 +243,7 @@ _seen: list[Callable[[GradScaler], None]] = []  # told of each; the last agent's
 
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
-    """Tell `track` of each scaler before it scales a loss, also of those that it knows.
-
-    Args:
-        track: takes the place of what was told before.
-    """
+    """Call `track` with each scaler before it scales a loss; replaces an earlier callback."""
     _seen[:] = [track]
     if GradScaler.scale.__name__ == "scale_tracked":
         return
@@ -281,13 +259,13 @@ def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
 
 
 class BackwardListener(Protocol):
-    """Who is notified of outermost backward passes."""
+    """Receiver of notifications about outermost backward passes."""
 
     losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
     judge: Callable[[torch.Tensor], None] | None  # looks at each such scalar before its pass
 
     def backward_over(self) -> None:
-        """An outermost backward pass is over."""
+        """Called at the end of an outermost backward pass."""
         ...
 
 
@@ -297,12 +275,7 @@ _original: Any = None
 
 
 def listen(listener: BackwardListener) -> None:
-    """From now on, notify `listener` of every outermost backward pass.
-
-    Args:
-        listener: is called in the order in which listeners came; one that comes twice is called
-            twice.
-    """
+    """Notify `listener` of every outermost backward pass, after the listeners added before."""
     global _original  # noqa: PLW0603 - one engine in a process
     _listeners.append(listener)
     if _original is None:
@@ -311,17 +284,13 @@ def listen(listener: BackwardListener) -> None:
 
 
 def unlisten(listener: BackwardListener) -> None:
-    """Tell it no more.
-
-    Args:
-        listener: one that does not listen is passed over.
-    """
+    """Stop notifying `listener`; unknown listeners are ignored."""
     if listener in _listeners:
         _listeners.remove(listener)
 
 
 def warm_up(device: torch.device) -> None:
-    """A first backward pass starts threads and libraries: let that be before the others wait."""
+    """Run a first backward pass, which starts threads and libraries, before peers wait for it."""
     weight = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((weight @ weight).sum(), weight)
 
@@ -342,7 +311,7 @@ def _backward(tensors: Any, *args: Any, **options: Any) -> None:
 
 
 def _note_loss(tensors: Any, *, by_itself: bool) -> None:
-    """Tell of a loss; it is judged unless `backward` multiplies it with a gradient."""
+    """Pass a scalar loss to the listeners; it is judged unless `backward` multiplies a gradient."""
     loss = tensors if isinstance(tensors, torch.Tensor) else None
     if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
         loss = tensors[0]
@@ -358,14 +327,11 @@ TOO_LATE: Final = "[ones] the GPU was used before ScalingAgent.from_env(), besid
 
 
 def hold_device(await_slot: Callable[[], None]) -> None:
-    """From now on, whoever uses CUDA first in this process waits for `await_slot` before it.
+    """Make the first use of CUDA in this process wait for `await_slot`.
 
-    torch opens the device in the first call that needs it, and then makes up for the calls that
-    waited for that: `await_slot` is one of them. No memory of the device is taken before. Where
-    the device is open already, the log says so.
-
-    Args:
-        await_slot: returns when the device is free; called once, in the thread that came first.
+    torch opens the device in the first call that needs it and then runs the calls that were
+    deferred until then: `await_slot` is one of them, called once, in the thread that came first. No
+    device memory is taken before. If the device is open already, a log line says so.
     """
     if CUDA.is_initialized():
         sys.stderr.write(TOO_LATE)
@@ -375,7 +341,7 @@ def hold_device(await_slot: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def without_worker_info() -> Iterator[None]:
-    """`torch.utils.data.get_worker_info()` gives None meanwhile: who asks gives every sample."""
+    """Let `torch.utils.data.get_worker_info()` return None, so a dataset reads every sample."""
     info = get_worker_info()
     worker._worker_info = None  # noqa: SLF001 - what get_worker_info() reads
     try:

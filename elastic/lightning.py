@@ -1,12 +1,8 @@
-"""The strategy that makes Lightning's `Trainer` one of several workers that look like one.
+"""Lightning strategy for elastic jobs: a `Trainer` is one of several workers that look like one.
 
-Lightning's loops, whose epochs end where the job's data do.
-
-What a module logs in training, over all workers, whatever `sync_dist` says.
-
-Options of Lightning's trainer that an elastic job cannot keep exact.
-
-What Lightning counts beside the model: it travels to newcomers, and lies in checkpoints.
+Lightning's loops end an epoch with the job's data. Values that a module logs in training are means
+over all workers, whatever `sync_dist` says. Lightning's counts are sent to newcomers and kept in
+checkpoints.
 """
 
 from __future__ import annotations
@@ -37,26 +33,21 @@ from schemas.jobs import StopRule
 
 
 class ElasticFetcher(_DataFetcher):
-    """Gives the batches of the agent's loader, and knows the last one of an epoch."""
+    """Data fetcher over the agent's loader that knows the last batch of an epoch."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
-        """Begin with nothing.
-
-        Args:
-            strategy: has the loader.
-        """
         super().__init__()
         self._strategy = strategy
         self._batches: Iterator[Any] = iter(())
 
     def __iter__(self) -> ElasticFetcher:
-        """Begin the rest of the running epoch."""
+        """Start the rest of the running epoch."""
         self.fetched, self.done = 0, False
         self._batches = iter(self._strategy.loader or ())
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        """The next batch, in Lightning's form."""
+        """Return the next batch, in Lightning's form."""
         batch = next(self._batches)
         if self._strategy.tracked is not None:
             self._strategy.tracked.begin_batch()
@@ -64,7 +55,7 @@ class ElasticFetcher(_DataFetcher):
         return batch, self.fetched, 0
 
     def end(self) -> bool:
-        """The last step counts; whether it is taken anew instead."""
+        """Commit the last step; True if the step was dropped and has to be repeated."""
         dropped = self._strategy.agent.view.is_dropped
         close = getattr(self._batches, "close", None)
         if close is not None:
@@ -73,16 +64,16 @@ class ElasticFetcher(_DataFetcher):
 
 
 class ElasticEpochLoop(_TrainingEpochLoop):
-    """One epoch of the job."""
+    """Loop over one training epoch of the job."""
 
     def on_run_start(self, data_fetcher: Any) -> None:
-        """Each epoch has batches of its own, the first one too."""
+        """Start a new iteration for each epoch, also for the first one."""
         iter(data_fetcher)
         data_fetcher._start_profiler = self._on_before_fetch  # noqa: SLF001
         data_fetcher._stop_profiler = self._on_after_fetch  # noqa: SLF001
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """In a group a job that is stopped ends with its epoch, by rank 0's word."""
+        """Request a stop through the agent: in a group rank 0 ends the job with its epoch."""
         super().on_advance_end(data_fetcher)
         agent = self.trainer.strategy.agent
         if self.trainer.should_stop and agent.world_size > 1:
@@ -90,18 +81,18 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             self.trainer.should_stop = False
 
     def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:  # noqa: FBT001
-        """Those that count epochs step once, whatever the step is that ends the epoch."""
+        """Step schedulers that count epochs once, whatever the size of the epoch's last step."""
         view = self.trainer.strategy.agent.view
         with view.counting_steps(interval == "step"):
             super()._update_learning_rates(interval, update_plateau_schedulers)
 
 
 class ElasticFitLoop(_FitLoop):
-    """All epochs of the job; its class replaces that of a trainer's own loop."""
+    """Loop over all epochs of the job; its class replaces that of a trainer's own loop."""
 
     @property
     def max_batches(self) -> int | float:
-        """Steps of the running epoch, as planned now; never reached before the epoch's last one."""
+        """Steps of the running epoch as currently planned; only its last step reaches them."""
         planned: int | float = self.__dict__.get("max_batches", math.inf)
         strategy = self.trainer.strategy
         if strategy.loader is None or planned == 0:
@@ -113,11 +104,11 @@ class ElasticFitLoop(_FitLoop):
 
     @max_batches.setter
     def max_batches(self, value: float) -> None:
-        """Before there is a job: of the script's loader."""
+        """Set the batches of the script's loader, which count until the job starts."""
         self.__dict__["max_batches"] = value
 
     def setup_data(self) -> None:
-        """The agent's loader takes the place of the script's, once there is an optimizer."""
+        """Replace the script's loader by the agent's, once there is an optimizer."""
         super().setup_data()
         strategy, trainer = self.trainer.strategy, self.trainer
         if strategy.loader is not None or not strategy.optimizers or self._combined_loader is None:
@@ -133,7 +124,7 @@ class ElasticFitLoop(_FitLoop):
         self._data_fetcher.setup(self._combined_loader)
 
     def on_run_start(self) -> None:
-        """Join the group; in a resumed job the loops have their counts back."""
+        """Join the group; in a resumed job, restore the counts of the loops."""
         agent: ScalingAgent = self.trainer.strategy.agent
         own = self._own_rule(agent)
         agent.track(loops=self.trainer.strategy.tracked)
@@ -147,7 +138,7 @@ class ElasticFitLoop(_FitLoop):
         super().on_run_start()
 
     def _own_rule(self, agent: ScalingAgent) -> StopRule:
-        """What the trainer's options say."""
+        """Return the stop rule that the trainer's options describe."""
         size, batch = agent.epoch_samples, agent.view.schedule_batch
         if self.max_steps > 0:
             epochs, rest = divmod(self.max_steps, agent.view.planned_steps(StopRule(epochs=1)) or 1)
@@ -157,14 +148,14 @@ class ElasticFitLoop(_FitLoop):
         return StopRule(epochs=self.max_epochs if self.max_epochs and self.max_epochs > 0 else 1000)
 
     def advance(self) -> None:
-        """One epoch; if its last step is dropped, with the group that broke, that step again."""
+        """Run one epoch; repeat its last step if the group broke and the step was dropped."""
         while True:
             super().advance()
             if not self._data_fetcher.end():
                 return
 
     def on_advance_end(self) -> None:
-        """The epoch's hooks, then its report: rank 0 says whether the job ends."""
+        """Run the epoch's hooks, then report it: rank 0 decides whether the job ends."""
         agent = self.trainer.strategy.agent
         super().on_advance_end()
         if self.trainer.should_stop:
@@ -176,33 +167,25 @@ class ElasticFitLoop(_FitLoop):
 
     @property
     def done(self) -> bool:
-        """Whether the job is."""
+        """True if the job is done."""
         begun = "_epochs" in vars(self)
         return self._epoch is None if begun else bool(vars(self).get("max_batches") == 0)
 
 
 class SharedResults(_ResultCollection):
-    """Means over samples are taken over those of the global batch, in every step.
+    """Logged results averaged over the samples of the global batch, in every step.
 
-    So all workers have the same numbers, and one that leaves takes nothing of the epoch with it.
+    So all workers have the same numbers, and a worker that leaves takes no part of the epoch with
+    it.
     """
 
     def __init__(self, agent: ScalingAgent) -> None:
-        """Begin with nothing.
-
-        Args:
-            agent: knows the batch that is trained on.
-        """
         super().__init__(training=True)
         self._agent = agent
         self.owed: dict[str, tuple[Any, Any]] = {}  # sums of an epoch that a paused job was in
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
-        """Take in one logged value.
-
-        Args:
-            value: that this worker logs.
-        """
+        """Add one value that this worker logs."""
         metric, batch = self[key], self._agent.view.batch
         if key in self.owed:
             value_owed, samples_owed = self.owed.pop(key)
@@ -231,13 +214,10 @@ class SharedResults(_ResultCollection):
 
 
 def refuse_options(trainer: Any) -> None:
-    """See to it that the group can train what the trainer's options say.
-
-    Args:
-        trainer: about to fit.
+    """Refuse trainer options that the group cannot train exactly.
 
     Raises:
-        UsageError: otherwise; it names the option and what to do.
+        UsageError: names the option and the remedy.
     """
     every = trainer.val_check_interval
     whole = "leave it out: an epoch has every sample once"
@@ -266,43 +246,33 @@ def refuse_options(trainer: Any) -> None:
 
 
 class TrackedLoops:
-    """Counts of the loops, sums of what is logged, and what callbacks remember.
+    """Tracked state of the loops' counts, sums of logged values, and callbacks.
 
-    Lightning counts in the midst of a step, the agent keeps and sends states of between two steps.
-    So what was counted in the present step is told apart: it is no part of the state, and a state
-    that comes in the midst of a step is added to it.
+    Lightning counts within a step, while the agent keeps and sends states between two steps. So the
+    counts of the current step are kept apart: they are not part of the state, and are added to a
+    state that arrives within a step.
     """
 
     def __init__(self, trainer: Trainer, agent: ScalingAgent) -> None:
-        """Look at `trainer`.
-
-        Args:
-            trainer: that fits.
-            agent: knows the step under way.
-        """
         self._trainer: Any = trainer
         self._agent = agent
         self._before: dict[str, Any] | None = None  # the present batch
         self._batch: MicroBatch | None = None
 
     def begin_batch(self) -> None:
-        """The loop has got a batch, and has not counted it yet."""
+        """Note a batch that the loop has received and has not counted yet."""
         before, batch = self._present(), self._agent.view.batch
         if batch is not None and not batch.first and self._before is not None:
             before["sums"] = self._before["sums"]  # a step that is dropped loses all its passes
         self._before, self._batch = before, batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, text, tensors and their containers, as they were before the present step."""
+        """Return numbers, text, tensors and their containers, as before the current step."""
         before = self._before if self._in_batch() else None
         return before if before is not None else self._present()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The reverse.
-
-        Args:
-            state: what `state_dict` gave here or on another worker.
-        """
+        """Load the result of `state_dict`, of here or another worker."""
         counts = state["counts"]
         sums: Mapping[str, Any] = state["sums"]
         if self._in_batch() and self._before is not None:
@@ -355,7 +325,7 @@ class TrackedLoops:
 
 
 def _moved(state: Any, now: Any, before: Any) -> Any:
-    """`state`, moved on by what came from `before` to `now`."""
+    """Return `state` plus the difference of `now` and `before`."""
     if isinstance(state, Mapping):
         return {key: _moved(state[key], now[key], before[key]) for key in state}
     if isinstance(state, bool):
@@ -366,7 +336,7 @@ def _moved(state: Any, now: Any, before: Any) -> Any:
 def _moved_sums(
     state: Mapping[str, Any], now: Mapping[str, Any], before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The same for sums, of which a newcomer has none before its first step."""
+    """Return sums moved as in `_moved`; a newcomer has none before its first step."""
     moved = {}
     for key, (value, samples) in now.items():
         was = before.get(key, (0.0, 0))
@@ -376,14 +346,14 @@ def _moved_sums(
 
 
 class ElasticStrategy(SingleDeviceStrategy):
-    """`Trainer(strategy=ElasticStrategy(), devices=1, ...)`: `fit` is elastic.
+    """Strategy for `Trainer(strategy=ElasticStrategy(), devices=1, ...)`: `fit` is elastic.
 
-    The global batch is the loader's times `accumulate_grad_batches` to begin with; under a cluster
-    that, the rate and the end of the job are the job file's.
+    The initial global batch is the loader's times `accumulate_grad_batches`; under a cluster the
+    job file overrides it, the learning rate and the end of the job.
 
     Args:
-        agent: of this process; None: made here. On a GPU that another job is about to leave, make
-            it before anything uses the GPU.
+        agent: of this process; None: created here. On a GPU that another job is about to leave,
+            create it before the first use of the GPU.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
         options: of `SingleDeviceStrategy`, by name.
     """
@@ -404,31 +374,26 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this worker prints and saves; another one may, later."""
+        """True if this worker prints and saves; another worker may do so later."""
         return self.agent.rank == 0
 
     @property
     def global_rank(self) -> int:
-        """The present one."""
+        """Rank in the current group."""
         return self.agent.rank
 
     @global_rank.setter
     def global_rank(self, _: int) -> None:
-        """The agent knows it."""
+        """Ignore assignments: the rank is the agent's."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Whoever is rank 0 now says and saves.
-
-        Args:
-            batch: passed over.
-            batch_idx: passed over.
-        """
+        """Let the current rank 0 print and save."""
         rank_zero_only.rank = self.agent.rank
 
     # --- what is trained
 
     def setup(self, trainer: Trainer) -> None:
-        """As in any strategy; `fit` gets loops whose epochs the data end.
+        """Set up like any strategy; for `fit`, install loops whose epochs end with the data.
 
         Raises:
             UsageError: if the trainer's options cannot be kept exact.
@@ -444,7 +409,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             trainer.accumulate_grad_batches = 1  # passes of a step, which the agent weighs
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:  # noqa: FBT001
-        """Of a trainer that does not fit.
+        """Load a checkpoint outside of `fit`.
 
         Raises:
             UsageError: in `fit`.
@@ -456,11 +421,11 @@ class ElasticStrategy(SingleDeviceStrategy):
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     def load(self, trainer: Trainer, data: DataLoader[Any]) -> ElasticLoader:
-        """Model, optimizer and loader are the agent's from here on.
+        """Give model, optimizer and loader to the agent.
 
         Args:
-            trainer: with all that it configured.
-            data: that the script gave to train on.
+            trainer: after its configuration.
+            data: the script's training loader.
 
         Raises:
             UsageError: if the agent cannot train it exactly.

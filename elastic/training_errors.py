@@ -6,7 +6,7 @@ from schemas.errors import OnesError
 
 
 class ElasticError(OnesError):
-    """Base of what the library raises on purpose."""
+    """Base of the errors that the library raises on purpose."""
 
     code = "elastic"
 
@@ -16,11 +16,7 @@ class UsageError(ElasticError):
 
 
 class MissingMetricError(ElasticError):
-    """The stop rule looks at a metric that the script did not report.
-
-    Args:
-        reported: names of the metrics that came.
-    """
+    """The stop rule needs a metric that the script did not report."""
 
     def __init__(self, metric: str, reported: tuple[str, ...]) -> None:
         known = ", ".join(reported) or "nothing"
@@ -32,11 +28,11 @@ class MissingMetricError(ElasticError):
 
 
 class CheckpointError(ElasticError):
-    """A checkpoint that a worker should start from cannot be used."""
+    """A worker cannot use the checkpoint that it should start from."""
 
 
 class OutOfStepError(ElasticError):
-    """The workers of a group do different things at the same time."""
+    """The workers of a group executed different operations at the same time."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -52,7 +48,7 @@ class BrokenGroupError(ElasticError):
 
 
 class CancelledError(ElasticError):
-    """A wait was called off: the controller wants this worker at rest."""
+    """A wait was cancelled because the controller wants this worker to quiesce."""
 
     def __init__(self) -> None:
         super().__init__("called off")

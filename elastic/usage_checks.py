@@ -1,4 +1,4 @@
-"""What a script may get wrong, said in words that help."""
+"""Checks of the script's use of the library; each error says what to change."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ def build(
     build_optimizer: Callable[[list[nn.Parameter]], Any],
     place: Callable[[nn.Module], nn.Module],
 ) -> tuple[nn.Module, Any]:
-    """Return the model that `build_model` gives, and what `build_optimizer` makes for it.
+    """Return the model of `build_model` and the result of `build_optimizer` for its parameters.
 
-    Args:
-        build_optimizer: called with the model's parameters.
-        place: checks the model and moves it to its device, in between.
+    In between, `place` checks the model and moves it to its device.
 
     Raises:
-        UsageError: if one is no function of this form, or gives something else.
+        UsageError: if an argument is not a function of this form, or returns another type.
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
         what = "load() got build_model and build_optimizer in the wrong order"
@@ -76,10 +74,10 @@ def _kind(value: Any) -> str:
 
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Workers hold whole models: gradients are reduced here, and nowhere else.
+    """Refuse models that torch distributes: workers hold whole models and reduce gradients here.
 
     Raises:
-        UsageError: if something else of torch distributes the model already.
+        UsageError: if another class of torch distributes the model already.
     """
     others = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
     for part in model.modules():
@@ -93,7 +91,7 @@ def refuse_lazy(model: nn.Module) -> None:
     """Refuse layers whose parameters get their shapes in the first pass.
 
     Raises:
-        UsageError: if some have no shape yet.
+        UsageError: if a parameter has no shape yet.
     """
     for name, part in model.named_modules():
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
@@ -106,10 +104,10 @@ def refuse_lazy(model: nn.Module) -> None:
 
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
-    """Gradients are summed as real numbers, in one piece of memory.
+    """Refuse parameters that cannot be reduced as real numbers in one bucket.
 
     Raises:
-        UsageError: if they lie on several devices, or some are complex.
+        UsageError: if they are on several devices, or some are complex.
     """
     held = list(parameters)
     places = sorted({str(parameter.device) for parameter in held})
@@ -122,13 +120,10 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
-    """Options of torch's DataLoader, without those that say what happens anyway.
-
-    Args:
-        shuffled: the agent shuffles; else samples come in the order of the data.
+    """Return DataLoader options without those that only restate what the agent does anyway.
 
     Raises:
-        UsageError: if one chooses samples in another way than the agent does.
+        UsageError: if an option selects samples differently than the agent does.
     """
     happens = {"shuffle": (shuffled, None), "sampler": (None,), "batch_sampler": (None,)}
     happens |= {"drop_last": (False, True), "in_order": (True,)}
@@ -146,24 +141,18 @@ def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, A
 
 
 def least_samples(model: nn.Module) -> int:
-    """Samples that a step must have at least, and whoever takes any of it.
-
-    Args:
-        model: batch normalisation cannot be trained on one sample.
-    """
+    """Return the fewest samples of a step or a rank's share: 2 with batch normalisation, else 1."""
     whole = any(isinstance(part, _BatchNorm) for part in model.modules())
     return 2 if whole else 1
 
 
 def refuse_single_samples(samples: int, bound: int, least: int) -> None:
-    """A model that looks at a batch as a whole cannot be trained on single samples.
+    """Refuse single samples for models with batch normalisation, which cannot be trained on one.
 
-    Args:
-        bound: samples that a worker takes at once.
-        least: samples that the model needs at once.
+    `samples` is the size of the step, `bound` the most samples of one pass.
 
     Raises:
-        UsageError: if there are too few.
+        UsageError: if a pass would have fewer than `least` samples.
     """
     if min(samples, bound) >= least:
         return
@@ -176,14 +165,12 @@ def refuse_single_samples(samples: int, bound: int, least: int) -> None:
 
 
 def refuse_columns(columns: int | None, batch: int) -> None:
-    """A step must not have two samples of one column: the second goes on from the first.
+    """Refuse batches with two samples of one column: the second continues the first.
 
-    Args:
-        columns: that the data is read in, side by side; None: samples stand for themselves.
-        batch: the largest that a step may have, over all workers.
+    `batch` is the largest global batch that a step may have.
 
     Raises:
-        UsageError: if it may.
+        UsageError: if `batch` exceeds `columns`.
     """
     if columns is not None and not 1 <= batch <= columns:
         what = f"batches may have {batch} samples, the data has {columns} columns"
@@ -192,10 +179,7 @@ def refuse_columns(columns: int | None, batch: int) -> None:
 
 
 def dataset_size(dataset: Dataset[Any]) -> int:
-    """||D||, samples.
-
-    Args:
-        dataset: map-style, or iterable with a length.
+    """Return ||D||, the samples of a map-style dataset or of an iterable dataset with a length.
 
     Raises:
         UsageError: if `dataset` has no length or is empty, or is a loader or a data pipe.
@@ -219,13 +203,11 @@ def dataset_size(dataset: Dataset[Any]) -> int:
 
 
 def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of an epoch as numbers.
-
-    Args:
-        metrics: numbers, or tensors with one element, by name.
+    """Return the metrics of an epoch as numbers.
 
     Raises:
-        UsageError: if one is neither, or has a name that nobody can read; or if there are too many.
+        UsageError: if a value is neither a number nor a tensor with one element, if a name is not
+            printable, or if there are too many.
     """
     if len(metrics) > MAX_EPOCH_METRICS:
         what = f"report() got {len(metrics)} metrics"
@@ -238,13 +220,10 @@ def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metric_value(name: str, value: Any) -> float:
-    """A metric as a number.
-
-    Args:
-        value: a number, or a tensor with one element.
+    """Return a metric as a number.
 
     Raises:
-        UsageError: if `value` is neither.
+        UsageError: if `value` is neither a number nor a tensor with one element.
     """
     try:
         return float(value)

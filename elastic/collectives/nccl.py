@@ -1,16 +1,16 @@
-"""NCCL, for gradients on GPUs, as it really behaves (PyTorch 2.13, NCCL 2.29).
+"""NCCL backend for gradients on GPUs, and the environment that it needs.
 
-- A `wait` with a limit counts from the operation's beginning and aborts the communicator when it
-  is over: so an operation is looked at, and waited for only when it is complete.
-- After an abort an operation is complete without an error, and its tensor is garbage: so the own
-  flag is looked at before the result counts.
-- Communicators connect lazily and block: they are connected eagerly, without blocking, and the
-  object is there before, so that another thread can abort it.
+Observed behaviour (PyTorch 2.13, NCCL 2.29):
 
-The variables that NCCL and torch's process group of it read, as a group that changes needs them.
+- A `wait` with a limit counts from the operation's start and aborts the communicator when it
+  expires. So an operation is polled, and waited for only when it is complete.
+- After an abort an operation is complete without an error, and its tensor is invalid. So the
+  backend's own flag is checked before the result is used.
+- Communicators connect lazily and block. They are connected eagerly, without blocking, and the
+  object exists before, so that another thread can abort it.
 
-They have to be set before the first process group of the process is made, and while the process has
-one thread: C libraries read the environment without a lock.
+The environment variables have to be set before the first process group of the process is created,
+and while the process has one thread: C libraries read the environment without a lock.
 """
 
 from __future__ import annotations
@@ -58,13 +58,9 @@ INTERFACE: Final = "NCCL_SOCKET_IFNAME"
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has `address`; NCCL wants it by name.
+    """Return the network interface of an address or name of this host; NCCL needs its name.
 
-    Args:
-        address: an IPv4 or IPv6 address or a name of this host, as text.
-
-    Returns:
-        Its name; `lo` for all of 127.0.0.0/8; empty where no interface has the address.
+    `lo` for all of 127.0.0.0/8; empty if no interface has the address.
     """
     import psutil  # noqa: PLC0415 - only where NCCL is used
 
@@ -93,16 +89,10 @@ def _addresses(text: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
 def nccl_environment(
     address: str, present: Mapping[str, str], interface: Callable[[str], str] = interface_of
 ) -> dict[str, str]:
-    """What has to be set before the first NCCL process group is made.
+    """Return the variables to set before the first NCCL process group is created.
 
-    Args:
-        address: of this host, where the other members reach it; NCCL's sockets go over its
-            interface, as gloo's do.
-        interface: finds the interface of an address.
-
-    Returns:
-        Only what differs: empty where all is set already. What a group relies on replaces what is
-        there, the rest gives way to it.
+    NCCL's sockets use the interface of `address`, like gloo's. Only differences from `present` are
+    returned: required variables replace present values, defaults do not.
     """
     wanted = {name: value for name, value in RELIED_ON.items() if present.get(name) != value}
     wanted |= {name: value for name, value in DEFAULTS.items() if name not in present}
@@ -118,22 +108,18 @@ ABORTED: Final = "the group was aborted"
 
 
 class NcclOperation:
-    """A collective on the device.
-
-    Args:
-        aborted: set when the communicator is aborted.
-    """
+    """A collective on the device; `aborted` is set when the communicator is aborted."""
 
     def __init__(self, work: Any, aborted: threading.Event) -> None:
         self._work = work
         self._aborted = aborted
 
     def is_complete(self) -> bool:
-        """Whether the device is through with it, however it ended."""
+        """True if the device has finished it, with any outcome."""
         return bool(self._work.is_completed())
 
     def is_over(self) -> bool:
-        """Look for a little while; then what follows on the current stream follows it.
+        """Poll briefly; if True, later work on the current stream follows the operation.
 
         Raises:
             RuntimeError: if it failed or was aborted.
@@ -157,9 +143,7 @@ class NcclOperation:
 class NcclBackend:
     """Ranks whose devices are connected; one operation at a time.
 
-    Args:
-        meeting: where and whom to meet, and the device with its index.
-        make: torch's class, or what behaves like it.
+    `make` is torch's class or a substitute.
     """
 
     def __init__(self, meeting: Meeting, make: Any = None) -> None:
@@ -171,10 +155,10 @@ class NcclBackend:
         self._lock = threading.Lock()
 
     def connect(self) -> None:
-        """Meet the other ranks, within `BUILD_LIMIT_S`.
+        """Connect to the other ranks, within `BUILD_TIMEOUT_S`.
 
         Raises:
-            RuntimeError: if they did not all come, or it was aborted meanwhile.
+            RuntimeError: if a rank did not connect, or the backend was aborted.
             ValueError: if there is no GPU.
         """
         meeting = self._meeting
@@ -203,25 +187,18 @@ class NcclBackend:
             raise RuntimeError(ABORTED)
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:
-        """Begin to sum `tensor` over all ranks, in place, behind the current stream.
-
-        Args:
-            tensor: on the device, dense and contiguous.
+        """Start to sum a dense, contiguous device tensor in place, after the current stream.
 
         Raises:
-            RuntimeError: if it was aborted.
+            RuntimeError: if the backend was aborted.
         """
         return self._begun(self._connected().allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> NcclOperation:
-        """Begin to give all ranks the `tensor` of rank `source`, behind the current stream.
-
-        Args:
-            tensor: on the device, dense and contiguous.
-            source: rank whose values count.
+        """Start to broadcast a dense, contiguous device tensor, after the current stream.
 
         Raises:
-            RuntimeError: if it was aborted.
+            RuntimeError: if the backend was aborted.
         """
         options = dist.BroadcastOptions()
         options.rootRank = source
@@ -239,14 +216,14 @@ class NcclBackend:
         return self._last
 
     def abort(self) -> None:
-        """End what is under way; a peer that is gone would keep it on the device for ever."""
+        """End operations under way, which would stay on the device forever after a peer is lost."""
         self._aborted.set()
         with self._lock:
             if self._group is not None:
                 self._group.abort()
 
     def retire(self) -> None:
-        """Wait until nothing is under way, then give up the communicator; aborts it in the end."""
+        """Wait up to `IDLE_TIMEOUT_S` until nothing is under way, then abort the communicator."""
         last, end = self._last, time.monotonic() + IDLE_LIMIT_S
         while last is not None and not last.is_complete() and time.monotonic() < end:
             time.sleep(LOOK_S)

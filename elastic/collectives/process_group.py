@@ -1,7 +1,4 @@
-"""One version of a job's process group, beside others, never torch's default group.
-
-Tensors seen as bytes.
-"""
+"""Process group of one version of a job, beside others; never torch's default group."""
 
 from __future__ import annotations
 
@@ -20,21 +17,13 @@ from elastic.training_errors import BrokenGroupError, CancelledError
 
 
 def as_bytes(data: torch.Tensor) -> bytes:
-    """The content of a tensor of bytes, without numpy.
-
-    Args:
-        data: uint8, of any shape, on any device.
-    """
+    """Return the content of a uint8 tensor of any shape and device, without numpy."""
     host = data.cpu().contiguous()
     return ctypes.string_at(host.data_ptr(), host.numel())
 
 
 def as_byte_row(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a contiguous tensor, shape (bytes,), of uint8.
-
-    Args:
-        tensor: contiguous, of any type and shape.
-    """
+    """Return a uint8 view of a contiguous tensor, shape (bytes,)."""
     return tensor.view(-1).view(torch.uint8)
 
 
@@ -43,7 +32,7 @@ ABORT_LIMIT_S: Final = 20.0  # that recovery waits for a device to be free of th
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What connects the members: apart, so that one that fails leaves the others alone."""
+    """Separate backends of a group, so that the failure of one leaves the others usable."""
 
     training: Backend  # gradients, and the state while training waits; tensors on the device
     transfers: GlooBackend  # the state beside training, from helper threads; on the host
@@ -51,13 +40,13 @@ class Links:
     store: GroupWords  # before there is a step in common
 
     def backends(self) -> list[Backend]:
-        """Each once; words and gradients of a group on CPUs share one."""
+        """Return each backend once; groups on CPUs share one for gradients and control messages."""
         found: list[Backend] = [self.training, self.transfers]
         return found if self.words is self.training else [*found, self.words]
 
 
 class ProcessGroup:
-    """The members of one version. A group of one needs no sockets."""
+    """Members of one version. A group of one needs no sockets."""
 
     def __init__(
         self,
@@ -69,14 +58,6 @@ class ProcessGroup:
         *,
         drawn_ahead: int = 0,
     ) -> None:
-        """Wrap what connects the members.
-
-        Args:
-            size: ranks.
-            device: where gradients live, with its index.
-            links: to the others; None for a group of one.
-            drawn_ahead: steps whose samples the loader of some member may have drawn already.
-        """
         self.version = version
         self.rank = rank
         self.size = size
@@ -91,48 +72,37 @@ class ProcessGroup:
 
     @property
     def store(self) -> GroupWords:
-        """For words beside the collectives; of a group of more than one."""
+        """Store for messages beside the collectives; of a group of more than one."""
         return self._linked().store
 
     def all_reduce(self, tensor: torch.Tensor, cancel: threading.Event) -> None:
-        """Sum `tensor` over all ranks, in place.
-
-        Args:
-            tensor: on the device, of the same shape and type on every rank.
+        """Sum a device tensor over all ranks, in place.
 
         Raises:
-            CancelledError: `cancel` was set meanwhile; the operation still owns `tensor`.
-            BrokenGroupError: a peer is gone; the same.
+            CancelledError: if `cancel` was set; the operation still owns `tensor`.
+            BrokenGroupError: if a peer is lost; the operation still owns `tensor`.
         """
         if self.size > 1:
             training = self._linked().training
             _finish(lambda: training.all_reduce(tensor), cancel)
 
     def broadcast(self, tensor: torch.Tensor, source: int, cancel: threading.Event) -> None:
-        """Give all ranks the `tensor` of rank `source`; errors as `all_reduce`.
-
-        Args:
-            tensor: on the device, of the same shape and type on every rank; written in place on
-                all but `source`.
-            source: rank whose values count.
+        """Broadcast a device tensor of rank `source`, in place.
 
         Raises:
-            CancelledError: `cancel` was set meanwhile; the operation still owns `tensor`.
-            BrokenGroupError: a peer is gone; the same.
+            CancelledError: if `cancel` was set; the operation still owns `tensor`.
+            BrokenGroupError: if a peer is lost; the operation still owns `tensor`.
         """
         if self.size > 1:
             training = self._linked().training
             _finish(lambda: training.broadcast(tensor, source), cancel)
 
     def broadcast_bytes(self, data: bytes, cancel: threading.Event, source: int = 0) -> bytes:
-        """The `data` of rank `source`, on every rank; never over the device.
-
-        Args:
-            data: of this rank; only that of `source` counts, and may have any length.
+        """Return the `data` of rank `source`, of any length, on every rank; not over the device.
 
         Raises:
-            CancelledError: `cancel` was set meanwhile.
-            BrokenGroupError: a peer is gone.
+            CancelledError: if `cancel` was set.
+            BrokenGroupError: if a peer is lost.
         """
         if self.size == 1:
             return data
@@ -148,31 +118,24 @@ class ProcessGroup:
         return as_bytes(row)
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Begin to send `tensor`; returns torch's work, to be waited for in a helper thread.
+        """Start to send a contiguous host tensor, unchanged until torch's work is over.
 
-        Args:
-            tensor: on the host, contiguous; not to be changed until the work is over.
-            to: rank that receives it.
+        Wait for the returned work in a helper thread.
         """
         return self._linked().transfers.send(tensor, to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Begin to receive into `tensor`; the same.
+        """Start to receive into a contiguous host tensor, unread until torch's work is over.
 
-        Args:
-            tensor: on the host, contiguous, of the shape and type that is sent; not to be read
-                until the work is over.
-            source: rank that sends it.
+        Wait for the returned work in a helper thread.
         """
         return self._linked().transfers.receive(tensor, source)
 
     def abort(self, limit_s: float = ABORT_LIMIT_S) -> None:
-        """Free the device of what is under way, before anything else is asked of it.
+        """Free the device of operations under way, before it gets other work.
 
-        It happens in a second thread, while the training thread is in no collective.
-
-        Args:
-            limit_s: how long to wait for it; a device that does not let go is left to itself.
+        Runs in a second thread, while the training thread is in no collective. After `limit_s` a
+        device that is not free is left alone.
         """
         links = self._links
         if links is None:
@@ -187,7 +150,7 @@ class ProcessGroup:
         ending.join(limit_s)
 
     def retire(self) -> None:
-        """Take it apart, off the training thread: that waits for the backends' own threads."""
+        """Close the group in another thread, which waits for the backends' own threads."""
         links, self._links = self._links, None
         if links is not None:
             threading.Thread(

@@ -1,7 +1,4 @@
-"""How the members of one version meet: at a store, then by every backend of their group.
-
-A process group that is built in a thread, while training goes on.
-"""
+"""Rendezvous of the members of one version: at a store, then by every backend of the group."""
 
 from __future__ import annotations
 
@@ -29,17 +26,12 @@ def build_process_group(
     drawn_ahead: int = 0,
     publish: Callable[[ProcessGroup], None] = lambda _: None,
 ) -> ProcessGroup:
-    """Meet the other members; blocks up to `BUILD_LIMIT_S` for each backend.
+    """Connect to the other members; blocks up to `BUILD_TIMEOUT_S` for each backend.
 
-    Args:
-        version: of the group; names its keys in the store.
-        address: of this host, where the others reach it; binds the sockets.
-        device: where gradients live, which chooses their backend.
-        drawn_ahead: steps whose samples this worker's loader may have drawn already.
-        publish: called with the group before it meets anybody, so that it can be aborted.
+    `publish` is called with the group before it connects, so that it can be aborted.
 
     Raises:
-        BrokenGroupError: if they did not all come, or it was aborted.
+        BrokenGroupError: if a member did not connect, or the group was aborted.
     """
     if size == 1:
         return ProcessGroup(version, rank, size, device, drawn_ahead=drawn_ahead)
@@ -66,7 +58,7 @@ def build_process_group(
 
 
 def _most(words: Backend, rank: int, size: int, mine: int) -> int:
-    """The largest number of all ranks; they all have connected when it is known."""
+    """Return the largest number of all ranks, which have all connected by then."""
     said = torch.zeros(size, dtype=torch.int64)
     said[rank] = mine
     operation = words.all_reduce(said)
@@ -76,12 +68,10 @@ def _most(words: Backend, rank: int, size: int, mine: int) -> int:
 
 
 class BackgroundBuild:
-    """A group that is built in a thread of its own, while training goes on.
+    """Group that is built in a thread of its own, while training continues.
 
-    Args:
-        make: builds the group, in the new thread; may wait. It shows the group to what it is given
-            before it meets anybody, so that it can be aborted while it does.
-        failed: told why, in the same thread, unless the group was dropped before.
+    `make` may wait, and publishes the group to its argument before it connects, so that it can be
+    aborted. `failed` gets the reason in the same thread, unless the group was dropped.
     """
 
     def __init__(
@@ -100,11 +90,11 @@ class BackgroundBuild:
 
     @property
     def done(self) -> bool:
-        """Whether the group can be used."""
+        """True if the group can be used."""
         return self.group is not None
 
     def drop(self) -> None:
-        """The group is not wanted any more; whoever meets in it is freed."""
+        """Drop the group, and abort its rendezvous."""
         with self._lock:
             self._dropped = True
             built, meeting = self.group, self._meeting

@@ -1,4 +1,4 @@
-"""The store that the members of one version meet at: served by one worker, asked by all."""
+"""Store for the rendezvous of the members of one version: one worker serves it, all read it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ from elastic.training_errors import BrokenGroupError
 
 
 class StoreServer:
-    """The TCPStore that the members of one version meet at, on this worker's address only.
-
-    Args:
-        address: of this host, IPv4 or IPv6; the system chooses the port.
+    """TCPStore of one version, on this worker's address only; the system chooses the port.
 
     Raises:
-        OSError: if this host has no such address, or no port left.
+        OSError: if this host does not have the address, or no port is free.
         RuntimeError: if torch cannot serve it.
     """
 
@@ -37,28 +34,21 @@ class StoreServer:
 
 
 class StoreServers:
-    """The stores that this worker serves, by version of the group that meets at them.
-
-    Args:
-        address: of this host, IPv4 or IPv6, where the other members reach it.
-    """
+    """Stores that this worker serves, by version of the group."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._servers: dict[int, StoreServer] = {}
 
     def __contains__(self, version: int) -> bool:
-        """Whether the store of `version` is served."""
+        """Return whether the store of `version` is served."""
         return version in self._servers
 
     def serve(self, version: int, *, oldest: int) -> int:
-        """The port of the store of `version`, which is opened if it is not there.
-
-        Args:
-            oldest: stores of groups before this one are closed.
+        """Return the port of the store of `version`, opened if needed; close older than `oldest`.
 
         Raises:
-            OSError: if this host has no port left.
+            OSError: if no port is free.
             RuntimeError: if torch cannot serve it.
         """
         if version not in self._servers:
@@ -70,13 +60,10 @@ class StoreServers:
 
 
 def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) -> PrefixStore:
-    """One client of the store at HOST:PORT; each thread needs its own.
-
-    Args:
-        limit_s: how long an answer may take, seconds.
+    """Return a new client of the store at HOST:PORT; each thread needs its own.
 
     Raises:
-        BrokenGroupError: if nobody serves it.
+        BrokenGroupError: if the store cannot be reached.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -90,9 +77,9 @@ def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) ->
 
 
 class GroupWords:
-    """Words between the members of one version, beside their collectives.
+    """Messages between the members of one version, beside their collectives.
 
-    Every word has a client of its own: one that waits would hold up whoever shares it.
+    Every message uses its own client: a waiting client would block others that share it.
     """
 
     def __init__(self, address: str, version: int) -> None:
@@ -100,12 +87,7 @@ class GroupWords:
         self._version = version
 
     def post(self, key: str, make: Callable[[], bytes]) -> None:
-        """Say what `make` returns, off the calling thread.
-
-        Args:
-            key: name of the word, and of the thread.
-            make: gives the value, in a thread of its own.
-        """
+        """Post the result of `make` under `key`, in a thread named `key`."""
 
         def put() -> None:
             # who should read it may be gone, which the next reduction finds out
@@ -116,11 +98,11 @@ class GroupWords:
         threading.Thread(target=put, name=key, daemon=True).start()
 
     def ask(self, key: str) -> bytes:
-        """Wait until somebody has said `key`, and return it; off the training thread.
+        """Wait until `key` is posted and return its value; not on the training thread.
 
         Raises:
             BrokenGroupError: if the store is gone.
-            RuntimeError: the same, while it waits.
+            RuntimeError: if the store disappears meanwhile.
         """
         store = connect_store(self._address, self._version)
         store.wait([key], LONG)

@@ -1,16 +1,17 @@
-"""The controller's orders as a state machine: orders in, what is to be done about them out.
+"""State machine of the controller's orders: orders in, effects out.
 
-No thread, no clock, no socket: `order_listener` is the shell around it. Orders come in on the
-channel's thread; the training thread takes them out where a step begins or gradients are summed.
+It has no thread, clock or socket: `order_listener` is the shell around it. Orders arrive in the
+connection's thread; the training thread takes them out where a step starts or gradients are
+reduced.
 
-    order            stage     what happens
-    START            SWITCH    kept for the training thread, which waits to join
-    JOIN, born for   SWITCH    the same
-    JOIN             PREPARE   rank 0 opens the store that the new group meets at
-    JOIN, SUSPEND    SWITCH    replaces what was pending; the next group is built in the background
-    RECOVER          PREPARE   waits are called off; kept for the training thread
-    RECOVER          SWITCH    kept for the training thread
-    any              SETTLED   what is pending up to this version is withdrawn
+    order                     stage     effect
+    START                     SWITCH    kept for the training thread, which waits to join
+    JOIN of the start version SWITCH    the same
+    JOIN                      PREPARE   rank 0 opens the store for the rendezvous of the new group
+    JOIN, SUSPEND             SWITCH    replaces the pending group, which is built in the background
+    RECOVER                   PREPARE   waits are cancelled; kept for the training thread
+    RECOVER                   SWITCH    kept for the training thread
+    any                       SETTLED   a group pending up to this version is withdrawn
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from schemas.wire.worker import GroupOrder
 
 @dataclass(slots=True)
 class PendingGroup:
-    """The group that follows, from its order to its boundary."""
+    """The next group, from its order to its boundary."""
 
     order: GroupOrder
     builds: bool  # a process group; else the processes stay as they are, or this worker leaves
@@ -36,32 +37,32 @@ class PendingGroup:
 
     @property
     def version(self) -> int:
-        """Of the group; never used again."""
+        """Version of the group; never reused."""
         return self.order.version
 
 
 @dataclass(frozen=True, slots=True)
 class CallOffWaits:
-    """The training thread must not wait for the present group any longer."""
+    """Cancel all waits of the training thread for the current group."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """Serve the store that the members of this version meet at."""
+    """Serve the store for the rendezvous of this version."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class BuildGroup:
-    """Begin to meet the members of `order`, while training goes on."""
+    """Start to connect to the members of `order`, while training continues."""
 
     order: GroupOrder
 
 
 @dataclass(frozen=True, slots=True)
 class DropBuild:
-    """The process group of this version is not wanted any more."""
+    """Drop the process group of this version, which is no longer needed."""
 
     version: int
 
@@ -70,14 +71,12 @@ Effect = CallOffWaits | OpenStore | BuildGroup | DropBuild
 
 
 class OrderInbox:
-    """Orders that were heard, and the group that follows."""
+    """Received orders and the pending group.
+
+    `start_version` is the version of the group that the worker was started for.
+    """
 
     def __init__(self, me: WorkerId, born: int) -> None:
-        """Begin without orders.
-
-        Args:
-            born: version of the group that it was started for.
-        """
         self._me = me
         self._born = born
         self._latest = (0, 0)  # version, stage
@@ -90,7 +89,7 @@ class OrderInbox:
     def receive(
         self, order: GroupOrder, *, version: int, workers: tuple[WorkerId, ...]
     ) -> tuple[Effect, ...]:
-        """Take in an order; one that is older than the last, or the same, changes nothing."""
+        """Process an order; an order that is not newer than the last changes nothing."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
@@ -127,7 +126,7 @@ class OrderInbox:
         return (*effects, BuildGroup(order)) if builds else effects
 
     def _withdraw(self, up_to: int, version: int) -> tuple[Effect, ...]:
-        """Forget what is pending, unless its boundary is agreed on."""
+        """Drop the pending group, unless its boundary is agreed."""
         pending = self.pending
         if pending is None or pending.version > up_to:
             return ()
@@ -146,11 +145,11 @@ class OrderInbox:
     # --- orders out
 
     def first(self) -> GroupOrder | None:
-        """The oldest order that waits, left where it is."""
+        """Return the oldest waiting order without removing it."""
         return self._orders[0] if self._orders else None
 
     def take(self) -> GroupOrder:
-        """The oldest order that waits.
+        """Remove and return the oldest waiting order.
 
         Raises:
             IndexError: if there is none.
@@ -160,10 +159,9 @@ class OrderInbox:
     # --- the ready flag, in each reduction
 
     def raise_flag(self, built: Callable[[int], bool]) -> bool:
-        """Whether this worker says in the coming reduction that it is ready.
+        """Return whether this worker votes "ready" in the coming reduction.
 
-        Args:
-            built: whether the process group of a version is there.
+        `built` tells whether the process group of a version is complete.
         """
         pending = self.pending
         ready = (
@@ -177,14 +175,10 @@ class OrderInbox:
     def lower_flag(
         self, *, unanimous: bool, boundary: int
     ) -> tuple[PendingGroup | None, tuple[Effect, ...]]:
-        """The reduction is over.
+        """Process the result of the vote in the reduction that just ended.
 
-        Args:
-            unanimous: every rank said that it is ready.
-            boundary: the last step of the present group, if they did.
-
-        Returns:
-            The group whose boundary is agreed on now, if any, and what is to be done.
+        Returns the pending group if the vote was unanimous, with its boundary (the last step of the
+        current group) fixed, and the effects.
         """
         flagged, self._flagged = self._flagged, None
         if flagged is None:
@@ -201,15 +195,11 @@ class OrderInbox:
     # --- the end of what is pending
 
     def cross(self, pending: PendingGroup) -> None:
-        """The boundary is reached: `pending` is present.
-
-        Args:
-            pending: whose boundary was agreed on; a newer one that follows it stays.
-        """
+        """Forget `pending`, which became the current group; a newer pending group stays."""
         if self.pending is pending:
             self.pending = None
 
     def abandon(self) -> tuple[Effect, ...]:
-        """The present group broke: nothing follows it but what recovery brings."""
+        """Drop the pending group: the current group broke, and recovery decides its successor."""
         pending, self.pending, self._flagged = self.pending, None, None
         return (DropBuild(pending.version),) if pending is not None and pending.builds else ()

@@ -1,8 +1,8 @@
-"""Orders on their way from the channel's thread to the training thread.
+"""Thread-safe shell around `OrderInbox`, between the connection's thread and the training thread.
 
-The shell around `OrderInbox`: it holds the lock, opens stores and builds groups in the background.
-The channel's thread never waits for training; the training thread acts on orders where a step
-begins or gradients are summed, so nothing changes under the script's hands.
+It holds the lock, opens stores and builds groups in the background. The connection's thread never
+waits for training; the training thread acts on orders where a step starts or gradients are reduced,
+so nothing changes while the script runs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ ERROR_CHARACTERS = 500  # of a report
 
 
 class OrderListener:
-    """Hears orders in one thread and hands them out in another."""
+    """Receives orders in one thread and hands them to another."""
 
     def __init__(self, membership: Membership, report: Report, *, granted: bool) -> None:
-        """Begin without orders."""
         self.called_off = threading.Event()  # waits of the training thread are called off
         self.stores = StoreServers(membership.address)
         self._membership = membership
@@ -48,11 +47,7 @@ class OrderListener:
     # --- the channel's thread
 
     def receive(self, message: ToWorker) -> None:
-        """Take in what the agent says; never waits for training.
-
-        Args:
-            message: an order, or the word that the slot's device is free; units are for sweeps.
-        """
+        """Process a message of the agent without waiting for training; unit orders are ignored."""
         if isinstance(message, SlotGranted):
             self._granted.set()
         if not isinstance(message, GroupOrder):
@@ -87,11 +82,7 @@ class OrderListener:
         )
 
     def report_join_failed(self, version: int, error: str) -> None:
-        """The group of `version` cannot be met.
-
-        Args:
-            error: why; cut at `ERROR_CHARACTERS`.
-        """
+        """Report that the group of `version` cannot be built; truncates the error."""
         self._report(JoinFailed, group=version, error=error[:ERROR_CHARACTERS])
 
     def _open_store(self, version: int) -> None:
@@ -107,13 +98,13 @@ class OrderListener:
     # --- the training thread waits
 
     def await_slot(self) -> None:
-        """Wait until the process that had the slot before is gone, and let the controller know."""
+        """Wait until the slot's previous process is gone; report the wait to the controller."""
         if not self._granted.is_set():
             self._report(SlotAwaited)
         self._granted.wait()
 
     def await_order(self) -> GroupOrder:
-        """Wait for an order, and leave it where it is."""
+        """Wait for an order and return it without removing it."""
         with self._changed:
             self._changed.wait_for(lambda: self._inbox.first() is not None)
             order = self._inbox.first()
@@ -121,12 +112,12 @@ class OrderListener:
             return order
 
     def take(self) -> GroupOrder:
-        """The oldest order that waits."""
+        """Remove and return the oldest waiting order."""
         with self._changed:
             return self._inbox.take()
 
     def await_recovery(self) -> GroupOrder:
-        """Wait for an order to quiesce or to recover; others are void by now."""
+        """Wait for an order to quiesce or recover; other orders are invalid by then."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._inbox.first() is not None)
@@ -140,31 +131,25 @@ class OrderListener:
 
     @property
     def pending(self) -> PendingGroup | None:
-        """The group that follows."""
+        """The pending group."""
         return self._inbox.pending
 
     def built(self, version: int) -> ProcessGroup | None:
-        """The process group that follows, if it is there.
+        """Return the process group of a pending version.
 
-        Returns:
-            None while it is being built, if that failed, and if it was dropped, crossed or never
-            begun.
+        None while it is being built, if that failed, and if it was dropped, entered or never
+        started.
         """
         build = self._builds.get(version)
         return build.group if build is not None else None
 
     def raise_flag(self) -> bool:
-        """Whether this worker says in the coming reduction that it is ready for what follows."""
+        """Return whether this worker votes "ready" for the pending group in this reduction."""
         with self._changed:
             return self._inbox.raise_flag(lambda version: self.built(version) is not None)
 
     def lower_flag(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
-        """The reduction is over; the group whose boundary is agreed on now, if any.
-
-        Args:
-            unanimous: every rank said that it is ready.
-            boundary: the last step of the present group, if they did.
-        """
+        """Process the vote of the last reduction; return the group whose boundary is fixed now."""
         with self._changed:
             agreed, effects = self._inbox.lower_flag(unanimous=unanimous, boundary=boundary)
             for effect in effects:
@@ -172,13 +157,9 @@ class OrderListener:
         return agreed
 
     def cross(self, pending: PendingGroup) -> ProcessGroup | None:
-        """The boundary is reached: `pending` is present; its process group, if it has a new one.
+        """Forget `pending`, which becomes the current group, and return its process group.
 
-        Args:
-            pending: whose boundary was agreed on; a newer one that follows it stays.
-
-        Returns:
-            None if the same processes go on with another batch, or this worker leaves.
+        None if the same processes continue with another batch, or this worker leaves.
         """
         with self._changed:
             self._inbox.cross(pending)
@@ -186,7 +167,7 @@ class OrderListener:
         return build.group if build is not None else None
 
     def abandon_pending(self) -> None:
-        """Nothing follows the present group but what recovery brings."""
+        """Drop the pending group; only recovery decides the successor of the current group."""
         with self._changed:
             for effect in self._inbox.abandon():
                 self._carry_out(effect)

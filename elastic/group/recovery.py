@@ -1,4 +1,4 @@
-"""What survivors do when their group broke: quiesce, say where they are, go on in a new group."""
+"""Recovery of a group that lost a member: quiesce, report the position, continue in a new group."""
 
 from __future__ import annotations
 
@@ -20,30 +20,24 @@ from schemas.wire.worker import GroupOrder
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where the new group goes on."""
+    """Continuation point of the new group."""
 
     step: int  # that is done
     metadata: dict[str, Any] | None  # of the furthest member, if its state was taken
     became_first: bool  # this worker is rank 0 now, and was not
 
     def behind(self, earlier: Recovered | None) -> Recovered:
-        """The same, with what `earlier` left to do.
-
-        Args:
-            earlier: a recovery behind which no step was begun.
-        """
+        """Return this recovery with the open duties of `earlier`, which no step followed."""
         if earlier is None:
             return self
         return replace(self, became_first=self.became_first or earlier.became_first)
 
 
 class Recovery:
-    """A survivor's part in the recovery of its group.
+    """Survivor's part in the recovery of its group.
 
-    Args:
-        membership: of this worker; enters the new group.
-        listener: hears the controller's orders, and serves a store for the new group.
-        training: takes the state of whoever came furthest.
+    `training` takes over the state that is furthest ahead; `listener` also serves the store of the
+    new group.
     """
 
     def __init__(
@@ -59,13 +53,9 @@ class Recovery:
         self._report = report
 
     def run(self, error: Exception | None) -> Recovered | None:
-        """Stand still until the controller has made a group of those who are left.
+        """Wait until the controller has formed a group of the survivors; None if this worker left.
 
-        Args:
-            error: what was met, if nobody called this worker off.
-
-        Returns:
-            Where that group goes on; None if this worker is not in it.
+        `error` is what revealed the loss; None if the controller cancelled the waits.
         """
         membership, listener = self._membership, self._listener
         if isinstance(error, BrokenGroupError | fault_points.InjectedError):
@@ -89,7 +79,7 @@ class Recovery:
         self._report(GroupBroken, group=version, error=error)
 
     def _quiesce(self, order: GroupOrder) -> None:
-        """Say which step is done, and whether the whole state is here."""
+        """Report the last finished step and whether this worker has the full state."""
         membership, position = self._membership, self._training.position
         fault_points.reach("quiesce", rank=membership.rank, version=order.version)
         self._report(
@@ -102,11 +92,11 @@ class Recovery:
         )
 
     def _recover(self, order: GroupOrder) -> Recovered:
-        """Meet the others and take the furthest state.
+        """Connect to the survivors and synchronise the state.
 
         Raises:
-            BrokenGroupError: if a peer is gone.
-            CancelledError: if the wait was called off.
+            BrokenGroupError: if a peer is lost.
+            CancelledError: if the wait was cancelled.
         """
         membership, training = self._membership, self._training
         fault_points.reach("recover", rank=membership.rank, version=order.version)
@@ -131,7 +121,7 @@ class Recovery:
         return Recovered(step, metadata, became_first=group.rank == 0 and was != 0)
 
     def _level(self, order: GroupOrder, group: ProcessGroup) -> dict[str, Any] | None:
-        """Take the furthest state, if not all are at the same step; its metadata, if it came."""
+        """Receive the state that is furthest ahead; return its metadata, or None without need."""
         if order.source is None:
             return None
         training, called_off = self._training, self._listener.called_off

@@ -1,6 +1,8 @@
-"""From the present group to the pending one: the boundary is announced, then crossed.
+"""Switch from the current group to the pending one, for incumbents and newcomers.
 
-How a worker becomes a member: with others that start too, or at a running group's boundary.
+Incumbents are members of the current group: they fix the boundary (the last step of the current
+group) in advance and switch behind it. Newcomers join a running group at the boundary, or start
+together with all others.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ JOIN_PLAN: Final = "join plan"  # key in the new group's store
 
 
 class JoinPlan(msgspec.Struct, frozen=True):
-    """What newcomers have to know of the boundary."""
+    """Facts about the boundary that newcomers need."""
 
     position: TrainingPosition  # that the new group begins at
     transfer_steps: int  # in which the state comes
@@ -42,13 +44,7 @@ class JoinPlan(msgspec.Struct, frozen=True):
 
 
 class Resize:
-    """An incumbent's part in the change to the pending group.
-
-    Args:
-        membership: of this worker; enters the pending group.
-        listener: has the process group that was built meanwhile.
-        training: whose schedule changes, and whose state goes to newcomers.
-    """
+    """Incumbent's part in the switch to the pending group."""
 
     def __init__(
         self, membership: Membership, listener: OrderListener, training: TrainingState
@@ -60,12 +56,10 @@ class Resize:
     def announce(
         self, pending: PendingGroup, boundary: int, micro_batch: MicroBatch, step_s: float
     ) -> None:
-        """All members are ready: deal out the samples behind the boundary anew.
+        """Deal out the samples after the boundary to the new group; all members are ready.
 
-        Args:
-            boundary: last step of the present group, some steps ahead, where nothing is drawn yet.
-            micro_batch: of the step in which all agreed.
-            step_s: mean duration of a step, seconds.
+        `boundary` is far enough ahead that none of its samples are prefetched. `micro_batch`
+        belongs to the step of the vote; `step_s` is the mean duration of a step.
         """
         membership, order = self._membership, pending.order
         fault_points.reach(
@@ -114,14 +108,9 @@ class Resize:
         group.store.post(JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
 
     def cross(self, pending: PendingGroup) -> OutgoingState | None:
-        """Be a member of the pending group from the coming step on.
+        """Switch to the pending group; return the state's transfer to its newcomers, if any.
 
-        Args:
-            pending: announced before; its boundary is the step that is done, and this worker
-                stays.
-
-        Returns:
-            The state's transfer to newcomers, if there are any.
+        The boundary step is done, and this worker stays a member.
         """
         membership, training, order = self._membership, self._training, pending.order
         built = self._listener.cross(pending)
@@ -151,15 +140,11 @@ def start_together(
     training: TrainingState,
     called_off: threading.Event,
 ) -> None:
-    """Begin in a group that starts: every rank takes the state of rank 0.
-
-    Args:
-        membership: takes `group`; its workers are known already.
-        training: of this worker; rank 0's replaces it.
+    """Start in a new group: every rank takes the state of rank 0.
 
     Raises:
-        BrokenGroupError: if a peer is gone.
-        CancelledError: if `called_off` is set.
+        BrokenGroupError: if a peer is lost.
+        CancelledError: if `cancelled` is set.
     """
     membership.group = group
     if group.size > 1:
@@ -171,13 +156,12 @@ def start_together(
 def await_join_plan(
     group: ProcessGroup, called_off: threading.Event, failed: Callable[[str], None]
 ) -> JoinPlan:
-    """Learn from the incumbents where the newcomers' first step is.
+    """Receive the join plan from the incumbents.
 
-    Args:
-        failed: told why nothing will come; the controller calls the wait off then.
+    `failed` gets the reason why no plan will come; the controller then cancels the wait.
 
     Raises:
-        CancelledError: if `called_off` is set.
+        CancelledError: if `cancelled` is set.
     """
     plans: list[JoinPlan] = []
     there = threading.Event()
@@ -202,16 +186,9 @@ def enter_at_boundary(
     membership: Membership,
     training: TrainingState,
 ) -> IncomingState:
-    """Be a newcomer in a running group: no samples until the state is there.
+    """Join a running group, without samples until the state has arrived.
 
-    Args:
-        group: of incumbents and newcomers, which was built meanwhile.
-        plan: what the incumbents say of the boundary.
-        membership: enters `group`, without the whole state.
-        training: begins at the plan's position, with samples from the end of the transfer on.
-
-    Returns:
-        The state's transfer, which waits for its first portion already.
+    Returns the incoming state, which waits for its first portion already.
     """
     training.position = plan.position
     training.take_seed(plan.seed)

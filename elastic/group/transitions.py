@@ -1,8 +1,6 @@
-"""Every change of this worker's group: it joins, resizes, recovers, leaves.
+"""Changes of this worker's group: join, resize, recovery, leaving, and checks of equal states.
 
-All of it runs on the training thread, between two steps or where gradients are summed.
-
-In which steps the workers compare checksums of their states, and what came of it.
+All of it runs on the training thread, between two steps or during the reduction.
 """
 
 from __future__ import annotations
@@ -43,44 +41,35 @@ CHECK_EVERY: Final = 256  # steps: against scripts that let workers drift apart
 
 
 class StateCheck:
-    """Decides by step numbers alone, so all workers decide alike."""
+    """Schedule of checksum comparisons; depends on step numbers alone, so all workers agree."""
 
     def __init__(self) -> None:
         self.differs = False  # the states are not equal: rank 0's is to be sent to all
         self._at = 0  # step; 0: none
 
     def schedule(self, step: int) -> None:
-        """Compare some steps behind `step`, in which the last change comes to its end.
-
-        Args:
-            step: 1-based; a check that was scheduled before is forgotten.
-        """
+        """Schedule a comparison `CHECK_AFTER` steps after `step`, instead of an earlier one."""
         self._at = step + CHECK_AFTER
 
     def is_due(self, step: int, *, transferring: bool, rates_may_differ: bool) -> bool:
-        """Whether checksums ride in the reduction of `step`.
+        """Return whether checksums are reduced together with the gradients of `step`.
 
-        Args:
-            transferring: some members have not the whole state yet.
-            rates_may_differ: the scripts have just chosen rates by numbers of their own.
+        `transferring`: some members lack the full state. `rates_may_differ`: a scheduler just set
+        rates by metrics, whose values may differ between workers.
         """
         return step == self._at or (
             not transferring and (rates_may_differ or step % CHECK_EVERY == 0)
         )
 
     def passed(self, step: int) -> bool:
-        """Whether `step` was the one that was scheduled; none is then.
-
-        Args:
-            step: that was reduced, 1-based.
-        """
+        """Return whether `step` was the scheduled one, and unschedule it."""
         if step != self._at:
             return False
         self._at = 0
         return True
 
     def reset(self) -> None:
-        """The group broke: nothing is scheduled and nothing known."""
+        """Forget the schedule and the result, after the group broke."""
         self._at, self.differs = 0, False
 
 
@@ -89,7 +78,7 @@ LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what
 
 @dataclass(frozen=True, slots=True)
 class ReductionTerms:
-    """What rides with the gradients of a step, beside what the step itself has to say."""
+    """Parts of a reduction that the transitions request."""
 
     ready: bool  # this worker is ready for the group that is pending
     compares: bool  # checksums of the states, on every rank alike
@@ -97,7 +86,7 @@ class ReductionTerms:
 
 @dataclass(frozen=True, slots=True)
 class _Swap:
-    """Costs of a boundary behind which newcomers train, until its first step is over; seconds."""
+    """Costs in seconds of a boundary with newcomers, kept until the first step after it ends."""
 
     took_s: float
     step_s: float  # of a usual step before it
@@ -105,7 +94,7 @@ class _Swap:
 
 
 class GroupTransitions:
-    """Acts on orders where it does not disturb the script, and on peers that are gone."""
+    """Acts on orders at points that do not disturb the script, and on lost peers."""
 
     def __init__(
         self,
@@ -117,14 +106,6 @@ class GroupTransitions:
         records: SampleRecords,
         report: Report,
     ) -> None:
-        """Begin outside of any group.
-
-        Args:
-            membership: of this worker; replaced with each change.
-            listener: hears orders.
-            training: what travels to newcomers and is recovered.
-            records: of samples; written where it is sure that all committed them.
-        """
         self._membership = membership
         self._listener = listener
         self._training = training
@@ -143,21 +124,20 @@ class GroupTransitions:
 
     @property
     def called_off(self) -> threading.Event:
-        """Set when waits for peers are to end."""
+        """Event that cancels waits for peers."""
         return self._listener.called_off
 
     def use(self, depth: int) -> None:
-        """A boundary must not be nearer than `depth` steps; members agree on it when they meet.
+        """Set how many steps the loader prefetches: a boundary is never nearer.
 
-        Args:
-            depth: steps whose samples may have been drawn already.
+        The members agree on the largest value at the rendezvous.
         """
         self._membership.drawn_ahead = depth
 
     # --- in
 
     def join(self) -> None:
-        """Wait for the order to become a member, and become one."""
+        """Wait for the order to become a member, and carry it out."""
         order = self._listener.await_order()
         self._membership.has_full_state = order.kind == START
         if order.kind == RECOVER:  # it is asked whether it has the state, which it has not
@@ -205,7 +185,7 @@ class GroupTransitions:
     # --- between two steps
 
     def before_step(self) -> bool:
-        """The next step is about to begin; whether what was drawn ahead is void.
+        """Prepare the next step; return whether prefetched batches are invalid.
 
         Raises:
             LeftGroup: if this worker is not in the group any more.
@@ -233,7 +213,7 @@ class GroupTransitions:
         return stale
 
     def _resynchronise(self) -> None:
-        """The checksums differ: give everybody the state of rank 0, while all wait."""
+        """Broadcast the state of rank 0, because the checksums differ; all workers wait."""
         self._check.differs = False
         membership, training = self._membership, self._training
         if membership.rank == 0:
@@ -243,7 +223,7 @@ class GroupTransitions:
             training.load_metadata(metadata)
 
     def _cross(self, pending: PendingGroup) -> None:
-        """The boundary: from here on this worker is in the pending group, or in none."""
+        """Switch to the pending group at the boundary, or leave."""
         began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.usual()
         membership, order = self._membership, pending.order
         step = self._training.position.step
@@ -290,7 +270,7 @@ class GroupTransitions:
             )
 
     def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
-        """Begin with the portion of the coming step, or end."""
+        """Start the portion of the coming step, or end the transfer."""
         membership, position = self._membership, self._training.position
         if not transfer.is_over(position.step + 1):
             transfer.begin_portion(position.step + 1)
@@ -302,7 +282,7 @@ class GroupTransitions:
             report_formed(self._report, membership, position)
 
     def _follow_batch(self, first: int, batch: int) -> None:
-        """The learning rate follows the batch from the step on in which all have the state."""
+        """Adapt the learning rate to the batch, from the step in which all have the state."""
         step = self._training.position.step
         if step + 1 >= first:
             self._training.lr_state.follow_batch(batch, step)
@@ -311,11 +291,7 @@ class GroupTransitions:
     # --- where gradients are summed
 
     def before_reduction(self, step: int) -> ReductionTerms:
-        """What this worker says in the reduction of `step`, and hears from the others.
-
-        Args:
-            step: that is under way, 1-based.
-        """
+        """Return what this worker reduces together with the gradients of `step`."""
         listener, transferring = self._listener, self._training.transfer is not None
         return ReductionTerms(
             ready=listener.pending is not None and listener.raise_flag(),
@@ -329,13 +305,12 @@ class GroupTransitions:
     def after_reduction(
         self, micro_batch: MicroBatch, terms: ReductionTerms, agreed: AgreedWords
     ) -> None:
-        """Act on what all ranks know now, at the same step.
+        """Act on the agreed words, in the same step on all ranks.
 
-        A newcomer then waits for the step's portion of the state, which the optimizer is to work
-        on.
+        A newcomer then waits for the step's portion of the state, which the optimizer needs.
 
         Raises:
-            CancelledError: if the wait was called off.
+            CancelledError: if the wait was cancelled.
             BrokenGroupError: if the portion did not arrive.
         """
         self._report_whole_pause()
@@ -352,7 +327,7 @@ class GroupTransitions:
             transfer.take_portion(micro_batch.step, self.called_off, load)
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
-        """If all are ready for what this worker is ready for, its boundary lies ahead now."""
+        """Close the vote, and schedule the switch if it was unanimous."""
         group = self._membership.group
         boundary = micro_batch.step + max(BOUNDARY_LEAD, group.drawn_ahead)
         unanimous = agreed.ready == group.size
@@ -370,14 +345,13 @@ class GroupTransitions:
     def recover(
         self, error: Exception | None, take_back: Callable[[], None] | None = None
     ) -> Recovered:
-        """Go on in the group that the controller makes of those who are left.
+        """Continue in the group that the controller forms of the survivors.
 
-        Args:
-            error: what was met, if nobody called this worker off.
-            take_back: called first: brings the state back to the last step that is done.
+        `error` is what revealed the loss; None if the controller cancelled the waits. `roll_back`
+        runs first and restores the state of the last finished step.
 
         Raises:
-            LeftGroup: if this worker is not in it.
+            LeftGroup: if this worker is not in that group.
         """
         self._swap = None
         self._abort_groups()
@@ -395,13 +369,13 @@ class GroupTransitions:
         return recovered
 
     def _abort_groups(self) -> None:
-        """The device has to be free of what will never end before anything else is asked of it."""
+        """Abort the groups, whose operations never end and would block later device work."""
         for group in (self._membership.group, self._retired):
             if group is not None:
                 group.abort()
 
     def _stand_in_for_lost(self, recovered: Recovered) -> None:
-        """Write what those who are gone did not come to write."""
+        """Write the records that lost members did not write."""
         self._recovered = None
         self._records.write()
         if self._membership.rank == 0:
@@ -413,11 +387,11 @@ class GroupTransitions:
     # --- out
 
     def _leave_by(self, order: GroupOrder) -> None:
-        """This worker is not in the group of `order`.
+        """Leave the group as `order` says, after writing a checkpoint if the job is suspended.
 
         Raises:
-            CancelledError: a suspended job's checkpoint was called off.
-            BrokenGroupError: a peer is gone before it was written.
+            CancelledError: if a suspended job's checkpoint was cancelled.
+            BrokenGroupError: if a peer was lost before it was written.
             LeftGroup: otherwise.
         """
         self._records.write()
@@ -426,7 +400,7 @@ class GroupTransitions:
         self._leave()
 
     def _suspend(self, version: int) -> None:
-        """Rank 0 writes the checkpoint, the others wait for it."""
+        """Write the checkpoint on rank 0, while the others wait."""
         membership = self._membership
         if membership.rank == 0:
             self._records.write_for_lost(frozenset({membership.me}))
@@ -436,7 +410,7 @@ class GroupTransitions:
         membership.group.broadcast_bytes(b"", self.called_off)
 
     def _leave(self) -> NoReturn:
-        """End this worker's part; its script unwinds from where it is."""
+        """Leave the group; unwinds the script from where it is."""
         self._records.write()
         if self._membership.group.size > 1 and not self._left:
             time.sleep(LINGER_S)
@@ -444,7 +418,7 @@ class GroupTransitions:
         raise LeftGroup(0)
 
     def check_left(self) -> None:
-        """Raise once more if the script's loop swallowed it.
+        """Raise `LeftGroup` again if the script's loop swallowed it.
 
         Raises:
             LeftGroup: if this worker is not in the group any more.

@@ -1,4 +1,4 @@
-"""A job's whole state to every rank at once, while training waits."""
+"""Broadcast of a job's whole state to all ranks at once, while training waits."""
 
 from __future__ import annotations
 
@@ -17,15 +17,9 @@ from elastic.state.training_state import TrainingState
 def broadcast_training(
     training: TrainingState, group: ProcessGroup, source: int, cancel: threading.Event
 ) -> dict[str, Any] | None:
-    """Give every rank the tensors and the metadata of rank `source`.
+    """Broadcast tensors and metadata of rank `source`; returns the metadata, None on the source.
 
-    Args:
-        training: of this worker; its tensors are overwritten on all but `source`.
-        source: rank whose state counts.
-        cancel: set when the wait is to end; the tensors may be half overwritten then.
-
-    Returns:
-        The metadata, which is not loaded; None on the source itself.
+    The metadata is not loaded. If `cancel` is set, tensors may be partly overwritten.
 
     Raises:
         BrokenGroupError: if a peer is lost.
@@ -39,16 +33,9 @@ def broadcast_training(
 def broadcast_state(
     state: TensorState, group: ProcessGroup, source: int, metadata: bytes, cancel: threading.Event
 ) -> bytes:
-    """Give every rank the tensors of rank `source`, and its `metadata` first.
+    """Broadcast the encoded `metadata` of rank `source`, then its tensors; returns the metadata.
 
-    Args:
-        state: of this worker; overwritten on all but `source`.
-        source: rank whose state counts.
-        metadata: encoded; read on `source` only.
-        cancel: set when the wait is to end; the tensors may be half overwritten then.
-
-    Returns:
-        The metadata of `source`, encoded.
+    If `cancel` is set, tensors may be partly overwritten.
 
     Raises:
         BrokenGroupError: if a peer is lost.
@@ -77,7 +64,7 @@ def broadcast_state(
 def _broadcast_together(
     tensors: list[torch.Tensor], group: ProcessGroup, source: int, cancel: threading.Event
 ) -> None:
-    """Small ones, in one operation of the group."""
+    """Broadcast small tensors in one operation."""
     together = torch.cat([as_byte_row(tensor.contiguous()) for tensor in tensors])
     group.broadcast(together, source, cancel)
     if group.rank == source:

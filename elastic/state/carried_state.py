@@ -1,7 +1,7 @@
-"""State that lives from batch to batch, such as a recurrent model's: a row for each column.
+"""State carried from batch to batch, such as a recurrent model's hidden state: a row per column.
 
-Sample i of the data goes on where sample i - columns ended. Every worker has the rows of all
-columns behind the last step that is done, so a column may be taken by anybody next.
+Sample i of the data continues sample i - columns. Every worker has the rows of all columns after
+the last finished step, so any worker may take a column next.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ TENSOR: Final = "row"  # key of a leaf's description: the shape of one sample's 
 
 
 class CarriedState:
-    """Rows of bytes, and how they make up what the script carries.
+    """Rows of bytes, and the layout of the tensors that the script carries.
 
-    Args:
-        columns: texts, or other sequences, that are read side by side.
-        dim: of the script's tensors, in which its samples lie.
+    `dim` is the dimension of the script's tensors that holds the samples.
     """
 
     def __init__(self, columns: int, dim: int, device: torch.device) -> None:
@@ -33,14 +31,10 @@ class CarriedState:
         self._rows: torch.Tensor | None = None  # (columns, bytes)
 
     def before(self, samples: Sequence[int]) -> Any:
-        """What the samples go on from; zeros for those at the beginning of their column.
+        """Return the state that `samples` (positions in the data) continue, detached, in order.
 
-        Args:
-            samples: places in the data, each of another column.
-
-        Returns:
-            What the script carried, detached, with the samples' parts in their order. None if all
-            are at their beginning, or nothing is known yet.
+        Samples at the start of their column get zeros. None if all start their columns, or nothing
+        was carried yet.
         """
         places = torch.tensor(samples, device=self.device)
         begun = places >= self.columns
@@ -50,17 +44,11 @@ class CarriedState:
         return self._unpacked(self._layout, rows, _Cursor())
 
     def packed(self, state: Any, samples: int) -> torch.Tensor:
-        """What the script carries on, as rows of bytes.
-
-        Args:
-            state: a tensor, or tuples, lists and dicts of tensors.
-
-        Returns:
-            Shape (samples, bytes).
+        """Return the script's state as rows of bytes, shape (samples, bytes).
 
         Raises:
-            UsageError: if it is anything else, or has not one part for each sample, or not the
-                shape that it had before.
+            UsageError: if the state is not a tensor or tuples, lists and dicts of tensors, has not
+                one row per sample, or changed its shape.
         """
         parts: list[torch.Tensor] = []
         layout = self._described(state, samples, parts.append)
@@ -74,28 +62,20 @@ class CarriedState:
         return torch.cat(parts, dim=1)
 
     def take(self, first: int, rows: torch.Tensor) -> None:
-        """A step is done.
-
-        Args:
-            rows: of all its samples, shape (samples, bytes).
-        """
+        """Store the rows of a finished step's samples, shape (samples, bytes)."""
         if self._rows is None:
             self._rows = rows.new_zeros(self.columns, rows.shape[1])
         places = torch.arange(first, first + len(rows), device=self.device)
         self._rows[places % self.columns] = rows
 
     def state(self) -> dict[str, Any]:
-        """All of it, copied to the host; empty if nothing was carried yet."""
+        """Return the state copied to the host; empty if nothing was carried yet."""
         if self._rows is None:
             return {}
         return {"layout": self._layout, "rows": self._rows.to("cpu", copy=True)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The reverse.
-
-        Args:
-            state: what `state` gave, here or on another worker.
-        """
+        """Load the result of `state`, from here or another worker."""
         if state:
             self._layout, self._rows = state["layout"], state["rows"].to(self.device)
 
@@ -131,13 +111,13 @@ class CarriedState:
 
 
 class _Cursor:
-    """Takes the bytes of one tensor after the other."""
+    """Reads the bytes of one tensor after the other."""
 
     def __init__(self) -> None:
         self._at = 0
 
     def next(self, rows: torch.Tensor, width: int) -> torch.Tensor:
-        """A copy, which is aligned for any type."""
+        """Return a copy, which is aligned for any type."""
         part = rows[:, self._at : self._at + width]
         self._at += width
         return part.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,4 @@
-"""The end of an epoch: its report leaves when its checkpoint is durable.
-
-Where training is between two epochs, for those who look on.
-"""
+"""Reports of epochs, sent once the epoch's checkpoint is durable, and telemetry in between."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
-    """What a worker would say of an epoch; rank 0's word is everybody's."""
+    """A worker's results of an epoch; rank 0's summary is broadcast."""
 
     metrics: dict[str, float]
     loss: float | None
@@ -36,16 +33,12 @@ class EpochSummary(msgspec.Struct, frozen=True):
     stop: str = ""  # why its script wants the job to end here
 
     def encode(self) -> bytes:
-        """For the others, and for metadata."""
+        """Encode for other workers and metadata."""
         return msgspec.msgpack.encode(self)
 
 
 class EpochReports:
-    """Checkpoints and reports of one worker's epochs.
-
-    Args:
-        training: whose position and stop state go on with each epoch.
-    """
+    """Checkpoints and reports of one worker's epochs."""
 
     def __init__(self, training: TrainingState, report: Report) -> None:
         self._training = training
@@ -55,24 +48,16 @@ class EpochReports:
         self._unheard: list[dict[str, Any]] = []
 
     def summary(self, metrics: dict[str, float], loss: float | None) -> bytes:
-        """What this worker says at the end of an epoch, encoded.
-
-        Args:
-            loss: mean over the epoch; None: nothing was seen.
-        """
+        """Return this worker's encoded summary; a `loss` of None was not seen."""
         wish = self._training.stop_wish
         return EpochSummary(metrics, loss, self._durable, wish).encode()
 
     def open(self, folder: Path) -> None:
-        """Checkpoints go to `folder`.
-
-        Args:
-            folder: of the job's checkpoints; made with the first of them.
-        """
+        """Write checkpoints to `folder`, which is created with the first of them."""
         self._writer = CheckpointWriter(folder)
 
     def close(self) -> bool:
-        """Wait for what is under way; whether there was anything open.
+        """Wait for writes under way; True if checkpoints were open.
 
         Raises:
             CheckpointError: if the last state could not be written.
@@ -83,10 +68,7 @@ class EpochReports:
         return writer is not None
 
     def resume(self, folder: Path, point: ResumePoint, version: int) -> int:
-        """Go back to the checkpoint of `point`, or to what went on from it; returns its epoch.
-
-        Returns:
-            Epochs that are done.
+        """Load the checkpoint of `point`, or the latest that continued it; return its epoch.
 
         Raises:
             CheckpointError: if it cannot be used.
@@ -97,7 +79,7 @@ class EpochReports:
         return int(content["epoch"])
 
     def report_unheard(self) -> None:
-        """Say of the epochs that this job goes on from what the controller had not heard."""
+        """Report the epochs before the resume that the controller did not receive."""
         for values in self._unheard:
             self._report(EpochReported, **values)
         self._unheard = []
@@ -105,18 +87,12 @@ class EpochReports:
     def end_epoch(
         self, summary: bytes, now: float, *, version: int, first: bool
     ) -> dict[str, float]:
-        """The running epoch is over.
+        """End the running epoch with rank 0's encoded `summary`; return rank 0's metrics.
 
-        Args:
-            summary: rank 0's, encoded.
-            now: seconds, monotonic.
-            first: this is rank 0, which keeps and reports it.
-
-        Returns:
-            Rank 0's metrics.
+        `now` is in monotonic seconds. `first` means that this is rank 0, which writes and reports.
 
         Raises:
-            MissingMetricError: if the stop rule looks at a metric that is not there.
+            MissingMetricError: if the stop rule needs a metric that is missing.
         """
         word = msgspec.msgpack.decode(summary, type=EpochSummary)
         training = self._training
@@ -154,14 +130,14 @@ class EpochReports:
         return word.metrics
 
     def report_again(self, version: int) -> None:
-        """Make the reports that the former rank 0 may not have come to make.
+        """Repeat reports that the former rank 0 may not have sent.
 
-        One checkpoint, of the present state, stands for all of them.
+        One checkpoint, of the current state, covers all of them.
         """
         self._write(self._training.unreported, version)
 
     def _write(self, reports: list[dict[str, Any]], version: int) -> None:
-        """Write a checkpoint of the present state, and make `reports` when it is durable."""
+        """Write a checkpoint of the current state, and send `reports` when it is durable."""
         if self._writer is None or not reports:
             return
         reports = [dict(values, group=Version(version)) for values in reports]
@@ -176,7 +152,7 @@ class EpochReports:
         self._writer.write(point, self._training.checkpoint(), durable)
 
     def suspend(self, version: int) -> None:
-        """Write a checkpoint of this very step, wait until it is durable, and say so.
+        """Write a checkpoint of the current step, wait until it is durable, and report it.
 
         Raises:
             CheckpointError: if it could not be written.
@@ -199,12 +175,9 @@ class EpochReports:
 
 
 def steps_report(training: TrainingState, assignment: Assignment, group: Version) -> StepsReported:
-    """What rank 0 reports of the steps that were done lately.
+    """Return rank 0's telemetry of recent steps.
 
-    Args:
-        training: read from another thread than the one that trains: its figures may be of two
-            steps that follow each other.
-        group: version of the group that trains.
+    It runs in another thread than training, so its figures may belong to two successive steps.
     """
     position, batch = training.position, training.global_batch
     usage = training.usage.usage(cpu_seconds(), time.monotonic())

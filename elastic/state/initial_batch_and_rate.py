@@ -1,4 +1,4 @@
-"""The batch and the learning rate that a job begins with: the job file's win over the script's."""
+"""Initial batch and learning rate of a job; the job file overrides the script."""
 
 from __future__ import annotations
 
@@ -26,19 +26,14 @@ def begin_batch_and_rate(
 ) -> list[tuple[str, Any, Any]]:
     """Set the optimizers' rates, and how they follow the batch.
 
-    Args:
-        training: of this worker; its schedule begins with the batch.
-        assignment: of this worker; None: the script decides everything.
-        batch_size: the script's, samples per step.
-        lr: the script's, of the first optimizer; None: the optimizers' own.
-        scaling: rule that rates follow the batch by.
-        doubling: steps in which it grows by at most 2x; 0: all at once.
+    `batch_size` and `lr` are the script's; `lr` None keeps the optimizers' own rates. `doubling` is
+    the number of steps in which a rate grows by at most 2x; 0: at once.
 
     Returns:
-        (name, the script's, the job's) of what the job file may win.
+        (name, the script's value, the job's value) of the values that the job file may override.
 
     Raises:
-        UsageError: if the batch is below 1, or the rule is none.
+        UsageError: if the batch is below 1, or the rule is unknown.
     """
     if batch_size < 1:
         raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")

@@ -1,7 +1,4 @@
-"""The states of what stands beside model and optimizer: schedulers, scalers, a script's own.
-
-Copies of a state on the host, so that training may go on while they are written.
-"""
+"""States of tracked objects beside model and optimizer: schedulers, scalers, the script's own."""
 
 from __future__ import annotations
 
@@ -15,15 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 
 def copy_to_host(state: Any) -> Any:
-    """`state` with every tensor copied to the host, so that training may go on meanwhile.
+    """Return `state` with every tensor copied to the host, so that training may continue.
 
-    Args:
-        state: mappings, lists and tuples of tensors, numpy's arrays and scalars, and anything
-            else.
-
-    Returns:
-        The same containers, named tuples too, with mappings as dicts; arrays become tensors,
-        numpy's scalars Python's. What is neither is not copied.
+    Containers keep their type, mappings become dicts, numpy arrays tensors, and numpy scalars
+    Python numbers. Other objects are not copied.
     """
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
@@ -42,14 +34,7 @@ def copy_to_host(state: Any) -> Any:
 
 
 def plain_containers(state: Any) -> Any:
-    """`state` with named tuples as tuples, since what reads it back knows no class of a script.
-
-    Args:
-        state: a copy of `copy_to_host`, or containers of such.
-
-    Returns:
-        Dicts, lists and tuples of the same values; nothing is copied.
-    """
+    """Return `state` with named tuples as tuples, because readers do not know their classes."""
     if isinstance(state, Mapping):
         return {key: plain_containers(value) for key, value in state.items()}
     if isinstance(state, list):
@@ -60,7 +45,7 @@ def plain_containers(state: Any) -> Any:
 
 
 class TrackedStates:
-    """By name; what is tracked later than its state came gets it then."""
+    """Tracked objects by name; an object that is tracked after its state arrived gets it then."""
 
     def __init__(self) -> None:
         self._things: dict[str, Any] = {}
@@ -68,12 +53,12 @@ class TrackedStates:
         self._copy: dict[str, Any] = {}  # that was given last
 
     def __contains__(self, thing: Any) -> bool:
-        """Whether `thing` is tracked, under whatever name."""
+        """Return whether `thing` is tracked, under any name."""
         return any(known is thing for known in self._things.values())
 
     @property
     def follow_metrics(self) -> bool:
-        """Whether some choose rates by a number that the script computes."""
+        """True if a scheduler chooses rates by a number that the script computes."""
         return any(
             isinstance(part, ReduceLROnPlateau)
             for thing in self._things.values()
@@ -81,11 +66,9 @@ class TrackedStates:
         )
 
     def add(self, name: str, thing: Any) -> None:
-        """Track `thing`; if its state came before, it has it when this returns.
+        """Track `thing`; if its state arrived before, load it.
 
-        Args:
-            name: the same on every worker, and in a resumed job.
-            thing: has `state_dict` and `load_state_dict`.
+        The name must be the same on every worker, and in a resumed job.
         """
         self._things[name] = thing
         if name in self._waiting:
@@ -93,10 +76,10 @@ class TrackedStates:
         self._copy.setdefault(name, copy_to_host(_state(thing)))  # its state when it began here
 
     def states(self) -> dict[str, Any]:
-        """Copies on the host, by name.
+        """Return copies on the host, by name.
 
-        What is tracked later is added to the copies that were given last, as it was then: it is
-        new, and whoever goes back goes back to that.
+        An object that is tracked later is added to the last copies with its initial state: a
+        rollback returns it to that.
         """
         copies: dict[str, Any] = copy_to_host(
             {name: _state(thing) for name, thing in self._things.items()}
@@ -105,11 +88,7 @@ class TrackedStates:
         return copies
 
     def load(self, states: Mapping[str, Any]) -> None:
-        """The reverse; what is tracked later gets its state then.
-
-        Args:
-            states: what `states` gave, here, on another worker or in an earlier one.
-        """
+        """Load the result of `states`; objects that are tracked later get their state then."""
         for name, state in states.items():
             if name in self._things:
                 _load(self._things[name], state)
@@ -118,7 +97,7 @@ class TrackedStates:
 
 
 def _state(thing: Any) -> Any:
-    """Its state; of a scheduler that keeps others in attributes, without them: they have theirs."""
+    """Return the state of an object; a scheduler's without other objects in its attributes."""
     state = thing.state_dict()
     if isinstance(thing, LRScheduler) and type(thing).state_dict is LRScheduler.state_dict:
         return {key: value for key, value in state.items() if not _is_object(value)}
@@ -134,7 +113,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _load(thing: Any, state: Any) -> None:
-    """Give it its state, with the containers that it had: copies hold plain ones."""
+    """Load a state and restore the container types, because copies hold plain containers."""
     parts = [vars(part) for part in _schedulers(thing)]
     kinds = [{key: type(value) for key, value in held.items()} for held in parts]
     thing.load_state_dict(state)
@@ -145,7 +124,7 @@ def _load(thing: Any, state: Any) -> None:
 
 
 def _schedulers(thing: Any) -> list[LRScheduler]:
-    """`thing` and those that it is made of, if it is a scheduler."""
+    """Return `thing` and the schedulers that it consists of; empty if it is no scheduler."""
     if isinstance(thing, list | tuple):
         return [found for part in thing for found in _schedulers(part)]
     if not isinstance(thing, LRScheduler):

@@ -1,4 +1,4 @@
-"""What a job's training consists of, in one worker."""
+"""State of one worker's training."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ from schemas.wire.worker import Assignment
 
 
 class TrainingState:
-    """All that travels to newcomers or lies in a checkpoint, and the meters beside it."""
+    """State that is sent to newcomers and kept in checkpoints, and the meters of training.
+
+    `stop_rule` is the job file's; None: the script's. `rank`, that of the worker when it started,
+    makes its random numbers different.
+    """
 
     def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None, rank: int) -> None:
-        """Begin at the job's first step.
-
-        Args:
-            stop_rule: of the job file; None: the script's.
-            rank: of this worker when it started; tells its random numbers apart.
-        """
         self.position = TrainingPosition()
         self.schedule = schedule
         self.stream = SampleStream(0, 0)
@@ -68,28 +66,20 @@ class TrainingState:
         self._loaded: dict[str, Any] | None = None  # from a checkpoint, until training begins
 
     def use(self, tensors: TensorState, stream: SampleStream) -> None:
-        """There is something to train, and something to train on.
-
-        Args:
-            stream: of the training set's samples.
-        """
+        """Set the tensors to train and the stream of samples."""
         self._tensors, self.stream = tensors, stream
 
     def take_seed(self, seed: int) -> None:
-        """The order of samples is that of the whole job.
-
-        Args:
-            seed: of rank 0, or of the checkpoint that the job goes on from.
-        """
+        """Set the seed of the order of samples, as rank 0 or the checkpoint has it."""
         self.stream = replace(self.stream, seed=seed)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is something to train."""
+        """True after `use`."""
         return self._tensors is not None
 
     def tensors(self) -> TensorState:
-        """What is trained.
+        """Return the tensors to train.
 
         Raises:
             UsageError: if nothing is loaded yet.
@@ -101,19 +91,19 @@ class TrainingState:
     # --- steps
 
     def begin_timing(self) -> None:
-        """Nothing that was done so far is part of a step, or of an epoch."""
+        """Start the time of the next step and epoch now."""
         now = time.monotonic()
         self.speed = SpeedMeter(now)
         self.recent_steps.begin_epoch(now)
 
     @property
     def global_batch(self) -> int:
-        """Samples of the step that comes or is under way, over all workers."""
+        """Samples of the next step or of the step under way, over all workers."""
         return self.schedule.at(self.position.step + 1).batch
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether no step of the running epoch is left."""
+        """True if no step of the running epoch is left."""
         left = self.stream.size - self.position.cursor
         if left <= 0 or not self.stream.drop_last:
             return left <= 0
@@ -121,7 +111,7 @@ class TrainingState:
         return not self.stream.taken(self.position.cursor, batch)
 
     def left_early(self) -> str:
-        """What to say of an epoch that the script reports before its end; nothing at its end."""
+        """Return a warning if the script ends an epoch before its last sample, else ""."""
         position, limit = self.position, self.stop_rule.samples if self.stop_rule else None
         if self.epoch_is_over or (limit is not None and position.samples_done >= limit):
             return ""
@@ -129,11 +119,7 @@ class TrainingState:
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
     def loss_doubt(self, loss: float | None) -> str:
-        """What to say of a running epoch's loss that shows no training; nothing of any other.
-
-        Args:
-            loss: mean over the epoch; None: none was seen.
-        """
+        """Return a warning if an epoch's mean loss shows no training, else ""; None: not seen."""
         if loss is None:
             return (
                 "no backward() of a loss, one number, was seen: a loop without one trains nothing; "
@@ -148,17 +134,14 @@ class TrainingState:
 
     @property
     def schedule_batch(self) -> int:
-        """Samples of a step as schedules count them: what the script's rate is meant for."""
+        """Samples of one step as schedules count steps: the batch that the script's rate is for."""
         return self.own_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
-        """How often a scheduler that counts steps is to step behind the one that is under way.
+        """Return how many steps a scheduler takes for the training step under way.
 
-        Schedules are in terms of the batch that the script's rate is meant for: a step of twice as
-        many samples counts as two of it, and half as many as every other one.
-
-        Args:
-            cursor_before: samples of the epoch that are done before the step.
+        Schedules count steps of the batch that the script's rate is meant for: a step of twice as
+        many samples counts as two, and of two steps with half as many only one counts.
         """
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
@@ -167,12 +150,10 @@ class TrainingState:
         return stream.steps(cursor_after, base) - stream.steps(cursor_before, base)
 
     def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
-        """A step is done; whether the job goes on behind it.
+        """Record a finished step; True if the job continues.
 
-        Args:
-            step: 1-based, of all epochs.
-            cursor: samples of the epoch that are done with it.
-            passes: that this worker took its share in.
+        `cursor` is the samples of the epoch done with the step, `passes` how many passes this
+        worker took.
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
@@ -189,10 +170,9 @@ class TrainingState:
         return limit is None or self.position.samples_done < limit
 
     def before_update(self, called_off: threading.Event, optimizer: torch.optim.Optimizer) -> float:
-        """Parameters are about to change: what is being sent of them is on its way first.
+        """Wait until the current portion is sent, before parameters change.
 
-        Returns:
-            What learning rates are multiplied with in the step that is under way.
+        Returns the factor of the optimizer's learning rates in this step.
         """
         if isinstance(self.transfer, OutgoingState):
             with contextlib.suppress(CancelledError):  # whoever waits for it is not wanted any more
@@ -201,7 +181,7 @@ class TrainingState:
         return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))
 
     def learning_rate(self) -> float:
-        """The rate in force, of the first optimizer's first group."""
+        """Return the rate in force of the first optimizer's first group."""
         if self._tensors is None:
             return 0.0
         rate = float(self._tensors.optimizer.param_groups[0]["lr"])
@@ -210,11 +190,9 @@ class TrainingState:
     # --- what the script tracks: schedulers, scalers
 
     def track(self, stateful: dict[str, Any]) -> None:
-        """Keep these too; in a resumed job they have their state back when this returns.
+        """Track more objects; in a resumed job they have their state back when this returns.
 
-        Args:
-            stateful: by name; each has `state_dict` and `load_state_dict`. One named `scaler`
-                tells what losses are multiplied with.
+        An object named `scaler` provides the scale of losses.
         """
         for name, thing in stateful.items():
             self._tracked.add(name, thing)
@@ -226,11 +204,7 @@ class TrainingState:
             self.losses.scale = scaler.get_scale
 
     def found_scaler(self, scaler: GradScaler) -> None:
-        """The script is about to scale a loss.
-
-        Args:
-            scaler: tracked from now on, if it is not yet.
-        """
+        """Track a scaler that is about to scale a loss."""
         if scaler in self._tracked:
             return
         self._scalers += 1
@@ -240,16 +214,16 @@ class TrainingState:
 
     @property
     def rates_may_differ(self) -> bool:
-        """Whether the workers' schedulers may have chosen rates by numbers that are not equal."""
+        """True if schedulers may just have chosen rates by metrics that differ between workers."""
         return self.position.epoch_step == 0 and self._tracked.follow_metrics
 
     def snapshot(self) -> dict[str, Any]:
-        """Schedulers, scalers and rates as they are, to undo a step that is rolled back."""
+        """Return copies of schedulers, scalers and rates, to roll a step back."""
         hyper = self._tensors.hyperparameters() if self._tensors else []
         return {"tracked": self._tracked.states(), "hyper": copy_to_host(hyper)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """The reverse."""
+        """Restore the result of `snapshot`."""
         self._tracked.load(snapshot["tracked"])
         if self._tensors is not None:
             self._tensors.take_hyperparameters(snapshot["hyper"])
@@ -257,7 +231,7 @@ class TrainingState:
     # --- metadata: travels to newcomers
 
     def metadata(self) -> dict[str, Any]:
-        """All state that is no tensor."""
+        """Return all state except tensors."""
         tensors = self._tensors
         if tensors is None:
             return {}
@@ -290,16 +264,11 @@ class TrainingState:
         }
 
     def _carried_state(self) -> dict[str, Any]:
-        """Empty where the next step begins an epoch: its columns begin too."""
+        """Return the carried state; empty before an epoch, which starts all columns."""
         return {} if self.carried is None or self.epoch_is_over else self.carried.state()
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
-        """Take over what the others have; tensors come beside it.
-
-        Args:
-            metadata: what `metadata` gave on another member; position and batch in it are passed
-                over.
-        """
+        """Load another member's metadata, except position and batch; tensors arrive separately."""
         if self._tensors is None:
             return
         self.stop = msgspec.convert(metadata["stop"], StopState)
@@ -317,10 +286,11 @@ class TrainingState:
         seed_apart(metadata["random"]["torch"], self._rank)
 
     def check_metadata(self) -> None:
-        """See to it that what is tracked can travel.
+        """Check that all tracked state can be transferred.
 
         Raises:
-            UsageError: if a `state_dict` holds what cannot be read back without executing it.
+            UsageError: if a `state_dict` holds objects that cannot be read back without executing
+                code.
         """
         if _can_travel(self.metadata()):
             return
@@ -331,7 +301,7 @@ class TrainingState:
     # --- checkpoints
 
     def checkpoint(self) -> dict[str, Any]:
-        """All state, tensors too, copied to the host."""
+        """Return all state including tensors, copied to the host."""
         tensors = self._tensors
         if tensors is None:
             return {}
@@ -343,15 +313,11 @@ class TrainingState:
         return {**facts, "random": random_state(), **copy_to_host(states)}
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
-        """The reverse.
-
-        Args:
-            content: what `checkpoint` gave; states of what is not tracked yet are kept for
-                `track`.
+        """Load the result of `checkpoint`; states of objects not tracked yet wait for `track`.
 
         Raises:
             UsageError: if nothing is loaded yet.
-            CheckpointError: if it is of other optimizers.
+            CheckpointError: if it has other optimizers.
         """
         tensors = self.tensors()
         tensors.model.load_state_dict(content["model"])
@@ -378,12 +344,10 @@ class TrainingState:
         restore_random_state(content["random"])
 
     def put_back(self) -> bool:
-        """Load the checkpoint's model and optimizer state again if the script changed the model.
+        """Reload model and optimizer from the checkpoint if the script changed the model since.
 
-        A script that sets its first weights behind `load` does so in a resumed job, too.
-
-        Returns:
-            True if it changed it.
+        A script that sets initial weights after `load` does so in a resumed job, too. Returns True
+        if the model had changed.
         """
         content, self._loaded = self._loaded, None
         if content is None:
@@ -411,11 +375,7 @@ def _can_travel(state: Any) -> bool:
 
 
 def training_of(assignment: Assignment | None) -> TrainingState:
-    """What a worker begins with.
-
-    Args:
-        assignment: of this worker; None: it is alone, and `load` says with which batch.
-    """
+    """Return the initial state of a worker; without an assignment, `load` sets the batch."""
     if assignment is None:
         return TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=0)
     shares = tuple(member.local_batch for member in assignment.group.members)

@@ -1,14 +1,9 @@
-"""A job's state on its way to newcomers, over some steps, a portion in each.
+"""Transfer of a job's state to newcomers, beside training: one portion in each of some steps.
 
-Between two steps the state of all full members is equal. So the members share the work: each sends
-its part, while the next step's forward and backward passes run, which do not change it. What is
-small or no tensor travels as metadata through the group's store.
-
-One portion of the state on its way, in a thread beside training.
-
-Copies of a device's tensors on the host, made beside training: the state travels over sockets.
-
-On the CPU there is nothing to copy: a tensor is its own copy.
+Between two steps the state of all full members is equal, so the members share the work: each sends
+its part during the next step's forward and backward passes, which do not change it. Small tensors
+and other state travel as metadata through the group's store. Transfers use sockets: device tensors
+are first copied to the host, on a stream of their own; on the CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -36,19 +31,15 @@ from elastic.training_errors import BrokenGroupError
 
 
 def host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Room on the host, shape (numbers,), that `device` can copy to and from by itself.
-
-    Args:
-        device: CUDA's copies run beside the host only where the host's memory is pinned.
-    """
+    """Return a host tensor, shape (numbers,), pinned for CUDA so that copies run asynchronously."""
     return torch.empty(numbers, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 class HostStaging:
-    """One transfer's copies, on a stream of their own.
+    """Copies of one transfer between device and host, on a stream of their own.
 
-    The training thread marks what the copies have to follow: the stream that is current, and the
-    one that parameters were changed on last, which a script may choose.
+    The training thread marks what the copies have to follow: the current stream, and the stream of
+    the last parameter update, which a script may choose.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -62,15 +53,15 @@ class HostStaging:
         return None if self._on_host else torch.accelerator.current_stream(self.device)
 
     def settle(self) -> None:
-        """Wait until the device is through with all that it was given."""
+        """Wait until the device has finished all its work."""
         finish_device_work(self.device)
 
     def note_update(self) -> None:
-        """Parameters are about to change, on the stream that is current now."""
+        """Note the current stream as the one of the parameter update."""
         self._updates = self._current()
 
     def mark(self) -> list[Any]:
-        """Events behind all that the training thread has given the device so far."""
+        """Return events after all device work that the training thread has started."""
         if self._on_host:
             return []
         marks = []
@@ -81,11 +72,10 @@ class HostStaging:
         return marks
 
     def to_host(self, tensors: Sequence[torch.Tensor], marks: Sequence[Any]) -> list[torch.Tensor]:
-        """The tensors' content on the host; blocks until it is there, in a helper thread.
+        """Return the tensors' content on the host; blocks, so call it in a helper thread.
 
-        Args:
-            tensors: contiguous, of one dimension; they must not change before this returns.
-            marks: what `mark` gave when they had their content.
+        The tensors are contiguous, one-dimensional, and must not change before this returns.
+        `marks` were taken when they had their content.
         """
         if self._on_host:
             return list(tensors)
@@ -100,7 +90,7 @@ class HostStaging:
         return copies
 
     def as_training(self) -> contextlib.AbstractContextManager[Any]:
-        """In a helper thread: what it gives the device follows what training gave it."""
+        """Return a context, for helper threads, whose device work follows that of training."""
         if self._on_host:
             return contextlib.nullcontext()
         use_device(self.device)
@@ -109,7 +99,7 @@ class HostStaging:
 
 
 class Transfer:
-    """One portion on its way, in a thread of its own."""
+    """Transfer of one portion, in a thread of its own."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -127,14 +117,9 @@ class Transfer:
 
 
 class Sending(Transfer):
-    """This member's part of a portion, to every newcomer; buffers are rank 0's alone.
+    """Sends this member's part of a portion to every newcomer; rank 0 also sends buffers.
 
-    Args:
-        group: which members and newcomers are in.
-        portion: parameters with what the optimizer keeps for them.
-        members: ranks below this one send, about as many bytes each.
-        newcomers: their ranks; each gets the whole portion.
-        buffers: of the model, which travel with this portion; none: they travel with another.
+    Ranks below `members` send about as many bytes each.
     """
 
     def __init__(
@@ -180,14 +165,7 @@ class Sending(Transfer):
 
 
 class Receiving(Transfer):
-    """A portion from all members, as far as possible into its place.
-
-    Args:
-        group: which members and newcomers are in.
-        portion: parameters with what the optimizer keeps for them, to be written to.
-        members: ranks below this one send, about as many bytes each.
-        buffers: that rank 0 sends with this portion, to be written to.
-    """
+    """Receives a portion from all members, into its place where possible."""
 
     def __init__(
         self,
@@ -228,7 +206,7 @@ class Receiving(Transfer):
         self._start(work, "receive")
 
     def put_in_place(self) -> None:
-        """Deal out what came together; on the training thread, when `done`."""
+        """Copy what was received together into its place; on the training thread, when `done`."""
         for part, landed in zip(self._received, self._landing, strict=True):
             for chunk, came in zip(part.large, landed, strict=True):
                 if chunk is not came:
@@ -247,20 +225,14 @@ METADATA: Final = "metadata"  # key in the group's store
 
 
 class StateTransfer:
-    """What both sides know of it: the group, the steps, and which portion goes in which."""
+    """Facts that both sides know: the group, the steps, and the portion of each step.
+
+    Ranks below `senders` send; `first` is the step of the first of `steps` portions.
+    """
 
     def __init__(
         self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
     ) -> None:
-        """Describe a transfer.
-
-        Args:
-            group: which incumbents and newcomers are members of.
-            state: that is sent, or that the state is received into.
-            senders: ranks below this one send.
-            first: step in which the first portion travels.
-            steps: how many, one portion in each.
-        """
         self._group = group
         self._state = state
         self._senders = senders
@@ -271,11 +243,7 @@ class StateTransfer:
         self._buffers: list[torch.Tensor] = []
 
     def is_over(self, step: int) -> bool:
-        """Whether nothing travels in `step` any more.
-
-        Args:
-            step: 1-based, of all epochs.
-        """
+        """True if nothing is transferred in `step` (1-based) any more."""
         return step - self._first >= self._steps
 
     def _plan(self) -> None:
@@ -291,7 +259,7 @@ class StateTransfer:
 
 
 class OutgoingState(StateTransfer):
-    """The side of a member that has the whole state."""
+    """Transfer from a member that has the full state."""
 
     def __init__(
         self,
@@ -303,14 +271,7 @@ class OutgoingState(StateTransfer):
         first: int,
         steps: int,
     ) -> None:
-        """Describe a transfer, and copy what forward passes change.
-
-        Args:
-            group: which incumbents and newcomers are members of.
-            newcomers: their ranks.
-            first: step in which the first portion travels.
-            steps: how many, one portion in each.
-        """
+        """Plan a transfer, and copy the buffers, which forward passes change."""
         super().__init__(group, state, senders=senders, first=first, steps=steps)
         self._newcomers = list(newcomers)
         self._sending: Sending | None = None
@@ -318,19 +279,11 @@ class OutgoingState(StateTransfer):
         self._buffers = [buffer.clone() for buffer in state.buffers()]
 
     def post_metadata(self, metadata: dict[str, Any]) -> None:
-        """Give the newcomers what is no tensor; rank 0 does.
-
-        Args:
-            metadata: what `TrainingState.metadata` gave; nobody changes it any more.
-        """
+        """Post the metadata for the newcomers, on rank 0; it must not change any more."""
         self._group.store.post(METADATA, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
-        """Begin to send what travels in `step`.
-
-        Args:
-            step: that comes, 1-based; one of the transfer's.
-        """
+        """Start to send the portion of the coming step."""
         place = step - self._first
         self._sending = Sending(
             self._group,
@@ -345,7 +298,7 @@ class OutgoingState(StateTransfer):
         """Wait until this step's portion is sent, because the optimizer is about to change it.
 
         Raises:
-            CancelledError: if the wait was called off.
+            CancelledError: if the wait was cancelled.
         """
         self._staging.note_update()
         if self._sending is not None:
@@ -353,20 +306,12 @@ class OutgoingState(StateTransfer):
 
 
 class IncomingState(StateTransfer):
-    """The side of a newcomer."""
+    """Transfer to a newcomer; replaces its optimizer state."""
 
     def __init__(
         self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
     ) -> None:
-        """Wait for the metadata in a thread, make room, and begin to receive.
-
-        Args:
-            group: which incumbents and newcomers are members of.
-            state: that is written to; its optimizer's state is replaced.
-            senders: ranks below this one send.
-            first: step in which the first portion travels.
-            steps: how many, one portion in each.
-        """
+        """Wait for the metadata in a thread, allocate the state, and start to receive."""
         super().__init__(group, state, senders=senders, first=first, steps=steps)
         self._metadata: dict[str, Any] | None = None
         self._described = threading.Event()  # the metadata is there, or an error
@@ -388,11 +333,7 @@ class IncomingState(StateTransfer):
         self._described.set()
 
     def begin_portion(self, step: int) -> None:
-        """Begin to receive what travels in `step`; the first portion began by itself.
-
-        Args:
-            step: that comes, 1-based; one of the transfer's.
-        """
+        """Start to receive the portion of the coming step; the first one starts automatically."""
         if step > self._first:
             self._receive_portion(step - self._first)
 
@@ -409,14 +350,13 @@ class IncomingState(StateTransfer):
         called_off: threading.Event,
         take_metadata: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Wait for the portion of `step`, which the optimizer is to work on, and put it in place.
+        """Wait for the portion of `step`, which the optimizer needs, and put it in place.
 
-        Args:
-            take_metadata: gets what is no tensor, behind the first portion.
+        `take_metadata` gets the metadata after the first portion.
 
         Raises:
-            CancelledError: if the wait was called off.
-            BrokenGroupError: if it did not arrive.
+            CancelledError: if the wait was cancelled.
+            BrokenGroupError: if the portion did not arrive.
         """
         if self._received == step:
             return

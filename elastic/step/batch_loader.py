@@ -1,10 +1,7 @@
-"""The loader that a script iterates: the sample stream through torch's own DataLoader.
+"""Loader that a script iterates: the sample stream through torch's own DataLoader.
 
-Samples of an iterable dataset by their places in it, so that any worker can take any of them.
-
-A batch of the loader, moved to the worker's device.
-
-What a `DataLoader` that somebody else made says of its batches, for the agent's own.
+Iterable datasets are read by position, so that any worker can take any sample. Batches are moved to
+the worker's device.
 """
 
 from __future__ import annotations
@@ -33,21 +30,15 @@ from elastic.training_errors import UsageError
 
 
 class StreamReader(Dataset[Any]):
-    """A map-style dataset that reads an iterable one, once in each process, from its beginning.
+    """Map-style dataset that reads an iterable one from its start, once in each process.
 
-    Samples that belong to others are read and passed over, and a place behind what was read means
-    to begin anew. So every process sees the same stream, whatever became of the group. It reads
-    as if it were alone: no worker info, and random numbers that follow from seed and epoch.
+    Samples of other workers are read and skipped; a position before the current one restarts the
+    reading. So every process sees the same stream, whatever changes in the group. The source sees
+    no worker info, and random numbers that follow from seed and epoch.
     """
 
     def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
-        """Begin with nothing read.
-
-        Args:
-            source: the script's; its `set_epoch`, if it has one, hears the epoch, from 0, before
-                each reading.
-            stream: has the length of one reading, and the seeds.
-        """
+        """Start with nothing read; `source.set_epoch`, if present, gets the epoch from 0."""
         self._source = source
         self._stream = stream
         self._samples: Iterator[Any] | None = None
@@ -56,21 +47,14 @@ class StreamReader(Dataset[Any]):
         self._random: dict[str, Any] | None = None  # as the reading left it
 
     def follow(self, stream: SampleStream) -> None:
-        """Read as `stream` says from the next reading on.
-
-        Args:
-            stream: may have another seed than before; its length is the same.
-        """
+        """Use another stream of the same length, maybe with another seed, from the next reading."""
         self._stream = stream
 
     def __getitems__(self, ids: Sequence[tuple[int, int]]) -> list[Any]:
-        """The samples of a batch.
-
-        Args:
-            ids: (epoch, place) of each, 1-based and 0-based; reading forward is the fast way.
+        """Return the samples at (epoch from 1, position from 0); reading forward is fast.
 
         Raises:
-            UsageError: if a reading has other than the stream's number of samples.
+            UsageError: if a reading does not have the stream's number of samples.
         """
         outside = host_random_state()
         try:
@@ -124,12 +108,10 @@ class StreamReader(Dataset[Any]):
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """`batch` with its tensors on `device`; on the CPU it stays as it is.
+    """Return `batch` with its tensors on `device`; on the CPU it is unchanged.
 
-    Args:
-        batch: what a collate function gave: tensors, objects with a method `to`, and mappings,
-            lists, (named) tuples and dataclasses of them, which keep their type; anything else is
-            passed on.
+    Handles tensors, objects with a method `to`, and mappings, lists, (named) tuples and dataclasses
+    of them, which keep their type; other objects are returned unchanged.
     """
     if device.type == "cpu":
         return batch
@@ -184,7 +166,7 @@ REMEDIES: Final = {
 
 
 class _MicroBatchSampler:
-    """The batch sampler: the rest of the running epoch, and who was given what of it."""
+    """Batch sampler: the rest of the running epoch, and the micro-batches handed out."""
 
     def __init__(self, training: TrainingState, bound: int, *, reads: bool) -> None:
         self._training = training
@@ -202,7 +184,7 @@ class _MicroBatchSampler:
             yield [(epoch, place) for place in ids] if self._reads else ids
 
     def __len__(self) -> int:
-        """Micro-batches of the epoch, as planned now."""
+        """Return the micro-batches of the epoch, as currently planned."""
         training = self._training
         stream, position = training.stream, training.position
         if not training.epoch_open:
@@ -218,7 +200,7 @@ class _MicroBatchSampler:
 
 
 class ElasticLoader:
-    """Iterates the rest of the running epoch; tensors come on the worker's device."""
+    """Iterates over the rest of the running epoch, with tensors on the worker's device."""
 
     def __init__(
         self,
@@ -231,15 +213,9 @@ class ElasticLoader:
         device: torch.device,
         options: Mapping[str, Any],
     ) -> None:
-        """Wrap `dataset`.
+        """Wrap `dataset`; `options` are torch's, without those that select samples.
 
-        Args:
-            dataset: map-style, or iterable; the training state's stream says in which order.
-            training: the ids of every epoch, whose they are, and where an iteration begins.
-            transitions: change the group between two steps.
-            executor: hears of each micro-batch, before and after the script has it.
-            bound: samples that fit the device at once; larger shares are taken in passes.
-            options: of torch's DataLoader, but for those that choose samples.
+        Shares larger than `bound` samples are taken in several passes.
         """
         workers = int(options.get("num_workers", 0))
         if workers:
@@ -258,7 +234,7 @@ class ElasticLoader:
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """An option of torch's DataLoader; those that choose samples are the agent's."""
+        """Return an option of torch's DataLoader, except options that select samples."""
         if name in OPTIONS:
             return getattr(self._loader, name)
         what = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -266,9 +242,9 @@ class ElasticLoader:
         raise AttributeError(f"{what}{remedy}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches to the end of the epoch, or until the job is done.
+        """Yield batches to the end of the epoch, or until the job is done.
 
-        A second loop in the same epoch goes on where the first one was left.
+        A second loop in the same epoch continues where the first one stopped.
 
         Raises:
             UsageError: outside of an epoch.
@@ -303,29 +279,25 @@ class ElasticLoader:
             whole = micro_batch.last
 
     def _begin(self) -> Iterator[Any]:
-        """The rest of the epoch; the job's seed may be known only since this worker joined."""
+        """Iterate over the rest of the epoch; the stream's seed may have changed at the join."""
         if self._reader is not None:
             self._reader.follow(self._training.stream)
         return iter(self._loader)
 
     def __len__(self) -> int:
-        """Batches of the running epoch, done and to come, as planned now.
+        """Return the batches of the running epoch, done and remaining, as currently planned.
 
-        Before the first epoch: those of an epoch with the batch that the script's rate is meant
-        for, which is what schedules count in.
+        Before the first epoch: the batches of an epoch at the batch size that the script's rate is
+        meant for, which schedules count in.
         """
         return len(self._sampler)
 
 
 def options_of(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
-    """Options of `ScalingAgent.load` that give the batches of `loader`.
-
-    Args:
-        loader: shuffled by torch's own sampler; one of an iterable dataset is in its order.
-        device: of the worker; on the CPU nothing is pinned.
+    """Return options of `ScalingAgent.load` that produce the batches of `loader`.
 
     Raises:
-        UsageError: if `loader` chooses samples in another way than the agent does.
+        UsageError: if `loader` selects samples differently than the agent does.
     """
     if loader.batch_size is None:
         what = "the training loader has a batch sampler of its own, or none"

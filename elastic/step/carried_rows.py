@@ -1,4 +1,4 @@
-"""What a script carries from batch to batch, given out and taken in as its batches come."""
+"""Exchange of the state that a script carries from batch to batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
 
 
 class CarriedRows:
-    """A step's rows: this worker's come from its passes, the others' in a sum over the group.
+    """Rows of the current step: this worker's from its passes, the others' from a reduction.
 
-    They count when the step does, and every worker has all of them then: whoever takes a column
-    next, or stands in for a worker that was lost, goes on from the same state.
-
-    Args:
-        state: of all columns, behind the last step that is done.
+    They take effect when the step is committed. Every worker then has all rows, so any worker can
+    continue any column after a change of the group or a loss.
     """
 
     def __init__(self, state: CarriedState) -> None:
@@ -34,17 +31,13 @@ class CarriedRows:
         self._summed: torch.Tensor | None = None
 
     def begin(self, micro_batch: MicroBatch) -> None:
-        """The script gets `micro_batch`.
-
-        Args:
-            micro_batch: of the step that is under way.
-        """
+        """Prepare for `micro_batch`."""
         self._micro_batch = micro_batch
         if micro_batch.first:
             self._mine, self._width, self._summed = [], None, None
 
     def give(self) -> Any:
-        """What the present batch goes on from.
+        """Return the state that the current batch continues.
 
         Raises:
             UsageError: outside of the loop, or if the step has two samples of one column.
@@ -56,13 +49,10 @@ class CarriedRows:
         return self._state.before(micro_batch.ids)
 
     def take(self, carried: Any) -> None:
-        """What the present batch ends with.
-
-        Args:
-            carried: tensors with a part for each sample of the batch.
+        """Store the state after the current batch: tensors with one row per sample.
 
         Raises:
-            UsageError: outside of the loop, or if it has another shape than before.
+            UsageError: outside of the loop, or if the shape changed.
         """
         micro_batch = self._present()
         rows = self._state.packed(carried, len(micro_batch.ids))
@@ -77,15 +67,14 @@ class CarriedRows:
         return self._micro_batch
 
     def exchange(self, group: ProcessGroup, called_off: threading.Event, *, skipped: bool) -> None:
-        """Have the rows of all workers, behind the sum of their gradients.
+        """Reduce the rows of all workers, after their gradients.
 
-        Args:
-            skipped: some worker passed over its batch.
+        `skipped` means that a worker skipped its batch.
 
         Raises:
-            BrokenGroupError: a peer is gone.
-            CancelledError: the wait was called off.
-            UsageError: if the script carried nothing in this batch, or in a group passed over it.
+            BrokenGroupError: if a peer is lost.
+            CancelledError: if the wait was cancelled.
+            UsageError: if the script carried nothing in this batch, or skipped it in a group.
         """
         micro_batch = self._present()
         if skipped or self._width is None:
@@ -104,11 +93,7 @@ class CarriedRows:
         self._summed = rows
 
     def conclude(self, micro_batch: MicroBatch, outcome: StepOutcome) -> None:
-        """The script is through with a batch.
-
-        Args:
-            outcome: of its step; the rows of one that others finished came with their state.
-        """
+        """Take over the rows of a committed step; rows of an adopted step came with its state."""
         self._micro_batch = None
         if self._summed is not None and outcome is StepOutcome.COMMITTED:
             self._state.take(micro_batch.cursor_before, self._summed)

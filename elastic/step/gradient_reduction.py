@@ -1,4 +1,4 @@
-"""What one step's backward passes come to: gradients and control words, summed over the group."""
+"""Reduction of one step: gradients and control words, summed over the group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What this worker brings to the sum, beside its gradients."""
+    """Contribution of this worker to a reduction, beside its gradients."""
 
     micro_batch: MicroBatch  # the step's last one
     terms: ReductionTerms
@@ -43,26 +43,24 @@ class Contribution:
 
     @property
     def counts(self) -> bool:
-        """Whether it has samples of the step, whatever they weigh."""
+        """True if it has samples of the step, whatever their weight."""
         return self.micro_batch.count > 0 and not self.skipped
 
     @property
     def measures_noise(self) -> bool:
-        """Whether its gradients tell of their noise."""
+        """True if its gradients can be used to estimate the noise scale."""
         return not self.skipped and _measures_noise(self.micro_batch, self.items, self.place)
 
     @property
     def weight(self) -> float:
-        """Of the gradients; 0 takes nothing of them."""
+        """Weight of the gradients; 0 excludes them."""
         return 0.0 if self.skipped else weight_of(self.micro_batch, self.items)
 
 
 def weight_of(micro_batch: MicroBatch, items: float | None) -> float:
-    """Of a pass's gradients in the step's sum.
+    """Return the weight of a pass's gradients: `items`, or its samples over the global batch.
 
-    Args:
-        items: that its losses are means over: the sum is divided by all items afterwards; None:
-            its samples over the global batch.
+    With `items`, the sum is divided by all items after the reduction.
     """
     if items is None or not micro_batch.count:
         return micro_batch.weight
@@ -70,17 +68,11 @@ def weight_of(micro_batch: MicroBatch, items: float | None) -> float:
 
 
 class StepReduction:
-    """Sums what one worker and its peers have, once in each step."""
+    """Reduces one worker's gradients and words with its peers', once in each step."""
 
     def __init__(
         self, reducer: Reducer, training: TrainingState, called_off: threading.Event
     ) -> None:
-        """Begin with nothing.
-
-        Args:
-            training: has the state whose checksums are compared, and the meters.
-            called_off: set when a wait for peers is to end.
-        """
         self._reducer = reducer
         self._training = training
         self._called_off = called_off
@@ -91,12 +83,9 @@ class StepReduction:
     def accumulate(
         self, micro_batch: MicroBatch, items: float | None, place: int = 0, *, measures: bool
     ) -> None:
-        """Keep what a pass gave that is not the step's last one.
+        """Accumulate a pass that is not the step's last one.
 
-        Args:
-            items: that its losses are means over, if the script says so.
-            place: of the backward pass among those of its batch.
-            measures: this worker is the one that measures the noise scale.
+        `place` numbers the backward pass in its batch; `measures`: this worker measures noise.
         """
         self._add_loss(micro_batch, items, place)
         if place == 0:
@@ -108,7 +97,7 @@ class StepReduction:
             self._training.noise.before(gradients, micro_batch.count, micro_batch.total)
 
     def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
-        """Take in the losses of a pass, means over its samples or `items`; of the first place."""
+        """Add the losses of a pass, means over samples or `items`; only of the first place."""
         loss = self._training.losses.of_pass(self._reducer.losses)
         self._reducer.losses.clear()
         weight = micro_batch.count if items is None else items
@@ -117,16 +106,13 @@ class StepReduction:
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
-        """Sum over `group`, and leave the summed gradients where the optimizer looks.
-
-        Returns:
-            What all ranks know now.
+        """Reduce over `group`, set the parameters' gradients, and return the agreed words.
 
         Raises:
-            BrokenGroupError: a peer is gone.
-            CancelledError: the wait was called off.
-            OutOfStepError: the ranks are not in the same step.
-            UsageError: some weigh their losses and others do not.
+            BrokenGroupError: if a peer is lost.
+            CancelledError: if the wait was cancelled.
+            OutOfStepError: if the ranks are not in the same step.
+            UsageError: if some workers weigh their losses and others do not.
         """
         if not contribution.skipped:
             self._add_loss(contribution.micro_batch, contribution.items, contribution.place)
@@ -163,7 +149,7 @@ class StepReduction:
     def _fill(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The bucket, and its tail with this worker's words in it."""
+        """Return the bucket, and its tail with this worker's words."""
         micro_batch = contribution.micro_batch
         digest = bytes(DIGEST_BYTES)
         if contribution.terms.compares and contribution.has_full_state:
@@ -187,7 +173,7 @@ class StepReduction:
     def _alone(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
     ) -> AgreedWords:
-        """The same without peers: of one pass, gradients stay where they are."""
+        """Finish a step without peers; gradients of a single pass stay in place."""
         micro_batch = contribution.micro_batch
         if self._reducer.active:
             bucket, tail = self._fill(contribution, None, seconds)
@@ -214,15 +200,12 @@ class StepReduction:
         )
 
     def end_epoch(self, group: ProcessGroup) -> None:
-        """See to it that all ranks are through with the epoch.
-
-        Args:
-            group: the present one, of which all ranks call this.
+        """Check that all ranks of the current group have finished the epoch.
 
         Raises:
-            BrokenGroupError: a peer is gone.
-            CancelledError: the wait was called off.
-            OutOfStepError: if some are in a step instead.
+            BrokenGroupError: if a peer is lost.
+            CancelledError: if the wait was cancelled.
+            OutOfStepError: if some ranks are in a step instead.
         """
         if group.size == 1:
             return
@@ -233,10 +216,10 @@ class StepReduction:
 
 
 def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
-    """What the summed gradients of weighed losses are multiplied with.
+    """Return the factor of the summed gradients of weighted losses.
 
     Raises:
-        UsageError: if this worker's losses are no means over items, but others' are.
+        UsageError: if this worker's losses have no weights, but others' have.
     """
     if contribution.counts and contribution.items is None:
         what = "agent.weight(n) was called for some batches of a step and not for others"

@@ -1,4 +1,4 @@
-"""From here on gradients and optimizer steps of a script are seen, and batches given to it."""
+"""Hooks that connect a script's model, optimizers and loader to the step executor."""
 
 from __future__ import annotations
 
@@ -29,15 +29,9 @@ def hook_training(
     device: torch.device,
     options: dict[str, Any],
 ) -> tuple[Reducer, ElasticLoader]:
-    """Patch the optimizers, take the gradients, make the loader.
+    """Patch the optimizers, hook the gradients, and create the loader.
 
-    Args:
-        training: of this worker, with its stream.
-        bound: samples that fit the device at once.
-        managed: it may have a group some day.
-
-    Returns:
-        Who has the gradients, and the loader.
+    `bound` is the most samples of a pass; `managed` means that the worker may get a group.
     """
     turns = None
     for optimizer in tensors.optimizers:

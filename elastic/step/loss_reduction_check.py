@@ -1,10 +1,9 @@
-"""Whether a loss is a sum over the batch: read from the graph that autograd made of it.
+"""Check whether a loss is a sum over the batch, from its autograd graph.
 
-A group takes a worker's loss as a mean over its samples. One that is a sum, and that nothing
-divides, gives gradients that depend on how the batch was dealt out. So the graph is walked from the
-loss through what changes no value (terms that are added, casts, views, a gradient scaler's factor)
-to what made it. Any other factor on the way may be the script's own division: such losses are left
-alone.
+A group takes a worker's loss as a mean over its samples. A sum that is not divided gives gradients
+that depend on how the batch was split. So the graph is walked from the loss through operations that
+do not change the value (added terms, casts, views, a gradient scaler's factor) to the one that made
+it. Any other factor on the way may be the script's own division: such losses are accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SUM: Final = 2
 
 
 class Summed(IntEnum):
-    """Whether a loss is a sum over the batch that nothing divides."""
+    """Certainty that a loss is an undivided sum over the batch."""
 
     NO = 0  # or it cannot be seen
     PERHAPS = 1
@@ -40,17 +39,15 @@ class Summed(IntEnum):
 
 
 def how_summed(loss: torch.Tensor, samples: int, scale: float) -> Summed:
-    """Whether some term of `loss` is a sum over the batch.
+    """Return whether some term of `loss`, shape (), is a sum over the batch.
 
-    Args:
-        loss: that `backward` is called on, shape ().
-        scale: of the script's gradient scaler; 1 without one.
+    `scale` is the factor of the script's gradient scaler; 1 without one.
     """
     return max((_of_term(node, samples) for node in _terms(loss.grad_fn, scale)), default=Summed.NO)
 
 
 def _terms(root: Any, scale: float) -> Iterator[Any]:
-    """The nodes whose results are added up, with nothing but the scaler's factor."""
+    """Yield the nodes whose results are added, with no factor but the scaler's."""
     pending = [root]
     while pending:
         node = pending.pop()
@@ -68,7 +65,7 @@ def _terms(root: Any, scale: float) -> Iterator[Any]:
 
 
 def _of_term(node: Any, samples: int) -> Summed:
-    """Whether a term is a sum over the batch."""
+    """Return whether a term is a sum over the batch."""
     reduction = _saved(node, "_saved_reduction")
     if reduction == SUM:
         return _over_samples(node, samples)
@@ -86,7 +83,7 @@ def _of_term(node: Any, samples: int) -> Summed:
 
 
 def _over_samples(node: Any, samples: int) -> Summed:
-    """Whether a loss function, which adds its values up, has one for each sample."""
+    """Return whether a loss function that sums its values has one value per sample."""
     made = _below(node)[0] if node.next_functions else None
     if made is None or not _depends_on_data(made):
         return Summed.NO  # of parameters alone: it does not grow with the batch
@@ -99,9 +96,9 @@ def _over_samples(node: Any, samples: int) -> Summed:
 
 
 def _smoothed(node: Any) -> Any | None:
-    """The loss's own node where `node` is what torch adds up for `label_smoothing`; else None.
+    """Return the loss's own node if `node` is torch's sum for `label_smoothing`; else None.
 
-    It is (1 - s) of the loss, and s over the number of classes of what all classes give.
+    The sum is (1 - s) of the loss, and s over the number of classes of the loss of all classes.
     """
     below = _below(node)
     if not _is(node, ("AddBackward",)) or len(below) < 2 or not all(below):  # noqa: PLR2004
@@ -116,7 +113,7 @@ def _smoothed(node: Any) -> Any | None:
 
 
 def _depends_on_data(root: Any) -> bool:
-    """Whether a layer is somewhere below that takes what is no parameter."""
+    """Return whether a layer below takes an input that is no parameter."""
     seen, pending = {root}, [root]
     while pending:
         node = pending.pop()
@@ -133,7 +130,7 @@ def _depends_on_data(root: Any) -> bool:
 
 
 def _reduces_others(node: Any) -> bool:
-    """Whether `node` adds up or averages what each sample has of its own, in later dimensions."""
+    """Return whether `node` reduces dimensions of each sample, not the samples themselves."""
     dims, sizes = _saved(node, "_saved_dim"), _saved(node, "_saved_self_sym_sizes")
     if not _is(node, REDUCED) or not isinstance(dims, tuple) or not sizes:
         return False
@@ -142,7 +139,7 @@ def _reduces_others(node: Any) -> bool:
 
 
 def _has_samples(shape: tuple[int, ...], samples: int) -> bool:
-    """Whether one of the first two dimensions may be that of the samples, or theirs and others'."""
+    """Return whether one of the first two dimensions may hold the samples, alone or combined."""
     return any(size and size % samples == 0 for size in shape[:2])
 
 
@@ -156,12 +153,12 @@ def _is(node: Any, kinds: tuple[str, ...]) -> bool:
 
 
 def _below(node: Any) -> list[Any]:
-    """The nodes that made what `node` takes; None for what needs no gradient."""
+    """Return the nodes that produced the inputs of `node`; None for inputs without gradient."""
     return [part for part, _ in node.next_functions]
 
 
 def _shape(node: Any, index: int) -> tuple[int, ...]:
-    """Of an input of `node`; the saved tensor itself may be packed away by hooks."""
+    """Return the shape of an input of `node`; hooks may have packed the saved tensor."""
     part, place = node.next_functions[index]
     if part is None:
         return ()
@@ -171,7 +168,7 @@ def _shape(node: Any, index: int) -> tuple[int, ...]:
 
 
 def _saved(node: Any, name: str) -> Any:
-    """What autograd keeps with `node`; None where that is nothing, or changed since."""
+    """Return what autograd saved with `node`; None if nothing, or if it changed since."""
     try:
         return getattr(node, name, None)
     except RuntimeError:

@@ -1,16 +1,13 @@
-"""A step in which several optimizers take turns.
+"""Steps of several optimizers: their backward passes, stale gradients, and rollback.
 
-Each backward pass of a batch is reduced for itself, and an optimizer may step between two of them.
-So the group may break under a step that some optimizers have made already: it is taken back, whole.
+Each backward pass of a batch is reduced separately, and an optimizer may step between two of them.
+So the group may break during a step that some optimizers have made already; the whole step is then
+rolled back from copies.
 
-Which gradients an optimizer would take that were made in an earlier batch.
-
-With one optimizer, a batch without its step tells. Of several one may step while another's
-gradients go on adding up, so each parameter's gradient is followed from where it was empty. Those
-that are left over and emptied before they are used are no harm: a generator's backward pass leaves
-some in its critic.
-
-What a step of several optimizers changes before it is sure to be done, as it was before.
+With one optimizer, a batch without its step shows accumulation. Of several optimizers, one may step
+while another's gradients accumulate, so each parameter's gradient is followed from where it was
+empty. Gradients that are left over and cleared before use are harmless: a generator's backward pass
+leaves some in its critic.
 """
 
 from __future__ import annotations
@@ -29,11 +26,9 @@ from elastic.training_errors import UsageError
 
 
 class GradientOrigins:
-    """Follows the gradients of some parameters over the batches.
+    """Follows the gradients of parameters over the batches.
 
-    Args:
-        parameters: those that are trained; this is made before whoever else looks at their
-            gradients.
+    Create it before other hooks on the gradients.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -45,12 +40,12 @@ class GradientOrigins:
             parameter.register_hook(self._before(parameter))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """Another step begins."""
+        """Start the next step."""
         self._batch += 1
         self._fired.clear()
 
     def backward_over(self) -> None:
-        """An outermost backward pass is over."""
+        """Note the end of an outermost backward pass."""
         self._fired.clear()
 
     def _before(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
@@ -72,7 +67,7 @@ class GradientOrigins:
         return before
 
     def are_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a gradient that `optimizer` is about to take is of an earlier batch, in part."""
+        """Return whether gradients that `optimizer` will use are partly of earlier batches."""
         doubtful = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             key, grad = id(parameter), parameter.grad
@@ -86,13 +81,10 @@ class GradientOrigins:
 
 
 class StepUndo:
-    """Takes a step back whose group broke when an optimizer had stepped already.
+    """Rollback of a step whose group broke after an optimizer had stepped.
 
     An optimizer's parameters and state are copied before its first step; buffers, schedulers and
-    scalers when the step begins.
-
-    Args:
-        training: of this worker, before the step.
+    scalers when the step starts.
     """
 
     def __init__(self, training: TrainingState) -> None:
@@ -103,23 +95,19 @@ class StepUndo:
         self.is_complete = True  # no optimizer stepped without a copy
 
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step, and another reduction of the step may come behind it.
-
-        Args:
-            optimizer: copied unless it was in this step already.
-        """
+        """Copy an optimizer before its first step, because another reduction may follow."""
         if all(known.optimizer is not optimizer for known in self._copies):
             self._copies.append(_OptimizerCopy.of(optimizer))
 
     def take_back(self) -> None:
-        """All is as it was before the step."""
+        """Restore the state before the step."""
         for known in reversed(self._copies):  # a parameter may have two optimizers
             known.put_back()
         self.restore_buffers()
         self._training.restore(self._snapshot)
 
     def restore_buffers(self) -> None:
-        """Forward passes behind `take_back` may have changed them again."""
+        """Restore buffers, which forward passes after a rollback may have changed."""
         for buffer, was in zip(self._training.tensors().buffers(), self._buffers, strict=True):
             buffer.copy_(was)
 
@@ -157,7 +145,7 @@ def _copied(value: Any) -> Any:
 
 
 def _put_back(value: Any, was: Any) -> Any:
-    """The same tensor with the values that it had; what is none as it was."""
+    """Return the same tensor with its former values; other values as they were."""
     if not isinstance(value, torch.Tensor):
         return was
     value.detach().copy_(was)
@@ -165,7 +153,7 @@ def _put_back(value: Any, was: Any) -> Any:
 
 
 class OptimizerTurns:
-    """Follows backward passes and optimizers through a step, and takes it back."""
+    """Follows backward passes and optimizers through a step, and rolls the step back."""
 
     def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training
@@ -178,12 +166,7 @@ class OptimizerTurns:
         self._reached: dict[str, Any] | None = None  # before the step was taken back
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
-        """The script gets `micro_batch`.
-
-        Args:
-            micro_batch: of the step that is under way.
-            may_break: this worker has peers, and the whole state to take back to.
-        """
+        """Prepare for `micro_batch`; `may_break`: there are peers, and full state to restore."""
         self._passes, self._stepped = 0, False
         if not micro_batch.first:
             return
@@ -192,10 +175,10 @@ class OptimizerTurns:
         self._origins.begin()
 
     def backward_over(self, micro_batch: MicroBatch) -> int:
-        """An outermost backward pass is over; its place among those of the batch, from 0.
+        """Note an outermost backward pass; return its place in the batch, from 0.
 
         Raises:
-            UsageError: if an optimizer had its turn before it, and the step takes several passes.
+            UsageError: if an optimizer stepped before it, and the share takes several passes.
         """
         self._origins.backward_over()
         if self._stepped and not (micro_batch.first and micro_batch.last):
@@ -213,16 +196,13 @@ class OptimizerTurns:
         return self._passes - 1
 
     def has_turn(self) -> None:
-        """An optimizer steps, or passes over its step."""
+        """Note that an optimizer steps, or skips its step."""
         self._stepped = True
 
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step: what it changes can be put back.
+        """Copy an optimizer that is about to step, if another reduction may follow.
 
-        Behind as many backward passes as no batch had more of, nothing is copied: nothing follows.
-
-        Args:
-            optimizer: whose parameters and state are copied.
+        None follows after as many backward passes as an earlier batch had at most.
         """
         undo = self._undo
         if undo is None:
@@ -233,11 +213,11 @@ class OptimizerTurns:
             undo.is_complete = False
 
     def takes_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether `optimizer` is about to take gradients of earlier batches."""
+        """Return whether `optimizer` is about to use gradients of earlier batches."""
         return self._origins.are_earlier(optimizer)
 
     def take_back(self) -> bool:
-        """Undo the step, as far as it got; whether the state of the step before is here again."""
+        """Roll the step back; True if the state before the step is restored."""
         undo, self._broken = self._undo, True
         if undo is None or not undo.is_complete:
             return False
@@ -247,22 +227,19 @@ class OptimizerTurns:
         return True
 
     def adopt(self) -> None:
-        """The others finished the step, and their tensors are here: the script goes on with it.
+        """Continue a step that the other workers finished, with their tensors.
 
-        Its schedulers and scalers had begun the step already, and will end it.
+        The script's schedulers and scalers had started the step already, and will end it.
         """
         if self._reached is not None:
             self._training.restore(self._reached)
             self._reached = None
 
     def check_skipped(self, skipped: int, ranks: int) -> None:
-        """See to it that all workers took the batch, or none.
-
-        Args:
-            skipped: workers whose scripts passed over it.
+        """Check that all workers took the batch, or none.
 
         Raises:
-            UsageError: otherwise: which optimizers the others step is not known to those.
+            UsageError: otherwise, since a worker that skips does not know which optimizers step.
         """
         if 0 < skipped < ranks:
             what = f"{skipped} of {ranks} workers passed over a batch, with several optimizers"
@@ -272,10 +249,7 @@ class OptimizerTurns:
             )
 
     def conclude(self, micro_batch: MicroBatch, *, unused: bool) -> None:
-        """The script is through with the batch.
-
-        Args:
-            unused: gradients of earlier passes were not reduced.
+        """Conclude a batch; `unused` means that gradients of earlier passes were not reduced.
 
         Raises:
             UsageError: if the last pass of the step had fewer backward passes than another.

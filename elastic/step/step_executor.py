@@ -1,9 +1,9 @@
-"""One training step after the other, in whatever group the worker is in at the time.
+"""Execution of training steps in the worker's current group.
 
-The loader gives out a micro-batch (`begin`) and says when the script is through with it
-(`finish`); between two steps the group may change. In between the hooks call: `backward_over` where
-gradients are summed, `before_optimizer_step` where parameters change. All of it runs on the
-training thread.
+The loader hands out a micro-batch (`begin`) and reports when the script has finished it (`finish`);
+between two steps the group may change. In between the hooks call `backward_over`, where gradients
+are reduced, and `before_optimizer_step`, where parameters change. All of it runs on the training
+thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNCLEAR_SUM: Final = (
 
 
 class StepExecutor:
-    """Carries micro-batches through a step; between steps and in trouble the transitions act."""
+    """Executes micro-batches; between steps and on failures the transitions act."""
 
     def __init__(
         self,
@@ -43,11 +43,6 @@ class StepExecutor:
         training: TrainingState,
         records: SampleRecords,
     ) -> None:
-        """Begin with nothing to train.
-
-        Args:
-            membership: whose samples and peers the step has.
-        """
         self._membership = membership
         self._transitions = transitions
         self._training = training
@@ -73,21 +68,16 @@ class StepExecutor:
         self._warned: set[str] = set()  # what a worker that is alone was told
 
     def use(self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None) -> None:
-        """From now on there is something to train.
-
-        Args:
-            depth: steps that a loader draws ahead.
-            turns: of several optimizers; None: there is one.
-        """
+        """Set what is trained; `depth`: prefetched steps; `turns`: None with one optimizer."""
         self._reducer, self._turns = reducer, turns
         self._reduction = StepReduction(reducer, self._training, self._transitions.called_off)
         self._transitions.use(depth)
 
     def check_trained(self) -> None:
-        """An epoch begins: what is trained must be what gradients are summed for.
+        """Check at the start of an epoch that the trained parameters are those that are reduced.
 
         Raises:
-            UsageError: if it is not.
+            UsageError: if they are not.
         """
         if self._reducer is None:
             return
@@ -99,10 +89,10 @@ class StepExecutor:
             self._refuse_in_group(what, "freeze, unfreeze and add parameters in build_model")
 
     def check_tracked(self) -> None:
-        """Training begins: what is tracked must be able to travel.
+        """Check at the start of training that all tracked state can be transferred.
 
         Raises:
-            UsageError: if it is not, unless this worker is alone for ever.
+            UsageError: if it cannot, unless this worker always trains alone.
         """
         try:
             self._training.check_metadata()
@@ -115,27 +105,23 @@ class StepExecutor:
 
     @property
     def present(self) -> MicroBatch | None:
-        """What the script has got and is not through with."""
+        """Micro-batch that the script has and has not finished."""
         return self._micro_batch
 
     @property
     def called_off(self) -> threading.Event:
-        """Set when waits for peers are to end."""
+        """Event that cancels waits for peers."""
         return self._transitions.called_off
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the step under way is one that nobody finished: it is taken anew."""
+        """True if no worker finished the step under way, which is rolled back and repeated."""
         return self._outcome is StepOutcome.ROLLED_BACK
 
     # --- the loader
 
     def begin(self, micro_batch: MicroBatch) -> None:
-        """The script gets `micro_batch`.
-
-        Args:
-            micro_batch: of the step that is under way.
-        """
+        """Prepare for `micro_batch`, which the script gets next."""
         self._micro_batch, self._outcome = micro_batch, StepOutcome.COMMITTED
         if self.carried is not None:
             self.carried.begin(micro_batch)
@@ -164,11 +150,10 @@ class StepExecutor:
             self._undo = self._training.snapshot()  # a script steps its schedulers in every pass
 
     def finish(self, micro_batch: MicroBatch) -> bool:
-        """The script is through with `micro_batch`; whether it should go on.
+        """Conclude `micro_batch`; True if the script should continue.
 
-        Returns:
-            False where the epoch is over: the script reported, the group is in another epoch by
-            now, or the job has all its samples.
+        False if the epoch is over: the script reported it, the group is in another epoch by now, or
+        the job has all its samples.
         """
         outcome = self._conclude(micro_batch)
         training = self._training
@@ -205,10 +190,11 @@ class StepExecutor:
         return outcome
 
     def _contribute_nothing(self, micro_batch: MicroBatch) -> None:
-        """The script passed over its batch, and the others wait for this worker's gradients.
+        """Take part in the reduction of a batch that the script skipped, for which the peers wait.
 
-        What they agree on is then applied here too, as the optimizer's step was passed over; the
-        state is sent again to all, because the script's clipping and scaling was passed over too.
+        The agreed gradients are then applied here too, because the script skipped the optimizer's
+        step. The state is broadcast afterwards, because the script's clipping and scaling was
+        skipped, too.
         """
         reducer = self._reducer
         if reducer is None:
@@ -226,10 +212,7 @@ class StepExecutor:
             optimizer.zero_grad()
 
     def weigh(self, items: float) -> None:
-        """The losses of the present batch are means over `items`, not over its samples.
-
-        Args:
-            items: 0 or more.
+        """Set what the current batch's losses are means over: `items` instead of samples.
 
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is below 0.
@@ -244,7 +227,7 @@ class StepExecutor:
     # --- the hooks
 
     def backward_over(self) -> None:
-        """An outermost backward pass reached the model."""
+        """Reduce or accumulate gradients after an outermost backward pass over the model."""
         micro_batch, reduction = self._micro_batch, self._reduction
         if micro_batch is None or reduction is None:
             return
@@ -265,23 +248,23 @@ class StepExecutor:
             reduction.accumulate(micro_batch, self._items, place, measures=measures)
 
     def passes_over(self) -> bool:
-        """An optimizer is to step; whether it must pass over the present batch."""
+        """Return True if the optimizer must skip its step in the current batch."""
         if self._turns is not None:
             self._turns.has_turn()
         return self._skips
 
     def schedule_steps(self) -> int:
-        """How often a scheduler's step is one: in the loop, as its batch of samples says."""
+        """Return how many steps a scheduler takes; in the loop, by the samples of the batch."""
         micro_batch = self._micro_batch
         if micro_batch is None or not micro_batch.last or not self.counts_steps:
             return 1  # one that counts epochs; or of a pass, undone behind it
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
 
     def refuse(self, what: str, remedy: str) -> None:
-        """The script does what a group cannot do exactly, in the loop.
+        """Raise for something in the loop that a group cannot do exactly.
 
         Raises:
-            UsageError: unless this worker is alone for ever, which is told of it once.
+            UsageError: unless this worker always trains alone, which warns once.
         """
         if self._micro_batch is None:
             return
@@ -290,7 +273,7 @@ class StepExecutor:
         self._warn("a cluster", what, remedy)
 
     def _refuse_in_group(self, what: str, remedy: str) -> None:
-        """Raise a UsageError in a group of several workers; tell a single one once."""
+        """Raise a UsageError in a group of several workers; warn once in a group of one."""
         if self._membership.group.size > 1:
             raise UsageError(what, remedy)
         self._warn("a group of workers", what, remedy)
@@ -301,10 +284,10 @@ class StepExecutor:
             sys.stderr.write(f"[ones] {who} refuses this: {what}; {remedy}\n")
 
     def _judge_loss(self, loss: torch.Tensor) -> None:
-        """A loss that is a sum would count a worker's samples more, the more it has.
+        """Refuse losses that are sums: they weigh a worker's samples more, the more it has.
 
-        Looked at in the first batch of two samples or more, of one of which a sum is a mean. What
-        cannot be told for certain is said in the log.
+        Checked in the first batch of two samples or more: of one sample, a sum is a mean. Uncertain
+        cases are logged.
         """
         micro_batch = self._micro_batch
         if micro_batch is None:
@@ -320,7 +303,7 @@ class StepExecutor:
             self._unclear = True
 
     def _refuse_accumulation(self) -> None:
-        """Gradients of earlier batches are no state that workers who join or recover could have."""
+        """Refuse gradients of earlier batches, which joining or recovering workers cannot have."""
         self._updated = False
         reducer = self._reducer
         if reducer is not None and reducer.watches and reducer.stop_watching():
@@ -331,10 +314,10 @@ class StepExecutor:
             )
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until parameters may change; what the learning rates are multiplied with.
+        """Wait until parameters may change; return the factor of the learning rates.
 
         Raises:
-            UsageError: if it is one of several, and takes gradients of earlier batches.
+            UsageError: if one of several optimizers uses gradients of earlier batches.
         """
         self._updated = True
         factor = self._training.before_update(self._transitions.called_off, optimizer)
@@ -386,7 +369,7 @@ class StepExecutor:
             self._recover(micro_batch, error)
 
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
-        """The group broke in the step of `micro_batch`, which the others finished or nobody did."""
+        """Recover after the group broke in the step of `micro_batch`; adopt or drop the step."""
         self._skips = True
         recovered = self._transitions.recover(error, self._take_back)
         if micro_batch.step <= recovered.step:
@@ -398,14 +381,14 @@ class StepExecutor:
             self._undo = self._training.snapshot()
 
     def _take_back(self) -> None:
-        """The state is that of the last step that is done, or not whole any more."""
+        """Restore the state of the last finished step, or note that this worker's is incomplete."""
         if self._turns is not None and not self._turns.take_back():
             self._membership.has_full_state = False
 
     # --- the end of an epoch
 
     def end_epoch(self, summary: bytes) -> bytes:
-        """What rank 0 says at the end of an epoch, on every rank, whatever is lost meanwhile."""
+        """Return rank 0's summary of the epoch on every rank, whatever is lost meanwhile."""
         membership, reduction = self._membership, self._reduction
         while True:
             self._transitions.check_left()

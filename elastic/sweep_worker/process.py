@@ -1,20 +1,19 @@
-"""A worker of a sweep: trains one unit after the other, of whichever configuration it is given.
+"""Worker of a sweep: trains one unit (a trial's pass over a partition) after the other.
 
-The main thread trains. Others talk with the agent, hand out states, and bring the next one here.
+The main thread trains. Other threads connect to the agent, serve states, and fetch the next one.
 
-What a hopper hears of its job's group, and what it answers: at once, whatever unit runs.
+A sweep worker replies to the orders of its job's group at once, whatever unit runs. Its workers
+share nothing and never connect, so each is a member as soon as it receives the order. The replies
+are decided without thread, clock or socket:
 
-No thread, no clock, no socket. A group of hoppers meets nowhere and shares nothing, so each is a
-member as soon as it hears of it.
+    order                      stage     reply
+    JOIN, this worker is rank 0 PREPARE   StoreOpened: the others could connect
+    START, JOIN, RECOVER       SWITCH    GroupFormed if it is a member; else it leaves
+    RECOVER                    PREPARE   Quiesced: no operation of the group is ever under way
+    SUSPEND                    SWITCH    Suspended, from rank 0; all leave
+    any                        SETTLED   a member of the settled group stays
 
-    order                      stage     answer
-    JOIN, this worker first    PREPARE   StoreOpened: the others could meet, if they had to
-    START, JOIN, RECOVER       SWITCH    GroupFormed, if it is a member; else it leaves
-    RECOVER                    PREPARE   Quiesced: nothing of the group is under way, ever
-    SUSPEND                    SWITCH    Suspended, of the group's first; all leave
-    any                        SETTLED   who is a member after all stays
-
-Leaving means: after the unit at hand.
+A worker leaves after its current unit.
 """
 
 from __future__ import annotations
@@ -63,14 +62,9 @@ Answer = tuple[type[ScriptReport], dict[str, Any]]  # a report, and its own fiel
 
 
 class HopperOrders:
-    """The newest order of the group, and the unit that waits."""
+    """Latest order of the group, and the waiting unit."""
 
     def __init__(self, me: WorkerId, born: Version, rank: Rank) -> None:
-        """Begin without orders.
-
-        Args:
-            born: version of the group that it was started for.
-        """
         self._me = me
         self._born = born
         self._latest = (0, 0)  # version, stage
@@ -85,7 +79,7 @@ class HopperOrders:
         self.leaving = False
 
     def receive(self, order: GroupOrder) -> tuple[Answer, ...]:
-        """Take in an order; one that is older than the last, or the same, changes nothing."""
+        """Process an order and return the replies; an order that is not newer changes nothing."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
@@ -119,14 +113,14 @@ class HopperOrders:
         return ()
 
     def assign(self, unit: UnitOrder) -> bool:
-        """Take in a unit; whether it is new. An attempt is made once."""
+        """Accept a unit; True if it is new. Each attempt is made once."""
         if unit.worker != self._me or unit.attempt <= self._attempt:
             return False
         self._attempt, self._waiting = unit.attempt, unit
         return True
 
     def take(self) -> UnitOrder | None:
-        """The unit that waits; it is made now."""
+        """Remove and return the waiting unit, to run it now."""
         unit, self._waiting = self._waiting, None
         return unit
 
@@ -136,10 +130,10 @@ DATA: Final = "data"  # folder of staged data, among the states
 
 
 def run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
-    """Be a worker of a sweep until it is in no group any more.
+    """Run a worker of a sweep until it is in no group any more.
 
     Raises:
-        UsageError: if a function of the user cannot be imported; names the field and the remedy.
+        UsageError: if a user function cannot be imported; names the field and the remedy.
     """
     hopper = Hopper(assignment, folder, sweep)
     try:
@@ -149,10 +143,10 @@ def run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
 
 
 class Hopper:
-    """One worker of a sweep."""
+    """Process of a sweep worker."""
 
     def __init__(self, assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
-        """Begin to listen to the agent."""
+        """Connect to the agent."""
         self._assignment = assignment
         self._sweep = sweep
         me = worker_id(assignment.job, assignment.version, assignment.rank)
@@ -168,7 +162,7 @@ class Hopper:
         self._channel = Channel(assignment, folder, self._hear)
 
     def run(self) -> None:
-        """Import, get ready, and train what comes."""
+        """Import the functions, report ready, and train the units that arrive."""
         hold_device(self._await_slot)
         given = {name: getattr(self._sweep, name) for name in FUNCTIONS}
         functions = import_functions({name: path for name, path in given.items() if path})
@@ -192,7 +186,7 @@ class Hopper:
             attempts.make(unit)
 
     def close(self) -> None:
-        """Let go of the agent and of other nodes."""
+        """Disconnect from the agent and from other nodes."""
         self._channel.close()
         if self._server is not None:
             self._server.close()
@@ -212,7 +206,7 @@ class Hopper:
         self._granted.wait()
 
     def _next(self) -> UnitOrder | None:
-        """Wait for the next unit; None: this worker leaves."""
+        """Wait for the next unit; None when this worker leaves."""
         with self._changed:
             while True:
                 if (unit := self._orders.take()) is not None:
@@ -239,7 +233,7 @@ class Hopper:
                     self._changed.notify_all()
 
     def _steps(self) -> StepsReported | None:
-        """Rank 0 speaks for all: hoppers share nothing, so a group is as fast as their sum."""
+        """Return telemetry, on rank 0 for all: a group is as fast as the sum of its workers."""
         orders, speed = self._orders, self._speed.samples_per_s()
         if orders.rank or not orders.group or speed is None:
             return None
@@ -267,7 +261,7 @@ class Hopper:
 
 
 def _warm_up(device: torch.device) -> None:
-    """The first backward pass and the first optimizer of a process are slow: before it is ready."""
+    """Run a first backward pass and optimizer step, which are slow, before this worker is ready."""
     use_device(device)
     warm_up(device)
     weight = torch.nn.Parameter(torch.ones(8, device=device))

@@ -1,8 +1,7 @@
-"""Data of a partition, read once on a node: a file that all of its workers map.
+"""Data of a partition, read once per node into a file that all of its workers map.
 
-What `input_fn` gives is staged if it is made of tensors, arrays, numbers, texts, and tuples,
-lists, mappings and `TensorDataset`s of them. Anything else stays in its process, and each process
-reads its own.
+The result of `input_fn` is staged if it consists of tensors, arrays, numbers, texts, and tuples,
+lists, mappings and `TensorDataset`s of them. Otherwise each process reads its own data.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ _NUMBERS: Final = "biufc"  # kinds of numpy's types that are plain
 
 
 class DataDiffersError(ElasticError):
-    """`input_fn` gave another number of samples than it gave on this node before."""
+    """`input_fn` returned another number of samples than before on this node."""
 
     def __init__(self, whose: str, found: int, staged: int) -> None:
-        """Say which."""
         super().__init__(
             f"input_fn gave {found} samples of {whose}, and {staged} when it was called before",
             "give the same data for the same partition at each call",
@@ -61,31 +59,22 @@ class _Block:
 
 
 class _NotStagedError(Exception):
-    """Something in the data is of a kind that stays in its process."""
+    """The data contain an object that cannot be staged."""
 
 
 class StagedData:
-    """The staged data of one job on one node."""
+    """Staged data of one job on one node; `folder` is created when data are staged."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin with what is there.
-
-        Args:
-            folder: of the job's data on the node; made when something is staged.
-        """
         self._folder = folder
 
     def get(self, partition: int | None, read: Callable[[], Any]) -> Any:
-        """The data of a partition, as this node has them.
+        """Return the data of a partition (from 0; None: the evaluation's), as this node has them.
 
-        One worker of the node reads at a time; the others then find what it left.
-
-        Args:
-            partition: 0-based; None: of the evaluation.
-            read: gives the data; what it raises is raised.
+        One worker of the node calls `read` at a time; the others then map its result.
 
         Raises:
-            DataDiffersError: if they are not as many samples as before.
+            DataDiffersError: if the number of samples differs from before.
             OSError: if the folder cannot be used.
         """
         name = "evaluation" if partition is None else f"partition-{partition}"
@@ -105,7 +94,7 @@ class StagedData:
 
     @staticmethod
     def _stage(path: Path, found: Any) -> Any:
-        """Leave the data for the others; this worker uses the same, so that all compute alike."""
+        """Stage the data and return the mapped copy, so that all workers compute alike."""
         try:
             _write(path, *_described(found, count_samples(found)))
         except OSError as error:
@@ -117,10 +106,10 @@ class StagedData:
 
 
 def count_samples(data: Any) -> int:
-    """How many samples a user's data are; at least 1.
+    """Return how many samples a user's data have, at least 1.
 
-    Tuples and mappings are columns, whose first says how many; lists are samples; a loader has
-    those of its dataset. What has no length counts once.
+    Tuples and mappings are columns, whose first one is counted; lists are samples; a loader has
+    those of its dataset. Data without a length count as one.
     """
     if isinstance(data, Mapping) and data:
         return count_samples(next(iter(data.values())))
@@ -138,7 +127,7 @@ _OWN: Final = object()  # instead of data: each process reads its own
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; one that is killed lets go."""
+    """Hold a file lock, which the kernel releases if the process is killed."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -165,7 +154,7 @@ def _described(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
 
 
 def _plain(value: Any, blocks: list[_Block]) -> Any:
-    """What msgpack keeps; all else is a list with its kind first."""
+    """Convert to values of msgpack; other values become a list that starts with their kind."""
     kind = type(value)
     if kind in _PLAIN:
         if kind is int and not -(2**63) <= value < 2**64:
@@ -190,7 +179,7 @@ def _plain(value: Any, blocks: list[_Block]) -> Any:
 
 
 def _block(tensor: torch.Tensor, blocks: list[_Block]) -> list[Any]:
-    """Its bytes as they lie, in the order of its strides: some results depend on that order."""
+    """Store a tensor's bytes in the order of its strides, which some results depend on."""
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.requires_grad or tensor.is_quantized:
         raise _NotStagedError
@@ -205,7 +194,7 @@ def _block(tensor: torch.Tensor, blocks: list[_Block]) -> list[Any]:
 
 
 def _write(path: Path, header: _Header, blocks: list[_Block]) -> None:
-    """Durably: a file that is there is whole."""
+    """Write durably and atomically."""
     encoded = msgspec.msgpack.encode(header)
     fresh = path.with_suffix(".new")
     start = _start(len(encoded))
@@ -226,7 +215,7 @@ def _write(path: Path, header: _Header, blocks: list[_Block]) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes:
-    """Of a contiguous tensor on the host, without a copy, as long as it lives."""
+    """Return the memory of a contiguous host tensor, without a copy, while it lives."""
     size = tensor.numel() * tensor.element_size()
     if not size:
         return b""
@@ -234,7 +223,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes:
 
 
 def _start(header: int) -> int:
-    """Where tensors begin."""
+    """Return where the tensors begin."""
     return (PREFIX.size + header + ALIGNED - 1) // ALIGNED * ALIGNED
 
 
@@ -242,7 +231,7 @@ def _start(header: int) -> int:
 
 
 def _mapped(path: Path) -> tuple[Any, int] | None:
-    """Data and how many samples; `_OWN`: they are read by each process. None: nothing is there."""
+    """Return data and their number of samples, `_OWN` if each process reads its own, or None."""
     try:
         with path.open("rb") as file:
             magic, length = PREFIX.unpack(file.read(PREFIX.size))
@@ -260,14 +249,14 @@ def _mapped(path: Path) -> tuple[Any, int] | None:
 
 
 class _Mapped:
-    """Pages that this process shares with the others, until it writes into one of them."""
+    """Pages that are shared with other processes until this process writes to them."""
 
     def __init__(self, content: mmap.mmap, places: list[tuple[int, int]]) -> None:
         self._content = content
         self._places = places
 
     def tensor(self, at: int, name: str, shape: list[int]) -> torch.Tensor:
-        """Of that type and shape."""
+        """Return a tensor of that type and shape."""
         dtype = getattr(torch, name)
         place, _ = self._places[at]
         count = math.prod(shape)
@@ -277,7 +266,7 @@ class _Mapped:
         return flat.view(shape)
 
     def array(self, at: int, name: str, shape: list[int]) -> Any:
-        """The same for numpy."""
+        """Return a numpy array of that type and shape."""
         import numpy as np  # noqa: PLC0415 - only where the data had arrays
 
         place, _ = self._places[at]

@@ -1,4 +1,4 @@
-"""States of this worker: from its node's disk, another's memory or disk; to both of its own."""
+"""States that a sweep worker reads from memory, its node's disk or other nodes, and writes."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ RETRY_S: Final = 0.5
 
 
 class StateLostError(ElasticError):
-    """Nobody gave a state that is right."""
+    """A valid state could not be obtained from any source."""
 
 
 class DiskFullError(ElasticError):
-    """The node's disk does not take a state."""
+    """The node's disk does not accept a state."""
 
 
 class StateStore:
-    """Keeps what this worker trained last, and finds what it is to train next."""
+    """Cache of the states that this worker trained last; finds the states it trains next."""
 
     def __init__(self, job: JobId, folder: Path) -> None:
-        """Begin with nothing in memory."""
         self._job = job
         self._folder = folder
         self._lock = threading.Lock()  # the server has a thread of its own
@@ -59,10 +58,9 @@ class StateStore:
     # --- what others ask for
 
     def find(self, asked: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
-        """A state's file as bytes, from memory, else from the disk.
+        """Return a state's file as bytes, from memory, else from disk, for a request of any peer.
 
-        Args:
-            asked: of whoever; its digest has to be right.
+        The requested digest has to match.
         """
         if asked.job != self._job:
             return None
@@ -75,13 +73,10 @@ class StateStore:
     # --- what this worker needs
 
     def get(self, state: StateRef, sources: Sequence[StateSource]) -> FoundState:
-        """A state; blocks. It may be overwritten by the next one.
-
-        Args:
-            sources: who has it, beside this node's disk.
+        """Return a state, from memory, disk or `sources`; blocks. The next call may overwrite it.
 
         Raises:
-            StateLostError: if nobody gave it.
+            StateLostError: if no source provided it.
         """
         with self._lock:
             if (kept := self._kept.get(state.digest)) is not None:
@@ -121,13 +116,10 @@ class StateStore:
             path.unlink()
 
     def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_S) -> None:
-        """Keep a unit's state: in memory, and durably on the node's disk.
-
-        Args:
-            limit_s: how long a disk that takes nothing is tried again, seconds.
+        """Store a unit's state in memory, and durably on disk, retrying for `limit_s` seconds.
 
         Raises:
-            DiskFullError: if the disk did not take it.
+            DiskFullError: if the disk did not accept it.
         """
         name = unit.result
         file = StateFile(name.trial, name.version, unit.attempt)
@@ -157,22 +149,20 @@ class StateStore:
 
 
 class FoundState:
-    """A state that was checked when it came."""
+    """A state that was verified when it was received."""
 
     def __init__(self, frames: Frames) -> None:
-        """Keep it."""
         self.frames = frames
 
     def is_sound(self) -> bool:
-        """Whether it is what it should be; may wait."""
+        """Return whether the state has the expected digest; may wait."""
         return True
 
 
 class FileState(FoundState):
-    """A state on this node's disk, which is checked while it is trained on."""
+    """A state on this node's disk, which is verified in a thread while it is trained on."""
 
     def __init__(self, frames: Frames, digest: str, reject: Callable[[], None]) -> None:
-        """Begin to check it."""
         super().__init__(frames)
         self._wanted = digest
         self._reject = reject
@@ -187,7 +177,7 @@ class FileState(FoundState):
         self._sound = whole.hexdigest() == self._wanted
 
     def is_sound(self) -> bool:
-        """Whether it is what it should be; waits until that is known."""
+        """Wait for the verification and return its result; an invalid file is dropped."""
         self._thread.join()
         if not self._sound:
             self._reject()
@@ -195,14 +185,10 @@ class FileState(FoundState):
 
 
 class StateWait:
-    """A state on its way, received in a thread of its own."""
+    """A state that is fetched in a thread of its own."""
 
     def __init__(self, get: Callable[[], FoundState]) -> None:
-        """Begin.
-
-        Args:
-            get: gives it; what it raises is raised again by `state`.
-        """
+        """Start to fetch; `state` raises what `get` raises."""
         self._get = get
         self._state: FoundState | None = None
         self._error: Exception | None = None
@@ -219,7 +205,7 @@ class StateWait:
         self.seconds = time.monotonic() - began
 
     def state(self) -> FoundState:
-        """Wait for it."""
+        """Wait for the state."""
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""Train one unit of a sweep in this process and measure it."""
+"""Trial run of one unit of a sweep in this process, with measurements."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ LONG_S: Final = 60.0  # a unit that is not trained a second time to know its tim
 def try_unit(task: dict[str, Any]) -> dict[str, Any]:
     """Train the first unit of a configuration, and evaluate it.
 
-    Args:
-        task: `functions` (paths by field), `partitions`, `seed`, `values`, `metric`.
+    `task` has `functions` (paths by field), `partitions`, `seed`, `values` and `metric`.
 
     Returns:
         `seconds` of user code, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
 
     Raises:
-        ElasticError: if a function fails, or the metric that is searched for is not among theirs.
+        ElasticError: if a function fails, or does not return the metric of the search.
     """
     functions = import_functions(task["functions"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,7 +66,7 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what the task says; exit 1 and one line where it cannot be done."""
+    """Run the task; on errors print one line and exit with 1."""
     if len(sys.argv) != USAGE:
         sys.stderr.write("usage: python -P -m elastic.sweep_worker.try_unit TASK\n")
         sys.exit(USAGE)

@@ -1,13 +1,9 @@
-"""One unit: a configuration's pass over one partition, with randomness of its own.
+"""Unit of a sweep: one pass of a configuration over one partition, with its own random numbers.
 
-The functions of a sweep, by module path: never pickled, imported where units run.
-
-How fast a hopper goes; time comes in from outside.
-
-A state as frames of raw bytes: a header, and each tensor as it lies.
-
-No pickle: a state comes from other workers and from files, and reading it executes nothing. Equal
-states give equal bytes, so the digest of the frames says whether two trainings are equal.
+User functions are imported by module path where units run, never pickled. A state travels as frames
+of raw bytes: a header, and the content of each tensor. Frames contain no pickle, since a state
+comes from other workers and files: reading it executes nothing. Equal states have equal bytes, so
+the frames' digest says whether two trainings are equal.
 """
 
 from __future__ import annotations
@@ -31,10 +27,11 @@ from schemas.host.state_files import Frames
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What `train_fn` and `eval_fn` may want to know of what they do.
+    """Facts for `train_fn` and `eval_fn` about the unit they process.
 
-    Everything random in a unit follows from (seed, config, epoch, partition), never from a worker
-    or a time: before user code runs torch's, Python's and numpy's generators begin at `seed`.
+    All random numbers of a unit follow from (seed, config, epoch, partition), never from a worker
+    or a time: before user code runs, the generators of torch, Python and numpy are seeded with
+    `seed`.
     """
 
     config: str  # of the sweep, such as "7"
@@ -47,28 +44,24 @@ class Unit:
 
     @property
     def seed(self) -> int:
-        """Of this unit, not negative, below 2^63."""
+        """Seed of this unit, 0 <= seed < 2^63."""
         return keyed_seed(self.sweep_seed, self.config, self.epoch, self.partition)
 
     def loader(
         self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
     ) -> DataLoader[Any]:
-        """A loader over the partition, in an order that follows from the unit alone.
+        """Return a loader over the partition, in an order that follows from the unit alone.
 
         Args:
-            batch_size: samples a step; partitions of a multiple of it have no short last step.
-            shuffle: in another order in each unit.
+            batch_size: samples per step; if it divides the partition, no step is short.
+            shuffle: in a different order in each unit.
         """
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(data, batch_size, shuffle=shuffle, generator=generator, **options)
 
 
 def keyed_seed(*key: int | str) -> int:
-    """The seed of a key, the same on every machine; not negative, below 2^63.
-
-    Args:
-        key: of whom the random numbers are for.
-    """
+    """Return the seed of a key, the same on every machine; 0 <= seed < 2^63."""
     text = "/".join(map(str, key)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
@@ -79,14 +72,14 @@ EvalFunction = Callable[[Any, Any, Unit], Metrics]
 
 @dataclass(frozen=True, slots=True)
 class UserFunctions:
-    """What a user writes for a sweep.
+    """User functions of a sweep.
 
     Attributes:
-        input_fn: the data of one partition, from its number and how many there are; called once in
-            each process. A number of None asks for the data that every epoch is evaluated on.
-        model_fn: what is trained, from a configuration; see `trained_objects`.
-        train_fn: one pass over a partition's data; may return metrics.
-        eval_fn: metrics of a trained model on the evaluation's data; None: nothing is evaluated.
+        input_fn: returns the data of one partition, from its number and the number of partitions;
+            called once in each process. The number None requests the data for evaluation.
+        model_fn: returns what is trained, from a configuration; see `Trained`.
+        train_fn: makes one pass over a partition's data; may return metrics.
+        eval_fn: returns metrics of a trained model on the evaluation data; None: no evaluation.
     """
 
     input_fn: Callable[[int | None, int], Any]
@@ -96,10 +89,7 @@ class UserFunctions:
 
 
 def import_functions(paths: Mapping[str, str]) -> UserFunctions:
-    """Import them.
-
-    Args:
-        paths: `input_fn`, `model_fn`, `train_fn` and maybe `eval_fn`, each `module:function`.
+    """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`.
 
     Raises:
         UsageError: if one cannot be imported or called; names the field.
@@ -135,28 +125,23 @@ RECENT: Final = 8  # units
 
 
 class UnitSpeed:
-    """Samples per second over the last units, with their waits; without idle time between them.
+    """Samples per second over recent units, including waits but not idle time between units.
 
-    One thread adds, another one asks.
+    One thread adds, another one reads.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing measured."""
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self.units = 0
         self.samples = 0  # in all
 
     def add(self, samples: int, seconds: float) -> None:
-        """A unit is through.
-
-        Args:
-            seconds: from its order to its end.
-        """
+        """Record a finished unit, with the seconds from its order to its end."""
         self._recent.append((samples, seconds))
         self.units, self.samples = self.units + 1, self.samples + samples
 
     def samples_per_s(self) -> float | None:
-        """Of this worker; None before its first unit is through."""
+        """Return the speed of this worker; None before its first unit is finished."""
         recent = list(self._recent)
         seconds = sum(took for _, took in recent)
         return sum(samples for samples, _ in recent) / seconds if seconds > 0.0 else None
@@ -176,17 +161,15 @@ _MAPPING, _LIST, _TUPLE, _TENSOR, _LARGE, _DTYPE, _SIZE = "m", "l", "t", "x", "i
 
 
 class StateFramesError(ElasticError):
-    """Frames that are no state: cut, mixed up, or of another version."""
+    """Frames that are no state: truncated, mixed up, or of another version."""
 
 
 def to_frames(state: Mapping[str, Any]) -> list[bytes]:
-    """A header and the bytes of each tensor, copied.
-
-    Args:
-        state: mappings, lists and tuples of tensors, numbers, texts, bytes and None.
+    """Encode a state as a header and copies of the tensors' bytes.
 
     Raises:
-        UsageError: if something else is in it; names the place.
+        UsageError: if it has other values than mappings, lists, tuples, tensors, numbers, texts,
+            bytes and None; names the place.
     """
     tensors: list[torch.Tensor] = []
     header = _FramesHeader(FORMAT, _plain(state, tensors, "state"), [])
@@ -196,10 +179,7 @@ def to_frames(state: Mapping[str, Any]) -> list[bytes]:
 
 
 def from_frames(frames: Frames) -> dict[str, Any]:
-    """The state; its tensors are copies on the host.
-
-    Args:
-        frames: as `to_frames` gave them, from whoever.
+    """Decode untrusted frames; tensors are copies on the host.
 
     Raises:
         StateFramesError: if they are no state.
@@ -225,7 +205,7 @@ def from_frames(frames: Frames) -> dict[str, Any]:
 
 
 def digest(frames: Frames) -> str:
-    """SHA-256 of a state, in hexadecimal; the same for the same state."""
+    """Return the SHA-256 of a state, in hexadecimal; equal for equal states."""
     found = hashlib.sha256()
     for frame in frames:
         found.update(frame)
@@ -233,7 +213,7 @@ def digest(frames: Frames) -> str:
 
 
 def size(frames: Frames) -> int:
-    """Bytes of a state that hops."""
+    """Return the bytes of a state."""
     return sum(map(len, frames))
 
 
@@ -244,7 +224,7 @@ class _FramesHeader(msgspec.Struct, array_like=True):
 
 
 def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """Values as msgpack keeps them; what it would not keep is a list with its kind first."""
+    """Convert to values of msgpack; other values become a list that starts with their kind."""
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):

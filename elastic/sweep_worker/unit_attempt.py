@@ -1,4 +1,4 @@
-"""One attempt at a unit: its data, its state, the user's functions, and what is said of it."""
+"""Attempt at a unit: its data, its state, the user's functions, its reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # what is at fault
 
 
 class UnitAttempts:
-    """Makes units, each of which ends in a report."""
+    """Makes attempts at units, each of which ends in a report."""
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class UnitAttempts:
         report: Report,
         speed: UnitSpeed,
     ) -> None:
-        """Begin with no unit."""
         self._sweep = sweep
         self._runner = runner
         self._store = store
@@ -50,7 +49,7 @@ class UnitAttempts:
         self._speed = speed
 
     def make(self, order: UnitOrder) -> None:
-        """Train a unit and report what came of it; a failure is its own, the next one goes on."""
+        """Train a unit and report the result; after a failure the worker continues."""
         try:
             self._make(order)
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on
@@ -99,7 +98,7 @@ class UnitAttempts:
         return self._store.get(order.state, order.sources)
 
     def _train(self, order: UnitOrder, state: FoundState | None) -> UnitResult | None:
-        """Run the user's functions; None: on a state that turned out to be damaged."""
+        """Run the user's functions; None if the state turned out to be damaged."""
         seed, name = self._sweep.search.seed, str(order.trial)
         unit = Unit(
             config=name,
@@ -123,11 +122,7 @@ class UnitAttempts:
 
 
 def fault_of(error: Exception) -> tuple[str, str]:
-    """What is at fault when a unit comes to nothing, and why in one line.
-
-    Args:
-        error: that was raised; what the library does not know is the trial's own.
-    """
+    """Return the cause of a failed unit and a one-line reason; unknown errors blame the trial."""
     match error:
         case StateLostError() | StateFramesError():
             fault = STATE

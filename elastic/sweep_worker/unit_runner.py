@@ -1,7 +1,4 @@
-"""Runs units in one process: data stay here, states come and go.
-
-What `model_fn` gives: everything that is trained, and so has to hop.
-"""
+"""Execution of units in one process: data stay here, states arrive and leave."""
 
 from __future__ import annotations
 
@@ -34,20 +31,17 @@ FORMS = (
 
 
 class Trained:
-    """Objects by name, each with `state_dict` and `load_state_dict`.
+    """Result of `model_fn`: named objects with `state_dict` and `load_state_dict`.
 
-    `train_fn` finds them as attributes: `trained.model`, `trained.optimizer`. What is not in one of
-    their states does not hop.
+    `train_fn` uses them as attributes: `trained.model`, `trained.optimizer`. State outside of these
+    objects does not travel with the trial.
     """
 
     def __init__(self, **objects: Any) -> None:
-        """Keep them.
-
-        Args:
-            objects: by name; None is left out.
+        """Store the objects by name; None is left out.
 
         Raises:
-            UsageError: if one has no state, or there is no `model`.
+            UsageError: if an object has no state, or there is no `model`.
         """
         self._objects = {name: one for name, one in objects.items() if one is not None}
         if not isinstance(self._objects.get("model"), nn.Module):
@@ -58,28 +52,25 @@ class Trained:
                 raise UsageError(what, "what is trained has to hop: give it one", "model_fn")
 
     def __getattr__(self, name: str) -> Any:
-        """The object of that name."""
+        """Return the object of that name."""
         objects = self.__dict__.get("_objects", {})
         if name in objects:
             return objects[name]
         raise AttributeError(f"model_fn gave no {name!r}, only {', '.join(objects)}")
 
     def __iter__(self) -> Iterator[str]:
-        """Their names."""
+        """Iterate over the names."""
         return iter(self._objects)
 
     def state(self) -> dict[str, Any]:
-        """The state of each."""
+        """Return the state of each object."""
         return {name: one.state_dict() for name, one in self._objects.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
-
-        Args:
-            state: as `state` gave it, of the same objects.
+        """Load the result of `state`.
 
         Raises:
-            UsageError: if it is of others.
+            UsageError: if it has other objects.
         """
         if state.keys() != self._objects.keys():
             what = (
@@ -99,10 +90,7 @@ class Trained:
 
 
 def as_trained(built: Any) -> Trained:
-    """What `model_fn` returned, in one form.
-
-    Args:
-        built: a model, a tuple of model, optimizer and scheduler, a mapping, or a `Trained`.
+    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`.
 
     Raises:
         UsageError: if it is none of these.
@@ -123,7 +111,7 @@ MAX_NAME: Final = 100  # characters
 
 
 class UnitFailedError(ElasticError):
-    """A function of the user raised, or gave what cannot be used."""
+    """A user function raised, or returned an unusable value."""
 
     code = "unit_failed"
 
@@ -138,7 +126,7 @@ class UnitFailedError(ElasticError):
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """What a unit leaves."""
+    """Result of a unit."""
 
     frames: list[bytes]  # of the state after it, copied
     digest: str  # SHA-256 of them
@@ -148,7 +136,11 @@ class UnitResult:
 
 
 class UnitRunner:
-    """Runs units one after the other; keeps the data of each partition that it has seen."""
+    """Runs units one after the other; keeps the data of each partition in memory.
+
+    `staged` holds data that other processes of the node may have read; None: this process reads its
+    own.
+    """
 
     def __init__(
         self,
@@ -157,11 +149,6 @@ class UnitRunner:
         device: torch.device,
         staged: StagedData | None = None,
     ) -> None:
-        """Begin without data.
-
-        Args:
-            staged: what other processes of the node may have read; None: this one reads for itself.
-        """
         self._staged = staged
         self._functions = functions
         self._partitions = partitions
@@ -169,16 +156,13 @@ class UnitRunner:
         self._data: dict[int | None, Any] = {}
 
     def data(self, partition: int | None) -> Any:
-        """The data of a partition, read at the first call; None: of the evaluation.
-
-        Args:
-            partition: 0-based.
+        """Return the data of a partition (from 0), read at the first call; None: the evaluation's.
 
         Raises:
             UnitFailedError: if `input_fn` raised.
-            UsageError: if it gave nothing.
-            DataDiffersError: if it gave another number of samples than before on this node.
-            OSError: if data that are staged cannot be had.
+            UsageError: if it returned nothing.
+            DataDiffersError: if the number of samples differs from earlier on this node.
+            OSError: if staged data cannot be read.
         """
         if partition not in self._data:
             read = partial(self._read, partition)
@@ -198,25 +182,21 @@ class UnitRunner:
         return found
 
     def begin(self, config: str, values: Mapping[str, Any], seed: int) -> list[bytes]:
-        """The state of a configuration before its first unit.
+        """Return the state of a configuration before its first unit.
 
         Raises:
             UnitFailedError: if `model_fn` raised.
-            UsageError: if it gave what cannot hop.
+            UsageError: if its result cannot travel.
         """
         return to_frames(self._build(config, values, seed).state())
 
     def run(self, unit: Unit, state: Frames, *, evaluate: bool = False) -> UnitResult:
-        """Train over the partition from `state`.
-
-        Args:
-            state: that the configuration has now.
-            evaluate: afterwards, too: its epoch ends here.
+        """Train over the unit's partition from `state`; `evaluate` afterwards if its epoch ends.
 
         Raises:
-            UnitFailedError: if a function of the user raised.
-            UsageError: if one gave what cannot be used.
-            StateFramesError: if `state` is none.
+            UnitFailedError: if a user function raised.
+            UsageError: if it returned an unusable value.
+            StateFramesError: if `state` is invalid.
         """
         data = self.data(unit.partition)
         trained = self._build(unit.config, unit.values, unit.sweep_seed)
@@ -243,7 +223,7 @@ class UnitRunner:
         return trained
 
     def _scores(self, eval_fn: EvalFunction, trained: Trained, unit: Unit) -> dict[str, float]:
-        """After the state was taken: an evaluation changes nothing that hops."""
+        """Evaluate after the state was copied, so that evaluation changes no state that travels."""
         data = self.data(None)
         seed_generators(keyed_seed(unit.seed, "evaluation"))
         training = trained.model.training

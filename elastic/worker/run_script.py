@@ -1,6 +1,6 @@
-"""Run a user's script as `__main__`: our library imported first, then its folder on the path.
+"""Run of a user's script as `__main__`, and its output on a disk that may be full.
 
-A script's output on a disk that may be full: lost, counted, never raised.
+The library is imported first; then the script's folder is added to the path.
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ def main() -> None:
 
 
 def prepare_worker(folder: Path) -> Callable[[], int]:
-    """Get ready to be the worker of `folder`, whose process this already is.
+    """Prepare this process as the worker of `folder`; return a function that runs user code.
 
-    Returns:
-        Runs the user's code, and gives the exit code.
+    The function returns the exit code.
 
     Raises:
-        OSError: for a file that cannot be read or made; no line of the user's ran.
+        OSError: if a file cannot be read or created; no user code has run.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
     owner = f"{assignment.user}/" if assignment.user else ""
@@ -85,7 +84,7 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
 
 
 def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _Failures) -> int:
-    """Be a worker of a sweep, or of a trial of it: what is imported is the user's."""
+    """Run a worker of a sweep, or of a trial that continues as a job, with user functions."""
     workdir = Path(assignment.workdir)
     sys.argv = [str(workdir / assignment.spec.script), *assignment.spec.args]
     sys.path.insert(0, str(workdir))
@@ -100,7 +99,7 @@ def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _F
 
 
 class _Failures:
-    """Tells the cluster what a script died of."""
+    """Reports the failure of a script to the cluster."""
 
     def __init__(self, folder: Path, assignment: Assignment) -> None:
         self._reports = report_file(folder / "reports")
@@ -125,22 +124,17 @@ class _Failures:
 
 
 def _source(script: Path) -> bytes | None:
-    """What is in the file of a script; None if there is no such file."""
+    """Return the content of a script; None if there is no such file."""
     return script.read_bytes() if script.is_file() else None
 
 
 def _run_source(
     script: Path, source: bytes | None, args: Sequence[str], failures: _Failures | None
 ) -> int:
-    """Run `source` as `__main__`; returns its exit code, with a traceback printed if it raised.
+    """Run `source` as `__main__`; return its exit code, after printing a traceback if it raised.
 
-    Args:
-        source: what the file held; None: there is none.
-        failures: notified of what it died of; None: nobody is.
-
-    Returns:
-        2 if it is not there, 130 for a KeyboardInterrupt, 1 for any other exception, else its
-        own.
+    The code is 2 if `source` is None (no such file), 130 for a KeyboardInterrupt, 1 for any other
+    exception, else the script's own.
     """
     if source is None:
         sys.stderr.write(f"[ones] script {script.name} is not there\n")
@@ -181,7 +175,7 @@ def _exit_code(leaving: SystemExit) -> int:
 
 
 def _script_part(error: BaseException, script: Path) -> types.TracebackType | None:
-    """The traceback from the script's first frame on, without ours."""
+    """Return the traceback from the script's first frame on, without the library's."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != str(script):
         frame = frame.tb_next
@@ -189,7 +183,7 @@ def _script_part(error: BaseException, script: Path) -> types.TracebackType | No
 
 
 def _where(error: BaseException, script: Path) -> str:
-    """FILE:LINE of the innermost frame below the script's folder."""
+    """Return FILE:LINE of the innermost frame below the script's folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     place = ""
@@ -207,10 +201,9 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class LossyOutput(io.RawIOBase):
-    """A script's stdout: where there is no room, output is dropped and counted, not raised.
+    """Output stream that drops and counts what a full disk does not accept, instead of raising.
 
-    Args:
-        descriptor: open for writing; not closed here.
+    The descriptor stays open.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -219,21 +212,17 @@ class LossyOutput(io.RawIOBase):
         self._lost = 0
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor beneath."""
+        """Return the underlying descriptor."""
         return self._descriptor
 
     def write(self, data: object) -> int:
-        """Write what there is room for; the rest is lost, and the next line that fits says so.
+        """Write what there is room for; the next line that fits reports the lost bytes.
 
-        Args:
-            data: anything with the buffer protocol.
-
-        Returns:
-            Bytes of `data`, those that were lost among them.
+        Returns the length of `data`, lost bytes included.
 
         Raises:
             OSError: for any other reason than a full or broken disk.

@@ -1,9 +1,10 @@
-"""Forks workers from a process with torch imported, and reaps them.
+"""Zygote: a process with torch imported that forks workers and reaps them.
 
-One zygote for each interpreter on a node. It starts no thread, touches no device and never runs
-backward, because a fork would inherit the wreck of either. It outlives the agent that started it:
-an agent that comes back connects again. When a worker ends it writes how into the worker's folder.
-Until a worker's script begins, what goes wrong there is no end of a worker: it was not started.
+A node has one zygote for each interpreter. It starts no thread, uses no device and never runs
+backward, because forked processes would inherit a broken copy of either. It outlives the agent that
+started it: a new agent connects again. When a worker exits, the zygote writes its exit status into
+the worker's folder. A failure before a worker's script starts is no exit of the worker: the worker
+was not started.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ LONGEST_ERROR: Final = 1000  # characters; with its frame less than a pipe takes
 
 @dataclass(frozen=True, slots=True)
 class Newborn:
-    """What a forked child begins with."""
+    """Folder and pipes of a forked child."""
 
     folder: Path  # of its worker
     line: int  # to the zygote: closed when the script begins, written to if it cannot
@@ -81,10 +82,9 @@ class _Child:
 
 
 class Zygote:
-    """The zygote's loop: fork requests in, children's ends out.
+    """Loop of the zygote: receives fork requests, reports exits of children.
 
-    Args:
-        path: of its Unix socket; one that is there is replaced.
+    An existing socket file at `path` is replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,7 +96,7 @@ class Zygote:
         self._children: set[_Child] = set()
 
     def serve(self) -> Newborn:
-        """Fork and reap; only a child returns from it."""
+        """Fork and reap; returns only in a forked child."""
         while True:
             self._keep_name()
             for key, _ in self._selector.select(LOOK_S):
@@ -110,7 +110,7 @@ class Zygote:
                     self._look_at(key.data)
 
     def _keep_name(self) -> None:
-        """Have a file of the socket again where somebody deleted it: no agent finds us without."""
+        """Recreate the socket's file if it was deleted: agents find the zygote by this file."""
         if os.path.lexists(self._path):
             return
         try:
@@ -169,7 +169,7 @@ class Zygote:
 
     @staticmethod
     def _let_go(child: _Child, error: str) -> None:
-        """Have a child that is held begin, or end."""
+        """Let a held child start, or exit with an error."""
         if child.gate is None:
             return
         with contextlib.suppress(OSError):  # it was killed
@@ -178,7 +178,7 @@ class Zygote:
         child.gate = None
 
     def _fork(self, connection: socket.socket, asked: Fork) -> Newborn | None:
-        """Fork the worker of a folder; only the child is given something."""
+        """Fork the worker of a folder; returns a value only in the child."""
         folder = Path(asked.folder)
         try:
             line, childs_end = os.pipe()
@@ -212,7 +212,7 @@ class Zygote:
         return None
 
     def _forget_all(self) -> None:
-        """A child has nothing to do with those who ask its zygote, nor with other children."""
+        """Close the zygote's connections and descriptors in a child."""
         self._listener.close()
         for connection in self._buffers:
             connection.close()
@@ -223,7 +223,7 @@ class Zygote:
         self._selector.close()
 
     def _look_at(self, child: _Child) -> None:
-        """Something happened to a child: its script begins, or cannot, or it ended."""
+        """Handle an event of a child: its script starts, cannot start, or the child exited."""
         pid, status, usage = os.wait4(child.forked.pid, os.WNOHANG)
         ended = pid != 0
         if child.line is not None:
@@ -289,7 +289,7 @@ def _ticks(pid: int) -> int:
 
 
 def _listen_at(path: Path) -> socket.socket:
-    """A socket that who sees the name can connect to."""
+    """Return a listening socket whose file appears only when it accepts connections."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fresh = path.with_suffix(".new")
     try:
@@ -305,7 +305,7 @@ def _listen_at(path: Path) -> socket.socket:
 
 
 def main() -> None:
-    """Serve; a forked child leaves the loop and becomes its worker."""
+    """Run the zygote; a forked child leaves the loop and becomes its worker."""
     parser = argparse.ArgumentParser(prog="elastic.worker.zygote", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     path = parser.parse_args().socket
@@ -327,10 +327,10 @@ def main() -> None:
 
 
 def _await_go(gate: int | None) -> None:
-    """Wait until the agent put this process where it belongs.
+    """Wait until the agent has placed this process, e.g. in its cgroup.
 
     Raises:
-        OSError: if it could not, or is gone.
+        OSError: if the agent could not, or is gone.
     """
     if gate is None:
         return
@@ -341,7 +341,7 @@ def _await_go(gate: int | None) -> None:
 
 
 def _enter(folder: Path) -> None:
-    """Be the process of a worker: its output, its signals, its mark."""
+    """Set up a worker's process: output, signals, process mark."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -365,7 +365,7 @@ def _enter(folder: Path) -> None:
 
 
 def _cannot_begin(line: int, error: BaseException) -> NoReturn:
-    """Say why over the line: on a full disk nothing else arrives."""
+    """Report the error over the line, the only way on a full disk, and exit."""
     if isinstance(error, OSError):
         what = f" {error.filename}:" if error.filename else ""
         text = f"cannot begin a worker:{what} {error.strerror or error}"
@@ -377,10 +377,10 @@ def _cannot_begin(line: int, error: BaseException) -> NoReturn:
 
 
 def _leave(code: int, folder: Path) -> NoReturn:
-    """Exit as the interpreter would, but for taking every imported module apart (2.8 s).
+    """Exit like the interpreter, but without tearing down imported modules (2.8 s).
 
-    The worker writes its own exit status first, in case its zygote is dead; if it lives, it
-    writes it again with what the kernel says.
+    The worker writes its own exit status first, in case its zygote is dead; a living zygote
+    overwrites it with the kernel's numbers.
     """
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for a script's threads
     atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own order of leaving
