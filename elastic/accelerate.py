@@ -100,7 +100,7 @@ class ElasticAccelerator(Accelerator):
             what = f"Accelerate distributes the training itself ({self.distributed_type.value})"
             raise UsageError(what, "leave its plugins out: the agent's group reduces gradients")
         self._passes = max(1, int(self.gradient_state.num_steps))
-        self.gradient_accumulation_steps = 1  # the agent weighs passes, so nothing divides losses
+        self.gradient_accumulation_steps = 1  # the agent weighs passes, so losses are not divided
 
     # --- prepare
 
@@ -265,7 +265,7 @@ class ElasticAccelerator(Accelerator):
     def print(self, *args: Any, **options: Any) -> None:
         """Print once for the job."""
         if self.is_main_process:
-            print(*args, **options)  # noqa: T201 - its name says it
+            print(*args, **options)  # noqa: T201 - required by the interface
 
     def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
         """Log to trackers, once for the job."""

@@ -55,7 +55,7 @@ from schemas.jobs import StopRule
 from schemas.wire.agent import JOIN, StepsReported, TrainingFinished, WorkerReady
 from schemas.wire.worker import Assignment
 
-WORKER: Final = "ONES_WORKER"  # the worker's folder, when an agent started the process
+WORKER: Final = "ONES_WORKER"  # the worker's folder, set by the node's agent
 
 
 class ScalingAgent(ScriptQuestions):
@@ -71,7 +71,7 @@ class ScalingAgent(ScriptQuestions):
         training = training_of(assignment)
         membership = Membership.begin(assignment, slot_device())
         self._voice = WorkerVoice(assignment, lambda: self.rank == 0)
-        self._doubt = ""  # what was said of the loss of the epoch before
+        self._doubt = ""  # warning about the loss of the previous epoch
         report = self._voice.report
         self._epochs = EpochReports(training, report)
         granted = assignment is None or assignment.granted
@@ -336,7 +336,7 @@ class ScalingAgent(ScriptQuestions):
         if assignment.rank == 0:
             self._epochs.report_unheard()
         self._transitions.join()
-        self._records.use(training.stream)  # whose seed is rank 0's now
+        self._records.use(training.stream)  # which has rank 0's seed now
         if assignment.kind != JOIN:
             training.lr_state.follow_batch(self.batch_size, training.position.step)
         channel.tell_steps(self._steps)
@@ -415,7 +415,7 @@ class ScalingAgent(ScriptQuestions):
         numbers = metric_values(metrics)
         loss = numbers.pop("loss", training.losses.take())
         doubt = training.loss_doubt(loss) if training.position.cursor else ""
-        if doubt and doubt != self._doubt:  # once, and not in each epoch again
+        if doubt and doubt != self._doubt:  # not again in each epoch
             self._voice.say(f"epoch {training.position.epoch}: {doubt}")
         self._doubt = doubt
         summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))

@@ -61,7 +61,7 @@ class StepView:
                 group.broadcast_bytes(own, self._executor.called_off, rank)
                 for rank in range(group.size)
             ]
-        except (BrokenGroupError, CancelledError):  # the next reduction meets it too, and recovers
+        except (BrokenGroupError, CancelledError):  # the next reduction raises it too, and recovers
             found = [data]
         return [part for part in found if part]
 

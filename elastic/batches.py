@@ -16,9 +16,9 @@ from schemas.ids import WorkerId
 class ScheduleRow:
     """Local batches of all ranks from one step on."""
 
-    first: int  # step, 1-based
-    local_batches: tuple[int, ...]  # by rank; 0 for a newcomer that has not the whole state yet
-    rank: int | None  # this worker's; None when it has left
+    first: int  # first step, 1-based
+    local_batches: tuple[int, ...]  # by rank; 0 for a newcomer without the full state
+    rank: int | None  # of this worker; None when it has left
 
     @property
     def batch(self) -> int:
@@ -79,11 +79,11 @@ class MicroBatch:
     step: int  # 1-based, of all epochs
     epoch: int  # 1-based
     cursor_before: int  # samples of the epoch that are done before this step
-    cursor_after: int  # and after it
+    cursor_after: int  # samples of the epoch that are done after it
     ids: list[int]
-    count: int  # samples that are trained on; 0 for a batch that only keeps the script's loop going
+    count: int  # samples; 0 for a batch that only keeps the script's loop running
     total: int  # samples of the step, over all workers
-    first: bool  # of the step's micro-batches
+    first: bool  # first of the step's micro-batches
     last: bool
     row: ScheduleRow  # in force at this step
 
@@ -97,8 +97,8 @@ class StepOutcome(Enum):
     """Outcome of a step, also if the group broke during the step."""
 
     COMMITTED = "committed"
-    ADOPTED = "adopted"  # the others finished it: their state is this worker's now
-    ROLLED_BACK = "rolled back"  # nobody did: its samples are drawn again
+    ADOPTED = "adopted"  # the peers finished the step: this worker received their state
+    ROLLED_BACK = "rolled back"  # no worker finished it: its samples are drawn again
 
 
 REMEMBERED: Final = 4  # steps that a lost member may not have recorded
@@ -110,6 +110,6 @@ class DealtStep(msgspec.Struct, frozen=True):
     epoch: int  # 1-based
     step: int  # 1-based, of all epochs
     cursor_before: int  # samples of the epoch that were done before it
-    cursor_after: int  # and with it
+    cursor_after: int  # samples of the epoch that are done with it
     local_batches: tuple[int, ...]  # by rank, samples per step
-    workers: tuple[WorkerId, ...]  # by rank, of the group in which it began
+    workers: tuple[WorkerId, ...]  # by rank, of the group in which the step started

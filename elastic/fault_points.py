@@ -17,29 +17,29 @@ VARIABLE: Final = "ELASTIC_FAULTS"
 POINTS: Final = frozenset(
     {
         "load",  # before the model is built
-        "ready",  # before the worker says that it is
+        "ready",  # before the worker reports that it is ready
         "build",  # in the thread that builds the group
-        "built",  # in the same, when the group is there
-        "announce",  # the boundary was agreed on
-        "boundary",  # before the swap
+        "built",  # in the same thread, when the group is built
+        "announce",  # the boundary is agreed
+        "boundary",  # before the switch
         "swapped",  # after it
         "handover.send",  # in the thread that sends the state
         "handover.receive",  # in the thread that receives it
-        "handed_over",  # a newcomer has the whole state
+        "handed_over",  # a newcomer has the full state
         "reduce",  # before a step's reduction
-        "reduced",  # after it, before anybody knows
-        "carry",  # before the rows of state that a script carries are summed
+        "reduced",  # after it, before its result is read
+        "carry",  # before the rows of carried state are reduced
         "carried",  # after it
-        "reduce.later",  # before a reduction of a step behind its first, with several optimizers
+        "reduce.later",  # before a later reduction of a step, with several optimizers
         "reduced.later",  # after it
         "step",  # after the optimizer's step
-        "report",  # before the epoch's report is agreed on
+        "report",  # before the epoch's summary is broadcast
         "agreed",  # after it, before the worker records its last samples
-        "quiesce",  # before the worker says that it is at rest
+        "quiesce",  # before the worker reports that it has quiesced
         "recover",  # before the survivors' group is built
         "recovered",  # after it
-        "suspend",  # before a pause's checkpoint
-        "suspended",  # after it, before it is said
+        "suspend",  # before the checkpoint of a suspended job
+        "suspended",  # after it, before the others leave
     }
 )
 
@@ -102,7 +102,7 @@ def reach(
     Raises:
         InjectedError: if the fault's action is `fail`.
     """
-    global _plan  # noqa: PLW0603 - one plan in a process
+    global _plan  # noqa: PLW0603 - one list of faults per process
     if _plan is None:
         _plan = parse(os.environ.get(VARIABLE, ""))
     if not _plan:

@@ -32,7 +32,7 @@ from schemas.wire.agent import START
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment
 
-LOADED: Final = frozenset({"model", "optimizer"})  # the agent's from `load` on; others are tracked
+LOADED: Final = frozenset({"model", "optimizer"})  # handled by `load`; others are tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
     data = _whole(runner, trial.partitions)
     trained = _built(functions, trial)
     if assignment.kind == START and assignment.rank == 0 and assignment.group.resume is None:
-        trained.load(_state(trial))  # the others take that of rank 0, or a checkpoint
+        trained.load(_state(trial))  # other workers receive rank 0's, or load a checkpoint
     agent = ScalingAgent.from_env()
     batch = assignment.spec.batch_size
     _, _, loader = agent.load(

@@ -43,22 +43,22 @@ class StepGate(Protocol):
         ...
 
 
-_stepping: list[torch.optim.Optimizer] = []  # the agent's, while it steps
-_gates: list[StepGate] = []  # of the last agent in this process
+_stepping: list[torch.optim.Optimizer] = []  # the agent's optimizers during their steps
+_gates: list[StepGate] = []  # of the latest agent in this process
 _hooked: list[Any] = []
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
     """Consult `gate` before each step of this optimizer object, in the thread that calls `step`."""
     original = type(optimizer).step
-    scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # by a scheduler made before
+    scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # wrapped by an earlier scheduler
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
         if scheduled:
             self._opt_called = True  # type: ignore[attr-defined] # or its scheduler complains
         closure, args, options = _closure_of(args, options)
         loss = None
-        if closure is not None:  # its backward pass is where the group sums
+        if closure is not None:  # its backward pass reduces the gradients
             with torch.enable_grad():
                 loss = closure()
         if gate.passes_over():
@@ -124,7 +124,7 @@ def _refuse_others(gate: StepGate) -> None:
 
 
 def _before_any(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
-    if _stepping:  # the agent's, or one inside of it
+    if _stepping:  # the agent's optimizer, or one inside of it
         return
     for gate in _gates:
         gate.refuse(
@@ -140,7 +140,7 @@ _trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRSchedule
 )
 _watched: weakref.WeakSet[type] = weakref.WeakSet()
 _being_made: list[int] = []  # schedulers whose constructor is running
-_scheduling: list[LRScheduler] = []  # those whose step is running
+_scheduling: list[LRScheduler] = []  # schedulers whose step is running
 _counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
     weakref.WeakKeyDictionary()
 )
@@ -239,7 +239,7 @@ def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
     return None
 
 
-_seen: list[Callable[[GradScaler], None]] = []  # told of each; the last agent's in this process
+_seen: list[Callable[[GradScaler], None]] = []  # callback of the latest agent in this process
 
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
@@ -262,7 +262,7 @@ class BackwardListener(Protocol):
     """Receiver of notifications about outermost backward passes."""
 
     losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
-    judge: Callable[[torch.Tensor], None] | None  # looks at each such scalar before its pass
+    judge: Callable[[torch.Tensor], None] | None  # checks each such scalar before its pass
 
     def backward_over(self) -> None:
         """Called at the end of an outermost backward pass."""
@@ -322,7 +322,7 @@ def _note_loss(tensors: Any, *, by_itself: bool) -> None:
                 listener.judge(loss)
 
 
-CUDA: Final[Any] = torch.cuda  # some of it has no types
+CUDA: Final[Any] = torch.cuda  # has no type hints in part
 TOO_LATE: Final = "[ones] the GPU was used before ScalingAgent.from_env(), beside another worker\n"
 
 

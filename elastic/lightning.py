@@ -119,7 +119,7 @@ class ElasticFitLoop(_FitLoop):
             raise UsageError(what, "give one DataLoader: put several datasets into one")
         strategy.load(trainer, loaders[0])
         if trainer.val_check_interval == 1.0:
-            trainer.val_check_batch = math.inf  # behind the last batch, whichever it is
+            trainer.val_check_batch = math.inf  # after the last batch, whatever its number
         self._data_fetcher = ElasticFetcher(strategy)
         self._data_fetcher.setup(self._combined_loader)
 
@@ -128,12 +128,12 @@ class ElasticFitLoop(_FitLoop):
         agent: ScalingAgent = self.trainer.strategy.agent
         own = self._own_rule(agent)
         agent.track(loops=self.trainer.strategy.tracked)
-        self.epoch_loop.max_steps = -1  # in samples: it is no count of steps
+        self.epoch_loop.max_steps = -1  # the limit is in samples
         self._epochs = agent.epochs(own.epochs or 1, samples=own.samples)
         self._epoch = next(self._epochs, None)
         rule = agent.view.stop_rule
         self.max_epochs = rule.epochs if rule is not None and rule.epochs else -1
-        current = self.epoch_progress.current  # of an epoch that was under way: it begins again
+        current = self.epoch_progress.current  # restart the interrupted epoch
         current.ready = current.started = current.completed = current.processed
         super().on_run_start()
 
@@ -182,7 +182,7 @@ class SharedResults(_ResultCollection):
     def __init__(self, agent: ScalingAgent) -> None:
         super().__init__(training=True)
         self._agent = agent
-        self.owed: dict[str, tuple[Any, Any]] = {}  # sums of an epoch that a paused job was in
+        self.owed: dict[str, tuple[Any, Any]] = {}  # sums of the epoch that a paused job was in
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
         """Add one value that this worker logs."""
@@ -198,7 +198,7 @@ class SharedResults(_ResultCollection):
             super().update_metrics(key, *self._over_workers(value, batch.count))
         elif batch.count:
             super().update_metrics(key, value, batch_size)
-        else:  # a batch that counts nothing
+        else:  # the batch counts no samples
             super().update_metrics(key, torch.zeros_like(value), 0)
 
     def _over_workers(self, value: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
@@ -256,14 +256,14 @@ class TrackedLoops:
     def __init__(self, trainer: Trainer, agent: ScalingAgent) -> None:
         self._trainer: Any = trainer
         self._agent = agent
-        self._before: dict[str, Any] | None = None  # the present batch
+        self._before: dict[str, Any] | None = None  # before the current batch
         self._batch: MicroBatch | None = None
 
     def begin_batch(self) -> None:
         """Note a batch that the loop has received and has not counted yet."""
         before, batch = self._present(), self._agent.view.batch
         if batch is not None and not batch.first and self._before is not None:
-            before["sums"] = self._before["sums"]  # a step that is dropped loses all its passes
+            before["sums"] = self._before["sums"]  # a dropped step loses all its passes
         self._before, self._batch = before, batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class TrackedLoops:
         results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001
         passes_over = not self._in_batch() and self._batch is not None and not self._batch.last
         for key, (value, samples) in sums.items():
-            if key in results and not passes_over:  # behind a pass only its counts are undone
+            if key in results and not passes_over:  # after a pass only its counts are undone
                 results[key].value = torch.as_tensor(value).to(results[key].value)
                 results[key].cumulated_batch_size = torch.as_tensor(samples)
             elif key not in results:
@@ -406,7 +406,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self._passes = trainer.accumulate_grad_batches
-            trainer.accumulate_grad_batches = 1  # passes of a step, which the agent weighs
+            trainer.accumulate_grad_batches = 1  # the agent weighs the passes of a step
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:  # noqa: FBT001
         """Load a checkpoint outside of `fit`.

@@ -26,7 +26,7 @@ from elastic.training_errors import MissingMetricError
 from schemas.jobs import StopRule
 
 WINDOW_S: Final = 2.0
-LEAST_S: Final = 0.5  # of a first window that is not complete
+LEAST_S: Final = 0.5  # minimum of the first, incomplete window
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PassTimes:
     """Times of a worker's steps: a step has `passes` passes, the last includes the reduction."""
 
     pass_s: float  # seconds of a step's last pass, with its reduction
-    sync_s: float  # of these, in the reduction, waits for slower peers too; 0 alone
+    sync_s: float  # part in the reduction, including waits for peers; 0 alone
     local_batch: int  # samples of a pass, the largest of the step
     passes: int  # in a step
 
@@ -50,8 +50,8 @@ class StepMeans:
 
     version: int  # of the group
     shares: tuple[int, ...]  # samples of a step, by rank
-    samples_per_s: float = 0.0  # of late, all workers, pauses between epochs included; 0: not yet
-    times: PassTimes | None = None  # of whole steps of late, without such pauses; None: not yet
+    samples_per_s: float = 0.0  # recent, all workers, including pauses; 0: unknown yet
+    times: PassTimes | None = None  # recent whole steps, without pauses; None: unknown yet
 
 
 @dataclass(slots=True)
@@ -92,10 +92,10 @@ class RecentSteps:
 
     def __init__(self, now: float) -> None:
         self.means: StepMeans | None = None  # replaced as a whole: another thread reads it
-        self.steps = 0  # that the present group did with the present shares
+        self.steps = 0  # of the current group with the current shares
         self._step_began = now
-        self._sync_s = 0.0  # of the step that is under way
-        self._is_first = True  # window of its group: it is looked at before it is complete
+        self._sync_s = 0.0  # of the step under way
+        self._is_first = True  # first window of its group, read before it is complete
         self._epoch = _WholeSteps()
         self._begin_window(now)
 
@@ -173,7 +173,7 @@ class LossMeter:
         self.scale: Callable[[], float] = lambda: 1.0  # of a gradient scaler, if one is tracked
         self._sum: torch.Tensor | float | None = None
         self._count = 0
-        self.last: torch.Tensor | float | None = None  # of the step under way, once it is known
+        self.last: torch.Tensor | float | None = None  # of the step under way, once known
 
     def of_pass(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return the unscaled loss of one backward pass; None without scalars in `losses`."""
@@ -200,16 +200,16 @@ class LossMeter:
 
 
 EVERY: Final = 4  # steps between measurements
-SMOOTHING: Final = 0.1  # weight of the newest
-LEAST: Final = 16  # measurements before anything is said
+SMOOTHING: Final = 0.1  # weight of the newest measurement
+LEAST: Final = 16  # measurements before the first estimate
 
 
 class NoiseMeter:
     """Running estimates of |G|^2 and tr(Sigma), whose ratio is the noise scale in samples."""
 
     def __init__(self) -> None:
-        # Of the step under way: squared norms of mean gradients of small batches, and the inverse
-        # sizes of these batches; sums.
+        # Sums over the step under way: squared norms of the mean gradients of small batches, and
+        # the inverse sizes of these batches.
         self._squares = 0.0
         self._inverse_sizes, self._parts = 0.0, 0
         self._means = (0.0, 0.0)  # |G|^2 and tr(Sigma); one pair, because another thread reads it
@@ -224,7 +224,7 @@ class NoiseMeter:
 
         `share` has shape (scalars,): the pass's mean gradient times own / whole, both in samples.
         """
-        # A number at once: the device is through with `share`, which is summed and given away next.
+        # Converted at once, because `share` is reduced in place next.
         self._squares += float(torch.dot(share, share)) * (whole / own) ** 2
         self._inverse_sizes += 1.0 / own
         self._parts += 1
@@ -244,7 +244,7 @@ class NoiseMeter:
         signal = (whole * large - own * small) / (whole - own)
         noise = (small - large) / (1.0 / own - 1.0 / whole)
         if not (math.isfinite(signal) and math.isfinite(noise)):
-            return  # a step that overflowed
+            return  # overflow in this step
         self._count += 1
         weight = max(SMOOTHING, 1.0 / self._count)
         old_signal, old_noise = self._means
@@ -262,7 +262,7 @@ class NoiseMeter:
 
 
 USAGE_WINDOW_S: Final = 5.0
-USER_TICKS, SYSTEM_TICKS = 11, 12  # places in a process's stat, behind its name
+USER_TICKS, SYSTEM_TICKS = 11, 12  # fields of /proc/PID/stat after the name
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -296,9 +296,7 @@ class UsageMeter:
         began, cpu_then, sent_then = self._mark
         elapsed = now - began
         if elapsed >= USAGE_WINDOW_S:
-            cores = (
-                max(0.0, cpu_s - cpu_then) / elapsed
-            )  # a child that ended may take its time away
+            cores = max(0.0, cpu_s - cpu_then) / elapsed  # times of an exited child may vanish
             self._latest = Usage(cores, (self._sent - sent_then) / elapsed)
             self._mark = (now, cpu_s, self._sent)
         return self._latest

@@ -27,7 +27,7 @@ from schemas.transport import ThreadDealer
 from schemas.wire.agent import JOIN, ScriptReport, StepsReported
 from schemas.wire.worker import Assignment, Reported, ToWorker, WorkerHello
 
-LIMIT: Final = 64 << 20  # bytes that wait for room
+LIMIT: Final = 64 << 20  # limit of waiting records
 
 
 class AppendFile:
@@ -278,10 +278,10 @@ class SampleRecords:
             local_batches=last.row.local_batches,
             workers=workers,
         )
-        if not self._recent or self._recent[-1].step < last.step:  # else another one told of it
+        if not self._recent or self._recent[-1].step < last.step:  # else known from a peer
             self._recent.append(dealt)
         if last.count:
-            ids = last.ids if last.first else None  # else all passes' together
+            ids = last.ids if last.first else None  # else the ids of all passes
             self._unwritten.append((dealt, last.row.rank or 0, ids))
 
     def write(self) -> None:

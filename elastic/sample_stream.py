@@ -68,7 +68,7 @@ class SampleStream:
         """
         if self.drop_last:
             total = max(1, self.size // batch)
-        else:  # the last one begins where less than `least` would be left behind it
+        else:  # the last step takes a remainder below `least`
             total = 1 + max(0, (self.size - self.least) // batch)
         return total if cursor >= self.size else min(total, -(-cursor // batch))
 
@@ -130,8 +130,8 @@ def share_sizes(samples: int, local_batches: Sequence[int], least: int = 1) -> t
 class TrainingPosition:
     """Position of a job in its samples; equal on every worker after the same step."""
 
-    epoch: int = 1  # the running one, 1-based
-    cursor: int = 0  # samples of it that are done
+    epoch: int = 1  # running epoch, 1-based
+    cursor: int = 0  # samples of the epoch that are done
     step: int = 0  # steps that are done, of all epochs
     samples_done: int = 0  # of all epochs
     epoch_step: int = 0  # steps of the running epoch that are done
@@ -163,7 +163,7 @@ class Progress(NamedTuple):
     """Finished shares, from 0 to 1, by samples: independent of the batch size."""
 
     epoch: float
-    job: float  # of the stop rule's epochs or samples; 0 where only a metric ends the job
+    job: float  # share of the stop rule's epochs or samples; 0 if only a metric ends the job
 
 
 def progress_of(position: TrainingPosition, size: int, rule: StopRule | None) -> Progress:
@@ -177,7 +177,7 @@ def progress_of(position: TrainingPosition, size: int, rule: StopRule | None) ->
     return Progress(epoch, min(1.0, max(shares)))
 
 
-PLACEHOLDER_SAMPLES: Final = 2  # samples of a batch that only keeps the script's loop going
+PLACEHOLDER_SAMPLES: Final = 2  # size of a batch that only keeps the script's loop running
 
 
 def rest_of_epoch(
@@ -198,7 +198,7 @@ def rest_of_epoch(
         row = schedule.at(step)
         taken = stream.taken(cursor, row.batch)
         if row.rank is None or not taken:
-            return  # this worker has left by then, or the epoch is over
+            return  # this worker will have left, or the epoch is over
         refuse_single_samples(taken, bound, stream.least)
         ids = order[cursor : cursor + taken]
         mine = share(ids, row.local_batches, row.rank, stream.least)

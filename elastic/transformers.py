@@ -70,7 +70,7 @@ def refuse_options(trainer: ElasticMixin) -> None:
         raise UsageError("the model is an nn.DataParallel", "give the plain module", "model")
 
 
-STEPS = "steps"  # the strategies' value
+STEPS = "steps"  # value of the strategies
 
 
 class FirstCallback(TrainerCallback):
@@ -91,7 +91,7 @@ class FirstCallback(TrainerCallback):
         agent = self._trainer.agent
         state.num_train_epochs = self._planned_epochs(args)
         if state.global_step or not agent.view.has_state:
-            args.eval_on_start = False  # it is not the start
+            args.eval_on_start = False  # training has started before
 
     def _planned_epochs(self, args: TrainingArguments) -> int:
         rule = self._trainer.agent.view.stop_rule
@@ -120,7 +120,7 @@ class FirstCallback(TrainerCallback):
             state.global_step = view.batch.step
         state.epoch = view.epochs_done
         to_come = view.steps_to_come()
-        # The data end the job: its last step may have to be taken anew.
+        # The data end the job, because the last step may have to be repeated.
         state.max_steps = state.global_step + max(1, 1 if to_come is None else to_come)
 
     def on_epoch_end(
@@ -204,7 +204,7 @@ class TrackedTrainer:
 
     def __init__(self, trainer: ElasticMixin) -> None:
         self._trainer: Any = trainer
-        self._lines: list[str] = []  # of the history, so that each is encoded once
+        self._lines: list[str] = []  # history, each entry encoded once
 
     def state_dict(self) -> dict[str, Any]:
         """Return numbers, text and their containers."""
@@ -215,7 +215,7 @@ class TrackedTrainer:
         return {
             "counts": {name: _plain(getattr(state, name)) for name in COUNTS},
             "history": list(self._lines),
-            "loss": trainer._tr_loss,  # noqa: SLF001 - so it is called there
+            "loss": trainer._tr_loss,  # noqa: SLF001 - name in `Trainer`
             "totals": {name: getattr(trainer, name) for name in TOTALS},
             "evaluated": dict(trainer._evaluated),  # noqa: SLF001
             "callbacks": [callback.state()["attributes"] for callback in self._callbacks()],
@@ -249,7 +249,7 @@ def _plain(value: Any) -> Any:
 
 
 NO_METRICS: Final = ("_runtime", "_samples_per_second", "_steps_per_second")
-IGNORED: Final = -100  # label that losses pass over
+IGNORED: Final = -100  # label that losses ignore
 END: Final = object()
 
 
@@ -271,7 +271,7 @@ class ElasticMixin(Mixed):
         UsageError: if an option cannot be kept exact.
     """
 
-    _batches: Iterator[Any]  # of the running epoch
+    _batches: Iterator[Any]  # batches of the running epoch
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class ElasticMixin(Mixed):
         refuse_options(self)
         self._at_once = self._train_batch_size
         self._batch = self._at_once * self.args.gradient_accumulation_steps
-        if self.agent.is_managed:  # a bar is no log, and whoever is rank 0 later has none
+        if self.agent.is_managed:  # a later rank 0 would have no progress bar, and logs need lines
             self.pop_callback(ProgressCallback)
             if not self.args.disable_tqdm:
                 self.add_callback(PrinterCallback)
@@ -317,7 +317,7 @@ class ElasticMixin(Mixed):
             **self._loader_options(),
         )
         self._loader = loader
-        args.gradient_accumulation_steps = 1  # a step's passes are taken in `training_step`
+        args.gradient_accumulation_steps = 1  # `training_step` runs all passes of a step
         return loader
 
     def _loader_options(self) -> dict[str, Any]:
@@ -361,7 +361,7 @@ class ElasticMixin(Mixed):
         rule = self.agent.view.stop_rule or self._own_rule(per_epoch, examples)
         planned = self.agent.view.planned_steps(rule) or planned
         samples = rule.samples or examples * (rule.epochs or math.ceil(args.num_train_epochs))
-        # The agent ends the job: epochs and batches are not counted beside it.
+        # The agent ends the job, so the trainer does not count epochs and batches.
         return sys.maxsize, per_epoch, examples, samples, self.agent.batch_size, steps, planned
 
     def _own_rule(self, per_epoch: int, examples: int) -> StopRule:
@@ -381,7 +381,7 @@ class ElasticMixin(Mixed):
         agent.track(trainer=TrackedTrainer(self))
         if self.lr_scheduler is not None and not self._created_lr_scheduler:
             agent.track(lr_scheduler=self.lr_scheduler)
-        self._initial_global_step = 0  # the loss that `train` returns is that of the whole job
+        self._initial_global_step = 0  # `train` returns the loss of the whole job
         self._epochs = agent.epochs(rule.epochs or 1, samples=rule.samples)
         self._epoch = next(self._epochs, None)
 

@@ -59,7 +59,7 @@ def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
         raise UsageError(what, FORM, name)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one that is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return
     try:
         signature.bind(*arguments)

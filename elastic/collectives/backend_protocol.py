@@ -18,11 +18,11 @@ from elastic.training_errors import CancelledError
 class Meeting:
     """Parameters for connecting a backend to the other ranks."""
 
-    store: PrefixStore  # a client of its own, with keys of its own
+    store: PrefixStore  # separate client and key prefix
     rank: int
     size: int  # ranks
-    address: str  # of this host, where the others reach it
-    device: torch.device  # where the tensors of its operations live, with its index
+    address: str  # of this host, for connections from the other ranks
+    device: torch.device  # of the operations' tensors, with index
 
 
 class Operation(Protocol):
@@ -74,9 +74,9 @@ class Backend(Protocol):
         ...
 
 
-LOOK_S: Final = 0.02  # how often a wait looks whether it was called off
-BUILD_LIMIT_S: Final = 30.0  # meeting the other members
-OPERATION_LIMIT_S: Final = 1800.0  # a rank may evaluate for long while the others wait
+LOOK_S: Final = 0.02  # poll interval of cancellable waits
+BUILD_LIMIT_S: Final = 30.0  # for connecting to the other members
+OPERATION_LIMIT_S: Final = 1800.0  # long, since a rank may evaluate while the others wait
 LONG: Final = timedelta(seconds=OPERATION_LIMIT_S)
 
 

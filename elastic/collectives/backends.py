@@ -19,7 +19,7 @@ from elastic.collectives.backend_protocol import (
 )
 from elastic.collectives.nccl import NcclBackend
 
-GLOO: Final[Any] = dist.ProcessGroupGloo  # its options have no types
+GLOO: Final[Any] = dist.ProcessGroupGloo  # has no type hints
 NOT_CONNECTED: Final = "the group is not connected any more"
 
 
@@ -40,7 +40,7 @@ class GlooOperation:
         except RuntimeError:
             if not self._work.is_completed():
                 return False
-            self._work.wait()  # completed between the two: its own outcome counts
+            self._work.wait()  # completed meanwhile: raises its own error
         return True
 
 
@@ -62,7 +62,7 @@ class GlooBackend:
         """
         meeting = self._meeting
         options = GLOO._Options()  # noqa: SLF001 - no public name
-        options._timeout = timedelta(seconds=BUILD_LIMIT_S)  # noqa: SLF001 - of connecting, at first
+        options._timeout = timedelta(seconds=BUILD_LIMIT_S)  # noqa: SLF001 - for connecting
         options._threads = 2  # noqa: SLF001
         options._devices = [GLOO.create_device(hostname=meeting.address)]  # noqa: SLF001
         group = GLOO(meeting.store, meeting.rank, meeting.size, options)

@@ -12,9 +12,9 @@ from typing import Final
 
 from elastic.training_errors import OutOfStepError
 
-DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each rides with its square
+DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each is reduced with its square
 FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 4
-STEP_MODULUS: Final = 1024  # a step is said modulo this, which any float adds up exactly
+STEP_MODULUS: Final = 1024  # steps are sent modulo this, so that float sums are exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class ControlWords:
     """Control words of one rank."""
 
     samples: int = 0
-    ready: bool = False  # for the group that was ordered last
-    seconds: float = 0.0  # of its last step
+    ready: bool = False  # vote for the pending group
+    seconds: float = 0.0  # duration of this rank's last step
     digest: bytes = bytes(DIGEST_BYTES)
-    step: int = 0  # that this rank is in
-    ends: bool = False  # it is through with the epoch instead
-    skipped: bool = False  # its script passed over the batch
-    items: float = 0.0  # that its losses are means over, if the script weighs them
+    step: int = 0  # step of this rank
+    ends: bool = False  # this rank has finished the epoch instead
+    skipped: bool = False  # the script skipped the batch
+    items: float = 0.0  # that the losses are means over, if the script states them
 
     def encode(self) -> list[float]:
         """Return shape (FIXED_WORDS - 1,): all but the loss sum, a tensor, which comes first."""
@@ -56,10 +56,10 @@ class AgreedWords:
     seconds: float  # mean over ranks
     same: bool  # all digests are equal
     step: float  # mean over ranks, modulo STEP_MODULUS
-    ends: int  # ranks that are through with the epoch
-    skipped: int  # ranks whose script passed over the batch
-    items: float  # that the losses are means over; 0 where no script weighs them
-    used: tuple[bool, ...]  # by parameter: some rank has a gradient for it
+    ends: int  # ranks that have finished the epoch
+    skipped: int  # ranks whose script skipped the batch
+    items: float  # that the losses are means over; 0 if not stated
+    used: tuple[bool, ...]  # by parameter: True if any rank has a gradient
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
         """Check that all ranks reduced the same step; None: this rank has finished the epoch.

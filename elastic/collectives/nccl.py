@@ -32,25 +32,25 @@ from elastic.collectives.backend_protocol import BUILD_LIMIT_S, LOOK_S, OPERATIO
 
 RELIED_ON: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # torch's watchdog thread would end the process after another's death, also after abort().
+        # torch's watchdog thread would kill the process after a peer's death, also after abort().
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-        "TORCH_NCCL_DESYNC_DEBUG": "0",  # would turn the line above on again
-        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the script meets the error, and says where
-        "TORCH_NCCL_BLOCKING_WAIT": "0",  # would make wait() hold the thread, and end with an abort
-        # Its monitor thread ends the process if the watchdog is slow, or if another rank asks.
+        "TORCH_NCCL_DESYNC_DEBUG": "0",  # would enable the option above again
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the script raises the error, with its location
+        "TORCH_NCCL_BLOCKING_WAIT": "0",  # would make wait() block, and then abort
+        # Its monitor thread kills the process if the watchdog is slow, or on request of a peer.
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-        "TORCH_NCCL_PROPAGATE_ERROR": "0",  # through the group's store, which may be gone
+        "TORCH_NCCL_PROPAGATE_ERROR": "0",  # uses the group's store, which may be gone
         # After an error the watchdog sleeps four times as long, under the lock that an abort needs.
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-        # Seconds that torch waits for a communicator to be connected: as long as gloo is given.
+        # Seconds that torch waits for a communicator to connect, as for gloo.
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",
-        "NCCL_COMM_BLOCKING": "0",  # wins over the group's own configuration
+        "NCCL_COMM_BLOCKING": "0",  # overrides the group's configuration
     }
 )
 DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # Connect all peers while the group is built: else its first all-reduce does, in training.
+        # Connect all peers while the group is built, not in its first all-reduce, during training.
         "NCCL_RUNTIME_CONNECT": "0",
     }
 )
@@ -97,13 +97,13 @@ def nccl_environment(
     wanted = {name: value for name, value in RELIED_ON.items() if present.get(name) != value}
     wanted |= {name: value for name, value in DEFAULTS.items() if name not in present}
     if not present.get(INTERFACE) and (name := interface(address)):
-        wanted[INTERFACE] = f"={name}"  # without `=` it would fit eth0 and eth01
+        wanted[INTERFACE] = f"={name}"  # without `=` it would match eth0 and eth01
     return wanted
 
 
-SPIN_S: Final = 0.0001  # a look at an operation that has just begun
+SPIN_S: Final = 0.0001  # first poll interval
 LONGEST_SPIN_S: Final = 0.001
-IDLE_LIMIT_S: Final = 30.0  # a communicator that is retired may have something under way so long
+IDLE_LIMIT_S: Final = 30.0  # wait for operations of a retired communicator
 ABORTED: Final = "the group was aborted"
 
 
@@ -169,7 +169,7 @@ class NcclBackend:
         options.config.blocking = 0
         group = self._make(meeting.store, meeting.rank, meeting.size, options)
         with self._lock:
-            self._group = group  # from here on it can be aborted
+            self._group = group  # can be aborted from here on
         self._check_wanted()
         group.eager_connect_single_device(meeting.device)
         end = time.monotonic() + BUILD_LIMIT_S
@@ -183,7 +183,7 @@ class NcclBackend:
 
     def _check_wanted(self) -> None:
         if self._aborted.is_set():
-            self.abort()  # it may have come after the object was made and before it was known
+            self.abort()  # the abort may have missed the object
             raise RuntimeError(ABORTED)
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:

@@ -27,17 +27,17 @@ def as_byte_row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-ABORT_LIMIT_S: Final = 20.0  # that recovery waits for a device to be free of the broken group
+ABORT_LIMIT_S: Final = 20.0  # wait of a recovery for a device of the broken group
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """Separate backends of a group, so that the failure of one leaves the others usable."""
 
-    training: Backend  # gradients, and the state while training waits; tensors on the device
+    training: Backend  # gradients, and the state while training waits; on the device
     transfers: GlooBackend  # the state beside training, from helper threads; on the host
-    words: Backend  # of the training thread between steps; on the host
-    store: GroupWords  # before there is a step in common
+    words: Backend  # messages of the training thread between steps; on the host
+    store: GroupWords  # messages before the first common step
 
     def backends(self) -> list[Backend]:
         """Return each backend once; groups on CPUs share one for gradients and control messages."""

@@ -82,7 +82,7 @@ class BackgroundBuild:
         self._make = make
         self._failed = failed
         self.group: ProcessGroup | None = None
-        self.over = threading.Event()  # it is there, or has failed
+        self.over = threading.Event()  # set when the group is built, or failed
         self._meeting: ProcessGroup | None = None
         self._dropped = False
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class BackgroundBuild:
             built, meeting = self.group, self._meeting
             self.group = None
         if meeting is not None:
-            meeting.abort(limit_s=0)  # nobody uses it: whoever drops it need not wait
+            meeting.abort(limit_s=0)  # unused, so the caller need not wait
         if built is not None:
             built.retire()
 
@@ -114,7 +114,7 @@ class BackgroundBuild:
     def _run(self) -> None:
         try:
             group = self._make(self._show)
-        except Exception as error:  # noqa: BLE001 - a thread's end that nobody hears of is worse
+        except Exception as error:  # noqa: BLE001 - any error is reported, not lost with the thread
             if not self._dropped:
                 self._failed(str(error) or type(error).__name__)
             self.over.set()

@@ -90,9 +90,9 @@ class GroupWords:
         """Post the result of `make` under `key`, in a thread named `key`."""
 
         def put() -> None:
-            # who should read it may be gone, which the next reduction finds out
+            # the reader may be lost, which the next reduction detects
             with contextlib.suppress(RuntimeError, BrokenGroupError):
-                store: Any = connect_store(self._address, self._version)  # its types know text only
+                store: Any = connect_store(self._address, self._version)  # typed for text only
                 store.set(key, make())
 
         threading.Thread(target=put, name=key, daemon=True).start()

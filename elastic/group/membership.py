@@ -30,13 +30,13 @@ class Membership:
     """The current group, as it was last joined, resized or recovered."""
 
     me: WorkerId
-    born: int  # version of the group that this worker was started for
-    address: str  # of this host, where the other members reach it
+    born: int  # version of the group that the worker was started for
+    address: str  # of this host, for connections from the other members
     device: torch.device
     workers: tuple[WorkerId, ...]  # by rank
     group: ProcessGroup
-    drawn_ahead: int = 0  # steps whose samples this worker's loader may have drawn already
-    has_full_state: bool = True  # False for a newcomer until the state has come
+    drawn_ahead: int = 0  # steps that the loader prefetches at most
+    has_full_state: bool = True  # False for a newcomer until the state has arrived
 
     @classmethod
     def begin(cls, assignment: Assignment | None, device: torch.device) -> Membership:
@@ -52,7 +52,7 @@ class Membership:
             address=assignment.address,
             device=device,
             workers=tuple(member.worker for member in members),
-            group=_alone(rank, device),  # until it joins
+            group=_alone(rank, device),  # until the worker joins
         )
 
     @property
@@ -72,7 +72,7 @@ class Membership:
         """
         if group.rank != self.group.rank:
             owner, rank, _ = getproctitle().rpartition(" rank ")
-            if rank and owner.startswith("ones: "):  # not a title of the script's own
+            if rank and owner.startswith("ones: "):  # unless the script set its own title
                 setproctitle(f"{owner}{rank}{group.rank}")
         self.group = group
         self.workers = tuple(member.worker for member in order.group.members)

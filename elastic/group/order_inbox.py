@@ -30,10 +30,10 @@ class PendingGroup:
     """The next group, from its order to its boundary."""
 
     order: GroupOrder
-    builds: bool  # a process group; else the processes stay as they are, or this worker leaves
-    boundary: int | None = None  # last step of the present group; None: not agreed on yet
-    transfer_steps: int = 0  # in which the state goes to newcomers
-    withdrawn: bool = False  # while its ready flag counts in a reduction that is under way
+    builds: bool  # False: same processes, or this worker leaves
+    boundary: int | None = None  # last step of the current group; None: not agreed yet
+    transfer_steps: int = 0  # steps of the state's transfer to newcomers
+    withdrawn: bool = False  # while its vote counts in a reduction under way
 
     @property
     def version(self) -> int:
@@ -80,9 +80,9 @@ class OrderInbox:
         self._me = me
         self._born = born
         self._latest = (0, 0)  # version, stage
-        self._orders: deque[GroupOrder] = deque()  # for the training thread, when it waits
+        self._orders: deque[GroupOrder] = deque()  # for the training thread
         self.pending: PendingGroup | None = None
-        self._flagged: PendingGroup | None = None  # a reduction says that this one is ready
+        self._flagged: PendingGroup | None = None  # voted for in the reduction under way
 
     # --- orders in
 
@@ -134,7 +134,7 @@ class OrderInbox:
             return ()
         pending.withdrawn = True
         if pending is self._flagged:
-            return ()  # it counts in a reduction that is under way
+            return ()  # its vote counts in a reduction under way
         return self._drop(pending)
 
     def _drop(self, pending: PendingGroup) -> tuple[Effect, ...]:

@@ -26,14 +26,14 @@ from elastic.reporting import Report
 from schemas.wire.agent import RECOVER, JoinFailed, SlotAwaited, StoreOpened
 from schemas.wire.worker import GroupOrder, SlotGranted, ToWorker
 
-ERROR_CHARACTERS = 500  # of a report
+ERROR_CHARACTERS = 500  # limit of a report
 
 
 class OrderListener:
     """Receives orders in one thread and hands them to another."""
 
     def __init__(self, membership: Membership, report: Report, *, granted: bool) -> None:
-        self.called_off = threading.Event()  # waits of the training thread are called off
+        self.called_off = threading.Event()  # set to cancel waits of the training thread
         self.stores = StoreServers(membership.address)
         self._membership = membership
         self._report = report

@@ -22,9 +22,9 @@ from schemas.wire.worker import GroupOrder
 class Recovered:
     """Continuation point of the new group."""
 
-    step: int  # that is done
-    metadata: dict[str, Any] | None  # of the furthest member, if its state was taken
-    became_first: bool  # this worker is rank 0 now, and was not
+    step: int  # last finished step of the new group
+    metadata: dict[str, Any] | None  # of the received state; None if the own state was kept
+    became_first: bool  # True if this worker has just become rank 0
 
     def behind(self, earlier: Recovered | None) -> Recovered:
         """Return this recovery with the open duties of `earlier`, which no step followed."""
@@ -109,7 +109,7 @@ class Recovery:
             )
         except (CancelledError, BrokenGroupError):
             group.abort()
-            group.retire()  # not here: what is under way in it would hold this thread up
+            group.retire()  # in the background: operations under way would block this thread
             raise
         step = training.position.step if metadata is None else int(metadata["step"])
         training.lr_state.decode(lr_state)

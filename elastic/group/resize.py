@@ -28,18 +28,18 @@ from elastic.state.transfer import IncomingState, OutgoingState
 from elastic.training_errors import BrokenGroupError
 from schemas.wire.worker import GroupOrder
 
-BOUNDARY_LEAD: Final = 2  # steps from the agreement to the boundary, at least
-BYTES_PER_S: Final = 400e6  # of a transfer beside training, over sockets
+BOUNDARY_LEAD: Final = 2  # minimum steps from the agreement to the boundary
+BYTES_PER_S: Final = 400e6  # rate of a transfer beside training, over sockets
 JOIN_PLAN: Final = "join plan"  # key in the new group's store
 
 
 class JoinPlan(msgspec.Struct, frozen=True):
     """Facts about the boundary that newcomers need."""
 
-    position: TrainingPosition  # that the new group begins at
-    transfer_steps: int  # in which the state comes
+    position: TrainingPosition  # at the boundary
+    transfer_steps: int  # steps of the state's transfer
     old: tuple[int, ...]  # local batches of the former group, by rank
-    new: tuple[int, ...]  # and those of the group, once the state is there
+    new: tuple[int, ...]  # local batches of the new group, after the transfer
     seed: int  # of the order of samples
 
 
@@ -116,7 +116,7 @@ class Resize:
         built = self._listener.cross(pending)
         senders = len(membership.workers)
         newcomers = [m.rank for m in order.group.members if m.worker not in membership.workers]
-        if built is None:  # the same processes, with another batch
+        if built is None:  # same processes, another batch
             membership.group.version = order.version
         membership.enter(order, built or membership.group)
         if not newcomers:

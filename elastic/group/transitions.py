@@ -36,16 +36,16 @@ from elastic.training_errors import BrokenGroupError, CancelledError
 from schemas.wire.agent import JOIN, RECOVER, START, SUSPEND, GroupBroken, JoinFailed
 from schemas.wire.worker import GroupOrder
 
-CHECK_AFTER: Final = 2  # steps behind a transfer or a recovery
-CHECK_EVERY: Final = 256  # steps: against scripts that let workers drift apart
+CHECK_AFTER: Final = 2  # steps after a transfer or a recovery
+CHECK_EVERY: Final = 256  # steps; detects scripts that let workers diverge
 
 
 class StateCheck:
     """Schedule of checksum comparisons; depends on step numbers alone, so all workers agree."""
 
     def __init__(self) -> None:
-        self.differs = False  # the states are not equal: rank 0's is to be sent to all
-        self._at = 0  # step; 0: none
+        self.differs = False  # states differ: rank 0's has to be broadcast
+        self._at = 0  # scheduled step; 0: none
 
     def schedule(self, step: int) -> None:
         """Schedule a comparison `CHECK_AFTER` steps after `step`, instead of an earlier one."""
@@ -73,15 +73,15 @@ class StateCheck:
         self._at, self.differs = 0, False
 
 
-LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what it sent last
+LINGER_S: Final = 0.1  # keeps a leaver's sockets until its peers have read them
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionTerms:
     """Parts of a reduction that the transitions request."""
 
-    ready: bool  # this worker is ready for the group that is pending
-    compares: bool  # checksums of the states, on every rank alike
+    ready: bool  # vote for the pending group
+    compares: bool  # reduce checksums of the states; equal on every rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class _Swap:
     """Costs in seconds of a boundary with newcomers, kept until the first step after it ends."""
 
     took_s: float
-    step_s: float  # of a usual step before it
-    sync_s: float  # of that, in reductions
+    step_s: float  # average step before the boundary
+    sync_s: float  # part of the step in reductions
 
 
 class GroupTransitions:
@@ -115,12 +115,12 @@ class GroupTransitions:
         self._resize = Resize(membership, listener, training)
         self._recovery = Recovery(membership, listener, training, report)
         self._check = StateCheck()
-        self._retired: ProcessGroup | None = None  # the former group, until the state is checked
-        self._new_batch: tuple[int, int] | None = None  # step from which on, global batch
-        self._recovered: Recovered | None = None  # whose lost members' records are to be written
-        self._stale = False  # what the loader drew ahead is void
+        self._retired: ProcessGroup | None = None  # former group, until the states are compared
+        self._new_batch: tuple[int, int] | None = None  # first step, global batch
+        self._recovered: Recovered | None = None  # records of its lost members are due
+        self._stale = False  # prefetched batches are invalid
         self._left = False
-        self._swap: _Swap | None = None  # its pause lasts until the newcomers' first step
+        self._swap: _Swap | None = None  # the pause lasts until the newcomers' first step
 
     @property
     def called_off(self) -> threading.Event:
@@ -140,7 +140,7 @@ class GroupTransitions:
         """Wait for the order to become a member, and carry it out."""
         order = self._listener.await_order()
         self._membership.has_full_state = order.kind == START
-        if order.kind == RECOVER:  # it is asked whether it has the state, which it has not
+        if order.kind == RECOVER:  # this worker has no state and reports so
             self.recover(None)
             return
         self._listener.take()
@@ -149,7 +149,7 @@ class GroupTransitions:
         except BrokenGroupError as error:
             kind = JoinFailed if order.kind == JOIN else GroupBroken
             self._report(kind, group=order.version, error=error.message[:ERROR_CHARACTERS])
-            self.recover(None)  # the controller ends it, or asks first what it has
+            self.recover(None)  # the controller stops this worker, or starts a recovery
         except CancelledError:
             self.recover(None)
         else:
@@ -163,7 +163,7 @@ class GroupTransitions:
             start_together(group, self._membership, self._training, self.called_off)
         except (BrokenGroupError, CancelledError) as error:
             self._report(GroupBroken, group=order.version, error=error.message)
-            threading.Event().wait()  # the state may be half another's: the controller ends this
+            threading.Event().wait()  # maybe partly overwritten: the controller stops this worker
         report_formed(self._report, self._membership, self._training.position)
 
     def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup) -> None:
@@ -414,7 +414,7 @@ class GroupTransitions:
         self._records.write()
         if self._membership.group.size > 1 and not self._left:
             time.sleep(LINGER_S)
-        self._left = True  # should the script's loop swallow it
+        self._left = True  # in case the script's loop swallows the exception
         raise LeftGroup(0)
 
     def check_left(self) -> None:

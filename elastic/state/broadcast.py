@@ -44,14 +44,14 @@ def broadcast_state(
     encoded = group.broadcast_bytes(metadata, cancel, source)
     if group.rank != source:
         state.adopt(decode_metadata(encoded)["structure"], group.device)
-    finish_device_work(group.device)  # on whatever stream the script trains
+    finish_device_work(group.device)  # on any stream of the script
     tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
     small: list[torch.Tensor] = []
     for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
         if as_byte_row(travelling).numel() < IN_PLACE:
             small.append(tensor)
             continue
-        fresh = travelling.clone()  # an operation that is given up keeps what it was given
+        fresh = travelling.clone()  # an abandoned operation keeps its tensor
         group.broadcast(as_byte_row(fresh), source, cancel)
         if group.rank != source:
             tensor.copy_(fresh)

@@ -14,7 +14,7 @@ import torch
 from elastic.collectives.process_group import as_byte_row
 from elastic.training_errors import UsageError
 
-TENSOR: Final = "row"  # key of a leaf's description: the shape of one sample's part
+TENSOR: Final = "row"  # key of a tensor's description: shape of one sample's row
 
 
 class CarriedState:
@@ -27,7 +27,7 @@ class CarriedState:
         self.columns = columns
         self.device = device
         self._dim = dim
-        self._layout: Any = None  # of one sample's part; None: nothing was carried yet
+        self._layout: Any = None  # of one sample's row; None: nothing was carried yet
         self._rows: torch.Tensor | None = None  # (columns, bytes)
 
     def before(self, samples: Sequence[int]) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = 1
-KEPT: Final = 2  # the newest, and the one before it
+KEPT: Final = 2  # epochs: the newest, and the one before
 
 
 def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
@@ -102,7 +102,7 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        with _ArchiveFile(FileIO(path, "wb")) as file:  # a raw file takes 2 GiB a call at most
+        with _ArchiveFile(FileIO(path, "wb")) as file:  # a raw file writes at most 2 GiB per call
             _save_archive(content, file)
             file.flush()
             os.fsync(file.fileno())
@@ -126,26 +126,26 @@ class _ArchiveFile(BufferedWriter):
 def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
     try:
         torch.save(plain_containers(content), file)
-    except RuntimeError as error:  # torch ends the archive all the same and finds that it is short
+    except RuntimeError as error:  # torch still closes the archive and finds it truncated
         raise (file.error or error) from None
 
 
 RETRY_S: Final = 1.0
-CLOSE_S: Final = 30.0  # how long a script's end waits for a disk that takes nothing
+CLOSE_S: Final = 30.0  # wait at the script's end for a full disk
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
     point: ResumePoint
     content: dict[str, Any]
-    durable: tuple[Callable[[], None], ...]  # of this epoch, and of those that it stands for
+    durable: tuple[Callable[[], None], ...]  # of this epoch, and of those that it replaces
 
     def after(self, earlier: _Order) -> _Order:
         """Return this order in place of an `earlier` one that could not be written."""
         return _Order(self.point, self.content, earlier.durable + self.durable)
 
 
-_open: set[CheckpointWriter] = set()  # of this process
+_open: set[CheckpointWriter] = set()  # open writers of this process
 
 
 def drain_checkpoints() -> None:

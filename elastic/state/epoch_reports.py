@@ -21,7 +21,7 @@ from schemas.nodes import ResumePoint
 from schemas.wire.agent import EpochReported, StepsReported, Suspended
 from schemas.wire.worker import Assignment
 
-KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with all it would say
+KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with its reports
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
@@ -29,8 +29,8 @@ class EpochSummary(msgspec.Struct, frozen=True):
 
     metrics: dict[str, float]
     loss: float | None
-    durable: int = 0  # last epoch whose report has left, as this worker knows
-    stop: str = ""  # why its script wants the job to end here
+    durable: int = 0  # last epoch reported, as far as this worker knows
+    stop: str = ""  # why the script ends the job here
 
     def encode(self) -> bytes:
         """Encode for other workers and metadata."""
@@ -186,7 +186,7 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
         training.schedule.at(position.step + 1).local_batches,
     )
     if means is not None and (means.version, means.shares) != (group, shares):
-        means = None  # of the group or the batch before
+        means = None  # of the previous group or batch
     times = means.times if means is not None else None
     return StepsReported(
         job=assignment.job,

@@ -43,7 +43,7 @@ class LrRamp:
 
     begin: float = 1.0
     to: float = 1.0
-    since: int = 0  # step at which it began
+    since: int = 0  # start step
     doubling: int = DOUBLING_STEPS
 
     def at(self, step: int) -> float:
@@ -73,7 +73,7 @@ class LrState:
     def __init__(self) -> None:
         self._ramps = [LrRamp()]  # one for each optimizer
         self._rules: list[LrScaling] = ["linear"]
-        self.base_batch = 1  # samples per step that the script's rate is meant for
+        self.base_batch = 1  # samples per step that the script's rate is for
 
     def begin(
         self,

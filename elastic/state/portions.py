@@ -15,8 +15,8 @@ import torch
 from elastic.collectives.process_group import as_byte_row
 from elastic.state.tracked_states import plain_containers
 
-IN_PLACE: Final = 16 << 10  # bytes; smaller pieces travel together, copied
-MIN_BYTES_A_STEP: Final = 1 << 20  # that are sent in one step however short it is
+IN_PLACE: Final = 16 << 10  # bytes; smaller pieces are copied and sent together
+MIN_BYTES_A_STEP: Final = 1 << 20  # minimum bytes sent in one step
 
 
 def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: int) -> int:

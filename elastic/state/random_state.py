@@ -43,7 +43,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     if "device" in state and (device := slot_device()).type != "cpu":
         torch.get_device_module(device).set_rng_state(state["device"])
     if "numpy" in state:
-        import numpy as np  # noqa: PLC0415 - only where the script used it before
+        import numpy as np  # noqa: PLC0415 - only if the script imported it
 
         name, keys, *rest = state["numpy"]
         np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002
@@ -78,8 +78,8 @@ def seed_numpy(seed: int) -> None:
 
 
 DEFAULT: Final = 0
-SMALL: Final = 2**32  # torch begins with 64 random bits; what people write is below
-APART: Final = 2**62  # from here on are seeds that nobody writes
+SMALL: Final = 2**32  # torch starts with 64 random bits; seeds of scripts are smaller
+APART: Final = 2**62  # larger seeds are not used by scripts
 
 
 class _Marks:
@@ -117,7 +117,7 @@ def begin_generators(stated: int | None) -> None:
     The seeds follow from the job file's (`stated`), but are none that a script would use itself.
     """
     seed = DEFAULT if stated is None else stated
-    torch.default_generator.manual_seed(APART + seed % APART)  # a slot's device is not touched yet
+    torch.default_generator.manual_seed(APART + seed % APART)  # does not use the slot's device yet
     random.seed(APART + seed % APART)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed([seed % SMALL, 1])

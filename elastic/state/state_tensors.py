@@ -19,7 +19,7 @@ from elastic.collectives.control_words import DIGEST_BYTES
 from elastic.collectives.process_group import as_byte_row, as_bytes
 from elastic.training_errors import CheckpointError, ElasticError, UsageError
 
-SAMPLED: Final = 1024  # numbers of a tensor that its checksum looks at
+SAMPLED: Final = 1024  # sampled numbers of a tensor in its checksum
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class TensorState:
                 room = torch.empty_strided(
                     described["shape"], described["strides"], dtype=dtype, device=device
                 )
-                kept[key] = room.zero_()  # steps before it comes
+                kept[key] = room.zero_()  # for steps before the state arrives
             self._keep(parameter, kept)
 
     def hyperparameters(self) -> list[dict[str, Any]]:
@@ -159,11 +159,11 @@ class TensorState:
             joined = torch.cat(picked[dtype]).cpu().contiguous()
             hashed.update(as_bytes(as_byte_row(joined)))
         rates = [float(group["lr"]) for group in self.groups]
-        hashed.update(repr(rates).encode())  # a scheduler may look at what differs by rank
+        hashed.update(repr(rates).encode())  # a scheduler may use values that differ by rank
         return hashed.digest()
 
     def _kept(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Return a parameter's optimizer state; of several, keys start with the optimizer's place."""
+        """Return a parameter's optimizer state; with several, keys start with the optimizer."""
         if len(self.optimizers) == 1:
             return dict(self.optimizer.state.get(parameter, {}))
         return {
@@ -197,7 +197,7 @@ def _travels(value: Any, device: torch.device) -> bool:
     return isinstance(value, torch.Tensor) and value.device == device
 
 
-Optimizers = TypeVar(  # one, or several in the script's own container
+Optimizers = TypeVar(  # one, or several in the script's container
     "Optimizers",
     bound=torch.optim.Optimizer
     | Sequence[torch.optim.Optimizer]

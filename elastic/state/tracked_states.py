@@ -21,14 +21,16 @@ def copy_to_host(state: Any) -> Any:
         return state.detach().to("cpu", copy=True)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(state, numpy.generic):
-        return state.item()  # a checkpoint is read back without executing anything, numpy included
+        return state.item()  # checkpoints are read back without numpy
     if numpy is not None and isinstance(state, numpy.ndarray):
         return torch.from_numpy(state.copy())
     if isinstance(state, Mapping):
         return {key: copy_to_host(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
         copies = (copy_to_host(value) for value in state)
-        make = getattr(state, "_make", type(state))  # a named tuple's class wants one by one
+        make = getattr(
+            state, "_make", type(state)
+        )  # the class of a named tuple takes separate arguments
         return make(copies)
     return state
 
@@ -49,8 +51,8 @@ class TrackedStates:
 
     def __init__(self) -> None:
         self._things: dict[str, Any] = {}
-        self._waiting: dict[str, Any] = {}  # states of what is tracked later
-        self._copy: dict[str, Any] = {}  # that was given last
+        self._waiting: dict[str, Any] = {}  # states of objects that are tracked later
+        self._copy: dict[str, Any] = {}  # last result of `states`
 
     def __contains__(self, thing: Any) -> bool:
         """Return whether `thing` is tracked, under any name."""
@@ -73,7 +75,7 @@ class TrackedStates:
         self._things[name] = thing
         if name in self._waiting:
             _load(thing, self._waiting.pop(name))
-        self._copy.setdefault(name, copy_to_host(_state(thing)))  # its state when it began here
+        self._copy.setdefault(name, copy_to_host(_state(thing)))  # initial state
 
     def states(self) -> dict[str, Any]:
         """Return copies on the host, by name.

@@ -43,16 +43,24 @@ class TrainingState:
         self.stop_rule = stop_rule
         self.stop = StopState()
         self.why_done = ""
-        self.own_schedule_batch: int | None = None  # where schedules were made before the job's
-        self.stop_wish = ""  # why the script wants the job to end with this epoch
-        self.epoch_open = False  # the script is in the loop of an epoch
-        self.unreported: list[dict[str, Any]] = []  # epochs whose reports may not have left yet
-        self.reported: list[dict[str, Any]] = []  # the latest epochs, whether they arrived or not
-        self.recent: deque[DealtStep] = deque(maxlen=REMEMBERED)  # maybe not in all records yet
-        self.epoch_summary = b""  # what rank 0 said last at the end of an epoch
+        self.own_schedule_batch: int | None = (
+            None  # of schedulers created before the job's batch was known
+        )
+        self.stop_wish = ""  # why the script ends the job with this epoch
+        self.epoch_open = False  # an epoch has started and was not reported
+        self.unreported: list[
+            dict[str, Any]
+        ] = []  # epochs whose reports may not have been sent yet
+        self.reported: list[dict[str, Any]] = []  # the latest epochs, received or not
+        self.recent: deque[DealtStep] = deque(
+            maxlen=REMEMBERED
+        )  # steps that may be missing in records
+        self.epoch_summary = b""  # rank 0's latest summary of an epoch
         self.lr_state = LrState()
-        self.carried: CarriedState | None = None  # from batch to batch, if the script does
-        self.transfer: OutgoingState | IncomingState | None = None  # of the state, under way
+        self.carried: CarriedState | None = None  # None: the script carries no state
+        self.transfer: OutgoingState | IncomingState | None = (
+            None  # transfer of the state under way
+        )
         self.losses = LossMeter()
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
@@ -61,9 +69,9 @@ class TrainingState:
         self._rank = rank
         self._tensors: TensorState | None = None
         self._tracked = TrackedStates()
-        self._scalers = 0  # that were found
-        self._resumed_groups: list[dict[str, Any]] = []  # of the optimizers
-        self._loaded: dict[str, Any] | None = None  # from a checkpoint, until training begins
+        self._scalers = 0  # number of scalers found
+        self._resumed_groups: list[dict[str, Any]] = []  # parameter groups of the optimizers
+        self._loaded: dict[str, Any] | None = None  # the checkpoint, until training starts
 
     def use(self, tensors: TensorState, stream: SampleStream) -> None:
         """Set the tensors to train and the stream of samples."""
@@ -107,7 +115,7 @@ class TrainingState:
         left = self.stream.size - self.position.cursor
         if left <= 0 or not self.stream.drop_last:
             return left <= 0
-        batch = max(1, self.global_batch)  # 0 where a suspended job is about to leave
+        batch = max(1, self.global_batch)  # 0 if a suspended job is about to leave
         return not self.stream.taken(self.position.cursor, batch)
 
     def left_early(self) -> str:
@@ -146,7 +154,7 @@ class TrainingState:
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
         if not stream.taken(cursor_after, following):
-            cursor_after = stream.size  # what is left out counts as done
+            cursor_after = stream.size  # a remainder that is left out counts as done
         return stream.steps(cursor_after, base) - stream.steps(cursor_before, base)
 
     def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
@@ -175,7 +183,7 @@ class TrainingState:
         Returns the factor of the optimizer's learning rates in this step.
         """
         if isinstance(self.transfer, OutgoingState):
-            with contextlib.suppress(CancelledError):  # whoever waits for it is not wanted any more
+            with contextlib.suppress(CancelledError):  # the receiver is not needed any more
                 self.transfer.await_sent(called_off)
         places = [id(each) for each in self.tensors().optimizers]
         return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))
@@ -197,7 +205,7 @@ class TrainingState:
         for name, thing in stateful.items():
             self._tracked.add(name, thing)
         if self._tensors is not None and self._resumed_groups:
-            # a scheduler's constructor sets rates as if it were new
+            # a scheduler's constructor resets the rates
             self._tensors.take_hyperparameters(self._resumed_groups)
         scaler = stateful.get("scaler")
         if scaler is not None:
@@ -241,7 +249,7 @@ class TrainingState:
             "random": random_state(),
             "unreported": [dict(values) for values in self.unreported],
             "recent": msgspec.to_builtins(list(self.recent)),
-            "report": self.epoch_summary.decode("latin-1"),  # bytes would not be read back
+            "report": self.epoch_summary.decode("latin-1"),  # the decoder refuses bytes
             **self._facts(),
         }
 

@@ -47,7 +47,7 @@ class HostStaging:
         self._on_host = device.type == "cpu"
         self._beside: Any = None if self._on_host else torch.Stream(device=device)
         self._training = self._updates = self._current()
-        self.settle()  # whatever stream the script used so far
+        self.settle()  # on any stream of the script
 
     def _current(self) -> Any:
         return None if self._on_host else torch.accelerator.current_stream(self.device)
@@ -133,7 +133,7 @@ class Sending(Transfer):
         buffers: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
-        self.released = threading.Event()  # what is sent may change
+        self.released = threading.Event()  # the sent tensors may change
         tensors = [tensor for unit in portion for tensor in unit.tensors]
         held = [travelling for travelling, _ in contiguous_pairs(tensors)]
         mine = byte_share(held, group.rank, members)
@@ -144,14 +144,14 @@ class Sending(Transfer):
         together = torch.cat(mine.small) if mine.small else None
         corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
         if corrupt and together is not None:
-            together = -together - 1  # whatever it is, it is something else now
+            together = -together - 1  # a different value
         marks = staging.mark()
 
         def work() -> None:
             chunks = [*mine.large, *([] if together is None else [together])]
             copies = staging.to_host(chunks, marks)
             if group.device.type != "cpu":
-                self.released.set()  # before anybody has it: the copies are what travels
+                self.released.set()  # the copies are sent, so the originals may change
             for to in newcomers:
                 for pending in [group.send(copy, to) for copy in copies]:
                     pending.wait(LONG)
@@ -314,10 +314,10 @@ class IncomingState(StateTransfer):
         """Wait for the metadata in a thread, allocate the state, and start to receive."""
         super().__init__(group, state, senders=senders, first=first, steps=steps)
         self._metadata: dict[str, Any] | None = None
-        self._described = threading.Event()  # the metadata is there, or an error
+        self._described = threading.Event()  # set on metadata or error
         self._error = ""
         self._receiving: Receiving | None = None
-        self._received = 0  # step whose portion was taken
+        self._received = 0  # last step whose portion was taken
         threading.Thread(target=self._take_metadata, name=METADATA, daemon=True).start()
 
     def _take_metadata(self) -> None:
@@ -328,7 +328,7 @@ class IncomingState(StateTransfer):
                 self._plan()
                 self._metadata = metadata
                 self._receive_portion(0)
-        except Exception as error:  # noqa: BLE001 - the training thread waits, and says it
+        except Exception as error:  # noqa: BLE001 - raised again in the training thread
             self._error = str(error).partition("\n")[0] or type(error).__name__
         self._described.set()
 
@@ -373,4 +373,4 @@ class IncomingState(StateTransfer):
             for buffer, came in zip(self._state.buffers(), self._buffers, strict=True):
                 buffer.copy_(came)
             take_metadata(self._metadata)
-        self._staging.settle()  # a script may train on a stream of its own
+        self._staging.settle()  # a script may train on its own stream

@@ -42,9 +42,9 @@ class StreamReader(Dataset[Any]):
         self._source = source
         self._stream = stream
         self._samples: Iterator[Any] | None = None
-        self._epoch = 0  # 1-based, of the reading
-        self._place = 0  # of the sample that comes next
-        self._random: dict[str, Any] | None = None  # as the reading left it
+        self._epoch = 0  # epoch of the reading, 1-based
+        self._place = 0  # position of the next sample
+        self._random: dict[str, Any] | None = None  # generators as the reading left them
 
     def follow(self, stream: SampleStream) -> None:
         """Use another stream of the same length, maybe with another seed, from the next reading."""
@@ -123,7 +123,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return _mapping_to(batch, device)
     if isinstance(batch, list | tuple):
         moved = [to_device(value, device) for value in batch]
-        make: Any = getattr(batch, "_make", type(batch))  # a named tuple's class wants one by one
+        make: Any = getattr(
+            batch, "_make", type(batch)
+        )  # the class of a named tuple takes separate arguments
         return make(moved)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return _dataclass_to(batch, device)
@@ -133,13 +135,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def _mapping_to(batch: Mapping[Any, Any], device: torch.device) -> Mapping[Any, Any]:
     moved = {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, MutableMapping):
-        kept = copy.copy(batch)  # with whatever else the script's class has
+        kept = copy.copy(batch)  # keeps other attributes of the script's class
         kept.update(moved)
         return kept
     make: Any = type(batch)
     try:
         made: Mapping[Any, Any] = make(moved)
-    except TypeError:  # its constructor wants something else
+    except TypeError:  # its constructor takes other arguments
         return moved
     return made
 
@@ -171,7 +173,7 @@ class _MicroBatchSampler:
     def __init__(self, training: TrainingState, bound: int, *, reads: bool) -> None:
         self._training = training
         self._bound = bound
-        self._reads = reads  # an iterable dataset, whose places are counted anew in each epoch
+        self._reads = reads  # an iterable dataset, whose positions restart in each epoch
         self.handed_out: deque[MicroBatch] = deque()  # prefetched ones included
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -221,7 +223,7 @@ class ElasticLoader:
         if workers:
             options = {"persistent_workers": True, **options}
         self.dataset = dataset
-        self.depth = workers * int(options.get("prefetch_factor") or 2)  # batches drawn ahead
+        self.depth = workers * int(options.get("prefetch_factor") or 2)  # prefetched batches
         self._training = training
         reads = isinstance(dataset, IterableDataset)
         self._sampler = _MicroBatchSampler(training, bound, reads=reads)
@@ -254,11 +256,11 @@ class ElasticLoader:
             hint = "loop over it in `for epoch in agent.epochs(...)`, before report(); elsewhere "
             raise UsageError(what, f"{hint}use train_set, or a DataLoader of your own")
         source: Iterator[Any] | None = None
-        whole = True  # no step is under way
+        whole = True  # True between two steps
         while True:
             if whole:
                 if self._training.epoch_is_over:
-                    return  # the epoch's report comes first, in the group that trained it
+                    return  # the group that trained the epoch reports it first
                 stale = self._transitions.before_step()
                 source = self._begin() if source is None or stale else source
             if source is None:

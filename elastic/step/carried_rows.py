@@ -26,8 +26,10 @@ class CarriedRows:
     def __init__(self, state: CarriedState) -> None:
         self._state = state
         self._micro_batch: MicroBatch | None = None
-        self._mine: list[tuple[list[int], torch.Tensor]] = []  # places, and their rows
-        self._width: int | None = None  # bytes of a row; None: nothing was given in this step
+        self._mine: list[
+            tuple[list[int], torch.Tensor]
+        ] = []  # positions of samples, and their rows
+        self._width: int | None = None  # bytes of a row; None: nothing was carried in this step
         self._summed: torch.Tensor | None = None
 
     def begin(self, micro_batch: MicroBatch) -> None:
@@ -88,7 +90,7 @@ class CarriedRows:
             first = samples[0] - micro_batch.cursor_before
             rows[first : first + len(mine)] = mine
         fault_points.reach("carry", **place)
-        group.all_reduce(rows, called_off)  # others have zeros there: as bytes, any type is exact
+        group.all_reduce(rows, called_off)  # peers have zeros there; sums of bytes are exact
         fault_points.reach("carried", **place)
         self._summed = rows
 

@@ -36,12 +36,12 @@ class Reducer:
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self._used_before: dict[int, list[bool]] = {}  # in earlier passes, by place
-        self.active = False  # a group of one needs nothing of all this
-        self.watches = False  # for gradients that the script had kept, other than zeros
+        self.active = False  # False in a group of one with a single pass
+        self.watches = False  # look for nonzero gradients that the script kept
         self.found_kept = False
-        self._looks = True  # for sparse gradients
+        self._looks = True  # look for sparse gradients
         self.losses: list[torch.Tensor] = []  # of this step, as `backward` saw them
-        self.judge: Callable[[torch.Tensor], None] | None = None  # of losses, before their pass
+        self.judge: Callable[[torch.Tensor], None] | None = None  # checks losses before their pass
         for index, parameter in enumerate(self.parameters):
             parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -199,7 +199,7 @@ class Reducer:
         sources, targets = [], []
         for index, parameter in enumerate(self.parameters):
             if not self._fired[index]:
-                self._set_aside(index)  # before its old place in the bucket is written again
+                self._set_aside(index)  # before its place in the bucket is overwritten
             grad = parameter.grad
             if weight and self._fired[index] and grad is not None:
                 if grad.layout is not torch.strided:

@@ -33,13 +33,13 @@ POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
 class Contribution:
     """Contribution of this worker to a reduction, beside its gradients."""
 
-    micro_batch: MicroBatch  # the step's last one
+    micro_batch: MicroBatch  # last micro-batch of the step
     terms: ReductionTerms
-    has_full_state: bool  # so its checksum counts
-    skipped: bool = False  # the script passed over the batch
-    items: float | None = None  # that this pass's losses are means over, if the script says so
-    step_items: float = 0.0  # the same, of all passes of the step
-    place: int = 0  # of the backward pass among those of its batch: 0 where they add up
+    has_full_state: bool  # include its checksum
+    skipped: bool = False  # the script skipped the batch
+    items: float | None = None  # that this pass's losses are means over, if stated
+    step_items: float = 0.0  # sum over all passes of the step
+    place: int = 0  # number of the backward pass in its batch, from 0
 
     @property
     def counts(self) -> bool:
@@ -77,8 +77,8 @@ class StepReduction:
         self._training = training
         self._called_off = called_off
         self._timer = StepTimer()
-        self._loss_sum: torch.Tensor | float | None = None  # over samples or items so far
-        self._samples = 0  # of the step's earlier passes
+        self._loss_sum: torch.Tensor | float | None = None  # sum over samples or items so far
+        self._samples = 0  # samples of the step's earlier passes
 
     def accumulate(
         self, micro_batch: MicroBatch, items: float | None, place: int = 0, *, measures: bool
@@ -102,7 +102,9 @@ class StepReduction:
         self._reducer.losses.clear()
         weight = micro_batch.count if items is None else items
         if loss is not None and micro_batch.count and place == 0:
-            total = loss * weight if weight else torch.zeros_like(loss)  # a mean of nothing is NaN
+            total = (
+                loss * weight if weight else torch.zeros_like(loss)
+            )  # a mean over nothing is NaN
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
@@ -124,12 +126,12 @@ class StepReduction:
         bucket, tail = self._fill(contribution, loss_sum, seconds)
         gradients = bucket[: bucket.numel() - tail.numel()]
         micro_batch, noise = contribution.micro_batch, self._training.noise
-        if measured and micro_batch.first:  # else its earlier passes were looked at
+        if measured and micro_batch.first:  # else its earlier passes were measured
             noise.begin()
             noise.before(gradients, micro_batch.count, micro_batch.total)
         step, points = micro_batch.step, POINTS[contribution.place > 0]
         fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
-        began = time.monotonic()  # the words went in: the device is through with this pass
+        began = time.monotonic()  # copying the words waited for the device
         group.all_reduce(bucket, self._called_off)
         self._training.recent_steps.reduced(time.monotonic() - began)
         self._training.usage.exchanged(bucket.nbytes, group.size)
@@ -229,5 +231,5 @@ def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
 
 def _measures_noise(micro_batch: MicroBatch, items: float | None, place: int) -> bool:
     if items is not None or place:
-        return False  # its gradients weigh otherwise than samples do, or are of another loss
+        return False  # weighted differently, or of another loss
     return micro_batch.count > 0 and micro_batch.step % EVERY == 0

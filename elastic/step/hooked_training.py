@@ -37,7 +37,7 @@ def hook_training(
     for optimizer in tensors.optimizers:
         patch_optimizer_step(optimizer, executor)
     if len(tensors.optimizers) > 1:
-        if managed:  # a remainder must not make it several passes
+        if managed:  # a remainder must not cause several passes
             bound += training.stream.least - 1
         turns = OptimizerTurns(training, GradientOrigins(tensors.trained()))
     reducer = Reducer(tensors.trained(), executor.backward_over)

@@ -26,14 +26,14 @@ LAYERS: Final = (
     "AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward",
     "ConvolutionBackward", "MkldnnRnnLayerBackward", "CudnnRnnBackward", "MkldnnLinearBackward",
 )  # fmt: skip
-NO_REDUCTION: Final = 0  # as torch's loss functions count them
+NO_REDUCTION: Final = 0  # code in torch's loss functions
 SUM: Final = 2
 
 
 class Summed(IntEnum):
     """Certainty that a loss is an undivided sum over the batch."""
 
-    NO = 0  # or it cannot be seen
+    NO = 0  # or not visible in the graph
     PERHAPS = 1
     SURELY = 2
 
@@ -86,7 +86,7 @@ def _over_samples(node: Any, samples: int) -> Summed:
     """Return whether a loss function that sums its values has one value per sample."""
     made = _below(node)[0] if node.next_functions else None
     if made is None or not _depends_on_data(made):
-        return Summed.NO  # of parameters alone: it does not grow with the batch
+        return Summed.NO  # of parameters alone: does not grow with the batch
     weighed = _saved(node, "_saved_weight") is not None
     if weighed or not _has_samples(_shape(node, 0), samples):
         return Summed.PERHAPS
@@ -109,7 +109,7 @@ def _smoothed(node: Any) -> Any | None:
         return None
     shape = _shape(loss, 0)
     whole = hit + every * shape[1] if len(shape) > 1 else 0.0
-    return loss if abs(whole - 1.0) < 1e-6 else None  # noqa: PLR2004 - of rounding
+    return loss if abs(whole - 1.0) < 1e-6 else None  # noqa: PLR2004 - rounding error
 
 
 def _depends_on_data(root: Any) -> bool:
@@ -118,7 +118,7 @@ def _depends_on_data(root: Any) -> bool:
     while pending:
         node = pending.pop()
         if isinstance(node, BackwardCFunction) or _is(node, ("Embedding",)):
-            return True  # a function of the script's, a compiled module; a layer of indices
+            return True  # the script's function, a compiled module, or an embedding
         below = _below(node)
         if _is(node, LAYERS) and None in below:
             return True

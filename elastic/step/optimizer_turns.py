@@ -33,9 +33,11 @@ class GradientOrigins:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._batch = 0
-        self._fired: set[int] = set()  # in the present backward pass
-        self._origins: dict[int, int] = {}  # batch in which a gradient began, by id
-        self._stale: dict[int, torch.Tensor] = {}  # whether one has earlier batches' in it
+        self._fired: set[int] = set()  # in the current backward pass
+        self._origins: dict[int, int] = {}  # batch in which a gradient started, by id
+        self._stale: dict[
+            int, torch.Tensor
+        ] = {}  # whether a gradient includes earlier batches, by id
         for parameter in parameters:
             parameter.register_hook(self._before(parameter))  # type: ignore[no-untyped-call]
 
@@ -91,7 +93,7 @@ class StepUndo:
         self._training = training
         self._snapshot = training.snapshot()
         self._buffers = [buffer.clone() for buffer in training.tensors().buffers()]
-        self._copies: list[_OptimizerCopy] = []  # in the order of their first steps
+        self._copies: list[_OptimizerCopy] = []  # ordered by their first steps
         self.is_complete = True  # no optimizer stepped without a copy
 
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
@@ -101,7 +103,7 @@ class StepUndo:
 
     def take_back(self) -> None:
         """Restore the state before the step."""
-        for known in reversed(self._copies):  # a parameter may have two optimizers
+        for known in reversed(self._copies):  # a parameter may be in two optimizers
             known.put_back()
         self.restore_buffers()
         self._training.restore(self._snapshot)
@@ -158,12 +160,12 @@ class OptimizerTurns:
     def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training
         self._origins = origins
-        self._passes = 0  # backward passes of the present batch
-        self._most = 0  # of a batch so far; 0: there was none yet
-        self._stepped = False  # an optimizer had its turn in the present batch
+        self._passes = 0  # backward passes of the current batch
+        self._most = 0  # most backward passes of a batch; 0: unknown yet
+        self._stepped = False  # an optimizer stepped or skipped in the current batch
         self._undo: StepUndo | None = None
-        self._broken = False  # the group broke under the present step
-        self._reached: dict[str, Any] | None = None  # before the step was taken back
+        self._broken = False  # the group broke during the current step
+        self._reached: dict[str, Any] | None = None  # snapshot before the rollback
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
         """Prepare for `micro_batch`; `may_break`: there are peers, and full state to restore."""

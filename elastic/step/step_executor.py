@@ -49,23 +49,23 @@ class StepExecutor:
         self._records = records
         self._reducer: Reducer | None = None
         self._reduction: StepReduction | None = None
-        self._turns: OptimizerTurns | None = None  # where there are several optimizers
-        self.carried: CarriedRows | None = None  # where state lives from batch to batch
-        self._micro_batch: MicroBatch | None = None  # that the script has
-        self._workers = membership.workers  # when it got it
-        self._outcome = StepOutcome.COMMITTED  # of the step that is under way
+        self._turns: OptimizerTurns | None = None  # None: one optimizer
+        self.carried: CarriedRows | None = None  # None: no carried state
+        self._micro_batch: MicroBatch | None = None  # micro-batch that the script has
+        self._workers = membership.workers  # members when the micro-batch was handed out
+        self._outcome = StepOutcome.COMMITTED  # of the step under way
         self._skips = False
         self._reduced = False
-        self._items: float | None = None  # that the present batch's losses are means over
-        self._step_items: dict[int, float] = {}  # the same, of the step's earlier passes, by place
-        self._pass_items: dict[int, float] = {}  # and of the present one
-        self._passes = 0  # of the step that is under way, so far
-        self._updated = True  # the optimizer stepped since the last batch that counted
+        self._items: float | None = None  # that the current batch's losses are means over
+        self._step_items: dict[int, float] = {}  # the same for the step's earlier passes, by place
+        self._pass_items: dict[int, float] = {}  # the same for the current pass, by place
+        self._passes = 0  # passes of the step under way, so far
+        self._updated = True  # the optimizer stepped since the last backward pass
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
-        self._judges = True  # losses, in the process's first batch
-        self.counts_steps = True  # schedulers that step in the loop; else epochs, for a while
-        self._unclear = False  # one of them ended in a sum
-        self._warned: set[str] = set()  # what a worker that is alone was told
+        self._judges = True  # check losses, until the first batch of two samples
+        self.counts_steps = True  # schedulers count steps; False: epochs
+        self._unclear = False  # a loss ended in a sum
+        self._warned: set[str] = set()  # warnings already printed
 
     def use(self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None) -> None:
         """Set what is trained; `depth`: prefetched steps; `turns`: None with one optimizer."""
@@ -83,7 +83,9 @@ class StepExecutor:
             return
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
-        for_a_while = self._turns is not None and set(trained) <= set(summed)  # frozen for another
+        for_a_while = self._turns is not None and set(trained) <= set(
+            summed
+        )  # temporarily frozen for another optimizer
         if trained != summed and not for_a_while:
             what = "the parameters that are trained changed after load()"
             self._refuse_in_group(what, "freeze, unfreeze and add parameters in build_model")
@@ -147,7 +149,7 @@ class StepExecutor:
             full = self._membership.has_full_state
             self._turns.begin(micro_batch, may_break=grouped and full)
         if not micro_batch.last:
-            self._undo = self._training.snapshot()  # a script steps its schedulers in every pass
+            self._undo = self._training.snapshot()  # the script steps its schedulers in every pass
 
     def finish(self, micro_batch: MicroBatch) -> bool:
         """Conclude `micro_batch`; True if the script should continue.
@@ -173,7 +175,7 @@ class StepExecutor:
             self._contribute_nothing(micro_batch)
         self._skips, self._micro_batch = False, None
         if self._reducer is not None:
-            self._reducer.active = False  # what the script does between batches is its own
+            self._reducer.active = False  # gradients between batches are not reduced
         if self._undo is not None:
             self._training.restore(self._undo)
             self._undo = None
@@ -201,10 +203,10 @@ class StepExecutor:
             return
         reducer.active = True
         for parameter in reducer.parameters:
-            parameter.grad = None  # the others emptied what the batch before had left
+            parameter.grad = None  # the peers cleared the previous batch's gradients
         self._reduce(micro_batch, 0, skipped=True)
         if self._turns is not None:
-            return  # nobody had gradients, or that was an error
+            return  # no worker had gradients, or an error was raised
         gradients = any(parameter.grad is not None for parameter in reducer.parameters)
         if self._outcome is StepOutcome.COMMITTED and gradients:
             optimizer = self._training.tensors().optimizer
@@ -257,7 +259,7 @@ class StepExecutor:
         """Return how many steps a scheduler takes; in the loop, by the samples of the batch."""
         micro_batch = self._micro_batch
         if micro_batch is None or not micro_batch.last or not self.counts_steps:
-            return 1  # one that counts epochs; or of a pass, undone behind it
+            return 1  # counts epochs, or is undone after the pass
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
 
     def refuse(self, what: str, remedy: str) -> None:
@@ -292,7 +294,7 @@ class StepExecutor:
         micro_batch = self._micro_batch
         if micro_batch is None:
             return
-        self._judges = False  # of later batches
+        self._judges = False  # only the first batch is checked
         found = how_summed(loss, len(micro_batch.ids), self._training.losses.scale())
         if found is Summed.SURELY:
             what = "the loss is a sum over the batch"
@@ -338,7 +340,9 @@ class StepExecutor:
         if reducer is None or reduction is None:
             return
         self._reduced = True
-        terms = ReductionTerms(ready=False, compares=False)  # all but a step's first ask nothing
+        terms = ReductionTerms(
+            ready=False, compares=False
+        )  # later reductions of a step have no terms
         if place == 0:
             terms = self._transitions.before_reduction(micro_batch.step)
         contribution = Contribution(
@@ -404,6 +408,6 @@ class StepExecutor:
             else:
                 fault_points.reach("agreed", rank=membership.rank, version=membership.version)
                 self._records.write()
-                if membership.rank == 0:  # its checkpoint may soon be all that is left
+                if membership.rank == 0:  # its checkpoint may soon be the only state
                     self._records.write_last_step(membership.me)
                 return first

@@ -58,7 +58,7 @@ from schemas.wire.agent import (
 from schemas.wire.sweeps import UnitOrder, UnitTask
 from schemas.wire.worker import Assignment, GroupOrder, SlotGranted, ToWorker
 
-Answer = tuple[type[ScriptReport], dict[str, Any]]  # a report, and its own fields
+Answer = tuple[type[ScriptReport], dict[str, Any]]  # type and fields of a report
 
 
 class HopperOrders:
@@ -68,14 +68,14 @@ class HopperOrders:
         self._me = me
         self._born = born
         self._latest = (0, 0)  # version, stage
-        self._attempt = 0  # the newest that was taken in
+        self._attempt = 0  # latest accepted
         self._waiting: UnitOrder | None = None
-        self.port = 0  # that a store would have
+        self.port = 0  # reported as the store's port
         self.samples_done = 0
         self.rank = rank
-        self.size = 1  # of the present group
-        self.batch = 1  # of it
-        self.group = Version(0)  # the present one; 0: none yet
+        self.size = 1  # of the current group
+        self.batch = 1  # global batch of the current group
+        self.group = Version(0)  # version of the current group; 0: none yet
         self.leaving = False
 
     def receive(self, order: GroupOrder) -> tuple[Answer, ...]:
@@ -126,7 +126,7 @@ class HopperOrders:
 
 
 FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
-DATA: Final = "data"  # folder of staged data, among the states
+DATA: Final = "data"  # folder of staged data below the states
 
 
 def run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
@@ -175,7 +175,7 @@ class Hopper:
         attempts = UnitAttempts(self._sweep, runner, self._store, self._report, self._speed)
         self._report(
             WorkerReady,
-            epoch_samples=1,  # not known yet
+            epoch_samples=1,  # unknown yet
             resumed_epoch=0,
             parameters=0,
             store_port=self._orders.port,

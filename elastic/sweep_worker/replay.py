@@ -65,7 +65,7 @@ def main() -> None:
         sys.stderr.write("usage: python -P -m elastic.sweep_worker.replay TASK\n")
         sys.exit(USAGE)
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as workers have it
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as in workers
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
         result = replay(task)

@@ -27,9 +27,9 @@ from elastic.training_errors import ElasticError
 
 MAGIC: Final = b"ONESdt\x00\x01"
 PREFIX: Final = struct.Struct(">8sQ")  # magic, bytes of the header that follows
-ALIGNED: Final = 64  # bytes; where a tensor begins
+ALIGNED: Final = 64  # alignment of tensors, bytes
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
-_NUMBERS: Final = "biufc"  # kinds of numpy's types that are plain
+_NUMBERS: Final = "biufc"  # kinds of numpy types that can be mapped
 
 
 class DataDiffersError(ElasticError):
@@ -45,7 +45,7 @@ class DataDiffersError(ElasticError):
 
 class _Header(msgspec.Struct, array_like=True):
     content: Any
-    blocks: list[tuple[int, int]]  # of each tensor: where it begins behind the header, bytes
+    blocks: list[tuple[int, int]]  # by tensor: offset behind the header, size in bytes
     samples: int
 
 
@@ -122,7 +122,7 @@ def count_samples(data: Any) -> int:
         return 1
 
 
-_OWN: Final = object()  # instead of data: each process reads its own
+_OWN: Final = object()  # placeholder: each process reads its own data
 
 
 @contextlib.contextmanager

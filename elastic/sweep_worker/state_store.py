@@ -31,8 +31,8 @@ from schemas.transport import MemoryTarget, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateRef, StateSource, UnitOrder
 
-KEPT_BYTES: Final = 256 << 20  # of states in memory; the newest is kept whatever its size
-DISK_S: Final = 30.0  # how long a disk may take nothing
+KEPT_BYTES: Final = 256 << 20  # limit of states in memory; the newest is kept at any size
+DISK_S: Final = 30.0  # retry time of a full disk, seconds
 RETRY_S: Final = 0.5
 
 
@@ -51,7 +51,7 @@ class StateStore:
         self._job = job
         self._folder = folder
         self._lock = threading.Lock()  # the server has a thread of its own
-        self._came = MemoryTarget()  # its memory serves one state after the other
+        self._came = MemoryTarget()  # receive buffer, reused for each state
         self._damaged: set[Path] = set()  # files
         self._kept: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
 
@@ -105,7 +105,7 @@ class StateStore:
             return None
         try:
             _, frames = split_frames(map_state(path))
-        except (OSError, ValueError, DamagedStateError):  # it has just gone
+        except (OSError, ValueError, DamagedStateError):  # the file was deleted meanwhile
             return None
         return FileState(frames, state.digest, partial(self._drop, path))
 
@@ -192,7 +192,7 @@ class StateWait:
         self._get = get
         self._state: FoundState | None = None
         self._error: Exception | None = None
-        self.seconds = 0.0  # that it took
+        self.seconds = 0.0  # duration of the fetch
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
         self._thread.start()
 
@@ -200,7 +200,7 @@ class StateWait:
         began = time.monotonic()
         try:
             self._state = self._get()
-        except Exception as error:  # noqa: BLE001 - for the thread that waits
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             self._error = error
         self.seconds = time.monotonic() - began
 
@@ -209,7 +209,7 @@ class StateWait:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        assert self._state is not None  # noqa: S101 - one of the two is there
+        assert self._state is not None  # noqa: S101 - set if there was no error
         return self._state
 
 

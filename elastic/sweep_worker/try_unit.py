@@ -16,7 +16,7 @@ from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import ElasticError, UsageError
 
 USAGE: Final = 2
-LONG_S: Final = 60.0  # a unit that is not trained a second time to know its time better
+LONG_S: Final = 60.0  # a longer unit is not repeated for a better estimate
 
 
 def try_unit(task: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
     state = runner.begin("0", task["values"], task["seed"])
     first = runner.run(unit, state)
     seconds = time.perf_counter() - staged
-    if seconds < LONG_S:  # else what comes once, before the first step, does not count for much
+    if seconds < LONG_S:  # in a long unit, costs before the first step matter little
         begin = time.perf_counter()
         runner.run(unit, state)
         seconds = time.perf_counter() - begin
@@ -71,7 +71,7 @@ def main() -> None:
         sys.stderr.write("usage: python -P -m elastic.sweep_worker.try_unit TASK\n")
         sys.exit(USAGE)
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as workers have it
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as in workers
     try:
         result = try_unit(task)
     except ElasticError as error:

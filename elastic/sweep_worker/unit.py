@@ -34,10 +34,10 @@ class Unit:
     `seed`.
     """
 
-    config: str  # of the sweep, such as "7"
+    config: str  # name in the sweep, such as "7"
     values: Mapping[str, Any]  # of the configuration
     epoch: int  # 1-based
-    partition: int  # 0-based; in an evaluation the last one that was visited
+    partition: int  # 0-based; in an evaluation the last one trained on
     partitions: int
     sweep_seed: int
     device: torch.device
@@ -133,7 +133,7 @@ class UnitSpeed:
     def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self.units = 0
-        self.samples = 0  # in all
+        self.samples = 0  # since the start
 
     def add(self, samples: int, seconds: float) -> None:
         """Record a finished unit, with the seconds from its order to its end."""

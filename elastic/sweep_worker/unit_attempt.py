@@ -27,8 +27,8 @@ from schemas.sweeps import SweepSpec
 from schemas.wire.agent import UnitBegun, UnitEnded, UnitFailed
 from schemas.wire.sweeps import UnitOrder
 
-WHY_CHARACTERS: Final = 2000  # of a report
-TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # what is at fault
+WHY_CHARACTERS: Final = 2000  # limit of a report
+TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # causes of a failure
 
 
 class UnitAttempts:
@@ -52,7 +52,7 @@ class UnitAttempts:
         """Train a unit and report the result; after a failure the worker continues."""
         try:
             self._make(order)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on
+        except Exception as error:  # noqa: BLE001 - the worker continues after any error
             fault, why = fault_of(error)
             _say(order, f"failed: {why}")
             if isinstance(error, UnitFailedError):
@@ -94,7 +94,7 @@ class UnitAttempts:
         )
 
     def _state_of(self, order: UnitOrder) -> FoundState:
-        assert order.state is not None  # noqa: S101 - who has none is not asked
+        assert order.state is not None  # noqa: S101 - the caller checked
         return self._store.get(order.state, order.sources)
 
     def _train(self, order: UnitOrder, state: FoundState | None) -> UnitResult | None:

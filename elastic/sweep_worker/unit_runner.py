@@ -128,11 +128,11 @@ class UnitFailedError(ElasticError):
 class UnitResult:
     """Result of a unit."""
 
-    frames: list[bytes]  # of the state after it, copied
-    digest: str  # SHA-256 of them
+    frames: list[bytes]  # copy of the state after the unit
+    digest: str  # SHA-256 of the frames
     metrics: dict[str, float]  # means over the partition's samples
-    samples: int  # that they count for
-    scores: dict[str, float]  # of the evaluation; empty: none
+    samples: int  # samples behind the metrics
+    scores: dict[str, float]  # metrics of the evaluation; empty: none
 
 
 class UnitRunner:
@@ -152,7 +152,7 @@ class UnitRunner:
         self._staged = staged
         self._functions = functions
         self._partitions = partitions
-        self.device = device  # of the slot
+        self.device = device  # device of the slot
         self._data: dict[int | None, Any] = {}
 
     def data(self, partition: int | None) -> Any:

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from setproctitle import setproctitle
 
-import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
+import elastic  # noqa: F401 - before the script's folder is on the path
 from elastic.collectives.nccl import nccl_environment
 from elastic.graduated_trial import train_graduated
 from elastic.reporting import report_file
@@ -63,7 +63,7 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     os.environ["ONES_JOB"] = assignment.job
     threads = assignment.env.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
-        torch.set_num_threads(int(threads))  # the variable is read before the fork
+        torch.set_num_threads(int(threads))  # torch read the variable before the fork
     begin_generators(assignment.spec.stated_seed)
     workdir = Path(assignment.workdir)
     os.chdir(workdir)
@@ -90,7 +90,7 @@ def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _F
     sys.path.insert(0, str(workdir))
     try:
         run()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker
+    except BaseException as error:  # noqa: BLE001 - any error ends the worker
         traceback.print_exception(error)
         place = _where(error.__cause__ or root_cause(error), workdir / "sweep")
         failures.tell(error, place)
@@ -109,7 +109,7 @@ class _Failures:
         """Write the last report of this worker."""
         a = self._assignment
         cause = root_cause(error) if isinstance(error, BaseException) else None
-        drain_checkpoints()  # an epoch that was finished before is reported before
+        drain_checkpoints()  # epochs finished before are reported first
         self._reports.append(
             lambda index: ScriptFailed(
                 job=a.job,
@@ -154,7 +154,7 @@ def _run_source(
         if failures and not isinstance(leaving.code, int | None):
             failures.tell(leaving, _where(leaving, script))
         return _exit_code(leaving)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the script
+    except BaseException as error:  # noqa: BLE001 - any error ends the script
         shown = _script_part(error, script)
         shown = shown or error.__traceback__
         traceback.print_exception(type(error), error, shown)
@@ -227,7 +227,7 @@ class LossyOutput(io.RawIOBase):
         Raises:
             OSError: for any other reason than a full or broken disk.
         """
-        view = memoryview(data)  # type: ignore[arg-type] # whatever the text layer hands down
+        view = memoryview(data)  # type: ignore[arg-type] # any buffer of the text layer
         size = view.nbytes
         try:
             if self._lost:

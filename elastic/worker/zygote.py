@@ -50,22 +50,22 @@ from schemas.wire.worker import (
 )
 
 with imports_uncollected():
-    import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
+    import torch._dynamo  # imported by the first optimizer: 1.5 s in every worker
 
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
-LOOK_S: Final = 1.0  # at most between two looks at the socket's file
-GO: Final = b"\0"  # over a gate; anything else is why not
-LONGEST_ERROR: Final = 1000  # characters; with its frame less than a pipe takes at once
+LOOK_S: Final = 1.0  # interval of checks of the socket's file
+GO: Final = b"\0"  # message over a gate; anything else is an error
+LONGEST_ERROR: Final = 1000  # characters; smaller than an atomic write to a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class Newborn:
     """Folder and pipes of a forked child."""
 
-    folder: Path  # of its worker
-    line: int  # to the zygote: closed when the script begins, written to if it cannot
-    gate: int | None = None  # says when to begin; None: at once
+    folder: Path  # of the worker
+    line: int  # pipe to the zygote: closed when the script starts, or gets an error
+    gate: int | None = None  # pipe with the signal to start; None: start at once
 
 
 @dataclass(eq=False, slots=True)
@@ -75,10 +75,10 @@ class _Child:
     forked: Forked
     folder: Path
     pidfd: int
-    asked: socket.socket  # who wants to hear of it
-    line: int | None  # until its script begins
-    gate: int | None = None  # while it is held
-    said: bytearray = field(default_factory=bytearray)  # over the line: why it cannot
+    asked: socket.socket  # connection of the agent that requested the fork
+    line: int | None  # None after the script has started
+    gate: int | None = None  # None unless the child is held
+    said: bytearray = field(default_factory=bytearray)  # error received over the line
 
 
 class Zygote:
@@ -115,7 +115,7 @@ class Zygote:
             return
         try:
             fresh = _listen_at(self._path)
-        except OSError:  # no room, no folder: the next look finds it so, too
+        except OSError:  # no room or no folder: the next check retries
             return
         self._selector.unregister(self._listener)
         self._listener.close()
@@ -172,7 +172,7 @@ class Zygote:
         """Let a held child start, or exit with an error."""
         if child.gate is None:
             return
-        with contextlib.suppress(OSError):  # it was killed
+        with contextlib.suppress(OSError):  # the child was killed
             os.write(child.gate, error[:LONGEST_ERROR].encode() or GO)
         os.close(child.gate)
         child.gate = None
@@ -268,7 +268,7 @@ class Zygote:
     @staticmethod
     def _send(connection: socket.socket, message: Message) -> None:
         data = encode(message)
-        with contextlib.suppress(OSError):  # the agent died; its successor looks at the folders
+        with contextlib.suppress(OSError):  # the agent is gone; its successor reads the folders
             connection.sendall(FRAME.pack(len(data)) + data)
 
 
@@ -311,16 +311,16 @@ def main() -> None:
     path = parser.parse_args().socket
     setproctitle(f"{ZYGOTE_TITLE} {path}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.save({}, io.BytesIO())  # imports what the first checkpoint would import
+    torch.save({}, io.BytesIO())  # imports what the first checkpoint needs
     gc.collect()
-    gc.freeze()  # what is shared with children should not be written to by their collectors
+    gc.freeze()  # collectors of children should not write to shared pages
     newborn = Zygote(path).serve()
     folder = newborn.folder
     try:
         _await_go(newborn.gate)
         _enter(folder)
         run = run_script.prepare_worker(folder)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, no line of the script ran
+    except BaseException as error:  # noqa: BLE001 - no line of the script has run
         _cannot_begin(newborn.line, error)
     os.close(newborn.line)
     _leave(run(), folder)
@@ -371,7 +371,7 @@ def _cannot_begin(line: int, error: BaseException) -> NoReturn:
         text = f"cannot begin a worker:{what} {error.strerror or error}"
     else:
         text = f"cannot begin a worker: {error!r}"
-    with contextlib.suppress(OSError):  # its zygote died
+    with contextlib.suppress(OSError):  # the zygote is gone
         os.write(line, text[:LONGEST_ERROR].encode(errors="replace"))
     os._exit(1)
 
