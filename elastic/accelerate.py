@@ -303,9 +303,11 @@ class ElasticAccelerator(Accelerator):
         Raises:
             UsageError: always.
         """
-        what = "save_state() keeps what one of several workers has"
-        remedy = "leave it out: the job's state is kept at each epoch's end, and when it is paused"
-        raise UsageError(what, f"{remedy}; save_model() for a model to take away")
+        what = "save_state() would store the state of one worker only"
+        remedy = (
+            "leave it out: the job's state is saved at each epoch's end, and when the job is paused"
+        )
+        raise UsageError(what, f"{remedy}; use save_model() to export a model")
 
     def load_state(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: the job restores its own state.
@@ -313,8 +315,8 @@ class ElasticAccelerator(Accelerator):
         Raises:
             UsageError: always.
         """
-        what = "load_state() changes what one of several workers has"
-        raise UsageError(what, "leave it out: a job goes on from where it was by itself")
+        what = "load_state() would change the state of one worker only"
+        raise UsageError(what, "leave it out: a job resumes automatically")
 
     def skip_first_batches(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: a resumed job continues at its position automatically.
@@ -322,8 +324,10 @@ class ElasticAccelerator(Accelerator):
         Raises:
             UsageError: always.
         """
-        what = "skip_first_batches() leaves out samples of the epoch"
-        raise UsageError(what, "leave it out: a resumed job begins where it was by itself")
+        what = "skip_first_batches() would leave out samples of the epoch"
+        raise UsageError(
+            what, "leave it out: a resumed job continues at its position automatically"
+        )
 
     def check_trigger(self) -> NoReturn:
         """Refuse: use `stop`, which ends the job with the epoch.
@@ -331,8 +335,10 @@ class ElasticAccelerator(Accelerator):
         Raises:
             UsageError: always.
         """
-        what = "check_trigger() leaves the loop in the midst of an epoch"
-        raise UsageError(what, "accelerator.stop(why): the job ends with the epoch, for all")
+        what = "check_trigger() would leave the loop within an epoch"
+        raise UsageError(
+            what, "use accelerator.stop(why), which ends the job with the epoch on all workers"
+        )
 
 
 __all__ = ["ElasticAccelerator"]

@@ -173,8 +173,8 @@ class ScalingAgent(ScriptQuestions):
             CheckpointError: if the job should resume and cannot.
         """
         if self._training.is_loaded:
-            hint = "give one module with all that is trained; build_optimizer may return several"
-            raise UsageError("load() a second time", hint)
+            hint = "put all trained modules into one; build_optimizer may return several optimizers"
+            raise UsageError("load() was called twice", hint)
         fault_points.reach("load", rank=self.rank, version=self._version)
         size = dataset_size(train_set)
         self._voice.say_wins("seed", self._seed.follow(), self._seed.value)
@@ -288,8 +288,8 @@ class ScalingAgent(ScriptQuestions):
     def _carried_rows(self) -> CarriedRows:
         self._loaded("carried")
         if self._executor.carried is None:
-            what = "agent.carried without columns"
-            raise UsageError(what, f"say agent.load(..., columns=N), then {LINE}")
+            what = "agent.carried was used without columns"
+            raise UsageError(what, f"call agent.load(..., columns=N), then {LINE}")
         return self._executor.carried
 
     def _resume(self) -> None:
@@ -320,8 +320,8 @@ class ScalingAgent(ScriptQuestions):
             self._records.open(self._folder / "samples")
         if training.put_back():
             self._voice.say(
-                "the script changed the model after agent.load(): it is that of the checkpoint "
-                "again; set first weights in build_model"
+                "the script changed the model after agent.load(); the checkpoint's model was "
+                "restored; set initial weights in build_model"
             )
         self._executor.check_tracked()
         warm_up(self.device)
@@ -373,14 +373,14 @@ class ScalingAgent(ScriptQuestions):
         """
         training = self._loaded("epochs()")
         if self._joined:
-            raise UsageError("epochs() a second time", "loop once, over all epochs of the job")
+            raise UsageError("epochs() was called twice", "use one loop over all epochs of the job")
         if training.stop_rule is None:
             rule = StopRule(epochs=count) if samples is None else StopRule(samples=samples)
             training.stop_rule = rule
         elif training.stop_rule.epochs != count:
             described = describe_rule(training.stop_rule)
             own = f"{count}" if samples is None else f"{samples} samples"
-            self._voice.say(f"stop {described} of the job file wins over the script's {own}")
+            self._voice.say(f"stop {described} of the job file overrides the script's {own}")
         self._join()
         while not training.why_done:
             self._executor.check_trained()
@@ -407,7 +407,9 @@ class ScalingAgent(ScriptQuestions):
             MissingMetricError: if the stop rule needs a metric that is missing.
         """
         if not self._training.epoch_open:
-            raise UsageError("report() outside of an epoch", "call it once in each epoch")
+            raise UsageError(
+                "report() was called outside of an epoch", "call it once in each epoch"
+            )
         now = time.monotonic()
         training = self._training
         if left := training.left_early():

@@ -255,5 +255,5 @@ class ScriptQuestions:
 
     def _loaded(self, asked: str) -> TrainingState:
         if not self._training.is_loaded:
-            raise UsageError(f"agent.{asked} before load()", "call agent.load(...) first")
+            raise UsageError(f"agent.{asked} was used before load()", "call agent.load(...) first")
         return self._training

@@ -96,8 +96,8 @@ def _built(functions: UserFunctions, trial: TrialSpec) -> Trained:
     seed_generators(keyed_seed(trial.seed, str(trial.trial)))
     trained = as_trained(functions.model_fn(dict(trial.values)))
     if "optimizer" not in list(trained):
-        hint = "a trial that graduates needs (model, optimizer)"
-        raise UsageError("model_fn gave no optimizer", hint, "model_fn")
+        hint = "return (model, optimizer): a trial that continues as a job needs both"
+        raise UsageError("model_fn returned no optimizer", hint, "model_fn")
     return trained
 
 
@@ -115,8 +115,12 @@ def _whole(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
     parts = [runner.data(one) for one in range(partitions)]
     for part in parts:
         if not isinstance(part, Dataset):
-            what = f"input_fn gave a {type(part).__name__}"
-            raise UsageError(what, "a trial that graduates needs torch's Datasets", "input_fn")
+            what = f"input_fn returned a {type(part).__name__}"
+            raise UsageError(
+                what,
+                "return a torch Dataset: a trial that continues as a job needs one",
+                "input_fn",
+            )
     return ConcatDataset(parts)
 
 

@@ -108,8 +108,8 @@ def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callabl
         if losses:
             return losses.pop()
         gate.refuse(
-            "the optimizer evaluates its closure several times in a step, each worker for itself",
-            "use an optimizer that evaluates it once; LBFGS is none",
+            "the optimizer evaluates its closure several times a step, separately on each worker",
+            "use an optimizer that evaluates it once, unlike LBFGS",
         )
         return closure()
 
@@ -128,10 +128,10 @@ def _before_any(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
         return
     for gate in _gates:
         gate.refuse(
-            f"a second optimizer ({type(optimizer).__name__}) steps in the loop, which "
-            "build_optimizer() did not give",
-            "return all optimizers from build_optimizer, as a tuple, list or dict: what others "
-            "keep does not reach workers that join",
+            f"an optimizer ({type(optimizer).__name__}) steps in the loop, but "
+            "build_optimizer() did not return it",
+            "return all optimizers from build_optimizer, as a tuple, list or dict: the state of "
+            "others does not reach workers that join",
         )
 
 
@@ -323,7 +323,9 @@ def _note_loss(tensors: Any, *, by_itself: bool) -> None:
 
 
 CUDA: Final[Any] = torch.cuda  # has no type hints in part
-TOO_LATE: Final = "[ones] the GPU was used before ScalingAgent.from_env(), beside another worker\n"
+TOO_LATE: Final = (
+    "[ones] the GPU was used before ScalingAgent.from_env(), while another worker has it\n"
+)
 
 
 def hold_device(await_slot: Callable[[], None]) -> None:

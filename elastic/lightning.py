@@ -115,7 +115,7 @@ class ElasticFitLoop(_FitLoop):
             return
         loaders = self._combined_loader.flattened
         if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
-            what = "fit() got several training loaders, or one of its own kind"
+            what = "fit() got several training loaders, or not a DataLoader"
             raise UsageError(what, "give one DataLoader: put several datasets into one")
         strategy.load(trainer, loaders[0])
         if trainer.val_check_interval == 1.0:
@@ -228,12 +228,12 @@ def refuse_options(trainer: Any) -> None:
         (
             trainer.reload_dataloaders_every_n_epochs > 0,
             "reload_dataloaders_every_n_epochs",
-            "leave it out: the job's loader lives as long as the job",
+            "leave it out: a job has one loader",
         ),
         (
             isinstance(every, float) and every != 1.0,
             f"val_check_interval={every}",
-            "1.0, or a whole number of steps: a part of an epoch has other steps when it grows",
+            "set 1.0 or a whole number of steps: the steps of a part change with the batch",
         ),
         (
             not trainer.lightning_module.automatic_optimization,

@@ -232,7 +232,7 @@ class WorkerVoice:
         """State that the job file overrides the script's value; None: the script has none."""
         joins = self._assignment is not None and self._assignment.kind == JOIN
         if script is not None and script != job and not joins:
-            self.say(f"{name} {job} of the job file wins over the script's {script}")
+            self.say(f"{name} {job} of the job file overrides the script's {script}")
 
 
 class Report(Protocol):

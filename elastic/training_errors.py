@@ -21,7 +21,7 @@ class MissingMetricError(ElasticError):
     def __init__(self, metric: str, reported: tuple[str, ...]) -> None:
         known = ", ".join(reported) or "nothing"
         super().__init__(
-            f"the stop rule looks at {metric!r}, the script reported {known}",
+            f"the stop rule needs the metric {metric!r}, the script reported {known}",
             f"pass it to agent.report({metric}=...), or change stop.metric",
             "stop.metric",
         )
@@ -37,8 +37,8 @@ class OutOfStepError(ElasticError):
     def __init__(self, what: str) -> None:
         super().__init__(
             f"the workers of the group are out of step: {what}",
-            "every worker takes every batch of the loader, once, with as many backward passes as "
-            "the others: let the data or a stop rule end epochs, not a count of batches in the "
+            "take every batch of the loader once, with the same number of backward passes on all "
+            "workers; let the data or a stop rule end epochs, not a count of batches in the "
             "script",
         )
 

@@ -301,12 +301,16 @@ class ElasticMixin(Mixed):
     def get_train_dataloader(self) -> ElasticLoader:
         """Return the job's loader; from here on the agent has model and optimizer."""
         if self._epochs is not None:
-            what = "train() was called a second time"
-            raise UsageError(what, "a job trains once: raise num_train_epochs, or the job's stop")
+            what = "train() was called twice"
+            raise UsageError(
+                what, "raise num_train_epochs or the job's stop rule: a job trains once"
+            )
         args = self.args
         if args.device != self.agent.device:
             what = f"the arguments say {args.device}, the slot is {self.agent.device}"
-            raise UsageError(what, "set use_cpu=True, or make the worker see one GPU", "use_cpu")
+            raise UsageError(
+                what, "set use_cpu=True, or make one GPU visible to the worker", "use_cpu"
+            )
         _, _, loader = self.agent.load(
             lambda: self.model,
             lambda _: self.create_optimizer(),
@@ -525,7 +529,7 @@ class ElasticMixin(Mixed):
         """
         if resume_from_checkpoint:
             what = "train(resume_from_checkpoint=...)"
-            remedy = "leave it out: a job goes on from its last finished epoch by itself"
+            remedy = "leave it out: a job resumes from its last finished epoch automatically"
             raise UsageError(what, remedy, "resume_from_checkpoint")
         handler = self.callback_handler
         others = [c for c in handler.callbacks if c not in (self._first, self._last)]

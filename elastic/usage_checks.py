@@ -39,7 +39,7 @@ def build(
     _refuse_call("build_model", build_model)
     model: Any = build_model()
     if not isinstance(model, nn.Module):
-        what = f"build_model() gave {_kind(model)}, not one torch.nn.Module"
+        what = f"build_model() returned {_kind(model)}, not one torch.nn.Module"
         raise UsageError(what, f"return the model, several as one nn.ModuleDict; {FORM}")
     model = place(model)
     parameters = list(model.parameters())
@@ -49,7 +49,7 @@ def build(
     except AttributeError as error:
         if error.obj is not parameters:
             raise
-        what = f"build_optimizer takes {error.name!r} of its argument, which is no model"
+        what = f"build_optimizer reads {error.name!r} of its argument, which is no model"
         raise UsageError(what, FORM, "build_optimizer") from error
 
 
@@ -70,7 +70,7 @@ def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"of {type(value).__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def refuse_sharded(model: nn.Module) -> None:
@@ -83,7 +83,7 @@ def refuse_sharded(model: nn.Module) -> None:
     for part in model.modules():
         found = others & {kind.__name__ for kind in type(part).__mro__}
         if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
-            what = f"build_model() gave a model that {min(found or {'DTensor'})} distributes"
+            what = f"build_model() returned a model that {min(found or {'DTensor'})} distributes"
             raise UsageError(what, "give the plain module: the agent's group reduces gradients")
 
 
@@ -113,7 +113,7 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
     places = sorted({str(parameter.device) for parameter in held})
     if len(places) > 1:
         what = f"parameters lie on several devices: {', '.join(places)}"
-        raise UsageError(what, "leave them where build_model makes them: load() moves the model")
+        raise UsageError(what, "leave them on the device of build_model: load() moves the model")
     if any(parameter.is_complex() for parameter in held):
         what = "the model has complex parameters"
         raise UsageError(what, "keep the real view (torch.view_as_real) as the parameter")
@@ -133,7 +133,7 @@ def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, A
         if name in options and not any(options[name] is value for value in values)
     )
     if chosen:
-        what = f"load() got {', '.join(chosen)}: which samples come when is the agent's"
+        what = f"load() got {', '.join(chosen)}: the agent decides the order of samples"
         order = "shuffled by the job's seed" if shuffled else "in the order of train_set's __iter__"
         hint = f"leave it out: every epoch has every sample once, {order}; put weights and filters"
         raise UsageError(what, f"{hint}{'' if shuffled else ', and shuffling,'} into the dataset")
@@ -174,7 +174,7 @@ def refuse_columns(columns: int | None, batch: int) -> None:
     """
     if columns is not None and not 1 <= batch <= columns:
         what = f"batches may have {batch} samples, the data has {columns} columns"
-        hint = f'say {columns} or "keep" in the job file, or cut the data into {batch} columns'
+        hint = f'set {columns} or "keep" in the job file, or cut the data into {batch} columns'
         raise UsageError(what, hint, "max_batch_size")
 
 
@@ -185,7 +185,7 @@ def dataset_size(dataset: Dataset[Any]) -> int:
         UsageError: if `dataset` has no length or is empty, or is a loader or a data pipe.
     """
     if isinstance(dataset, IterDataPipe | DataLoader):
-        what = f"train_set is of {type(dataset).__name__}, which chooses its samples itself"
+        what = f"train_set is a {type(dataset).__name__}, which selects samples itself"
         hint = "give a map-style dataset or an IterableDataset, and load() its options"
         raise UsageError(what, hint, "train_set")
     try:
@@ -193,7 +193,7 @@ def dataset_size(dataset: Dataset[Any]) -> int:
     except (TypeError, NotImplementedError):
         hint = "give a map-style dataset, with __len__ and __getitem__"
         if inspect.isroutine(dataset) or isinstance(dataset, type):
-            hint = f"it is a function or class: {hint}, that it builds"
+            hint = f"it is a function or class: call it, and {hint}"
         if isinstance(dataset, IterableDataset):
             hint = "give it __len__: the number of samples of one pass through __iter__"
         raise UsageError("train_set has no length", hint, "train_set") from None

@@ -20,7 +20,7 @@ from elastic.collectives.backend_protocol import (
 from elastic.collectives.nccl import NcclBackend
 
 GLOO: Final[Any] = dist.ProcessGroupGloo  # has no type hints
-NOT_CONNECTED: Final = "the group is not connected any more"
+NOT_CONNECTED: Final = "the group is closed"
 
 
 class GlooOperation:

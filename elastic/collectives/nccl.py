@@ -177,7 +177,7 @@ class NcclBackend:
             self._check_wanted()
             if time.monotonic() > end:
                 self.abort()
-                raise RuntimeError(f"not all ranks came within {BUILD_LIMIT_S:.0f} s")
+                raise RuntimeError(f"not all ranks connected within {BUILD_LIMIT_S:.0f} s")
             time.sleep(LONGEST_SPIN_S)
         self._check_wanted()
 

@@ -67,7 +67,7 @@ class ProcessGroup:
 
     def _linked(self) -> Links:
         if self._links is None:
-            raise BrokenGroupError("the group was taken apart")
+            raise BrokenGroupError("the group was closed")
         return self._links
 
     @property

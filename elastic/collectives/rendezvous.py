@@ -109,7 +109,7 @@ class BackgroundBuild:
             self._meeting = group
             if not self._dropped:
                 return
-        raise BrokenGroupError("the group is not wanted any more")
+        raise BrokenGroupError("the group was dropped")
 
     def _run(self) -> None:
         try:

@@ -91,7 +91,7 @@ class OrderListener:
         try:
             port = self.stores.serve(version, oldest=self._membership.version)
         except (OSError, RuntimeError) as error:
-            self.report_join_failed(version, f"no store: {error}")
+            self.report_join_failed(version, f"cannot open the group's store: {error}")
             return
         self._report(StoreOpened, group=version, port=port)
 

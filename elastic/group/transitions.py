@@ -217,7 +217,9 @@ class GroupTransitions:
         self._check.differs = False
         membership, training = self._membership, self._training
         if membership.rank == 0:
-            sys.stderr.write("[ones] the state of the workers differs: it is sent again\n")
+            sys.stderr.write(
+                "[ones] workers have different states: sending rank 0's state to all\n"
+            )
         metadata = broadcast_training(training, membership.group, 0, self.called_off)
         if metadata is not None:
             training.load_metadata(metadata)

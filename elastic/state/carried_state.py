@@ -53,7 +53,7 @@ class CarriedState:
         parts: list[torch.Tensor] = []
         layout = self._described(state, samples, parts.append)
         if not parts:
-            raise UsageError("agent.carried got no tensor", "give the state behind the batch")
+            raise UsageError("agent.carried got no tensor", "assign the state after the batch")
         if self._layout is None:
             self._layout = layout
         if layout != self._layout:
@@ -83,7 +83,9 @@ class CarriedState:
         if isinstance(state, torch.Tensor):
             if state.dim() <= self._dim or state.shape[self._dim] != samples:
                 what = f"agent.carried got shape {tuple(state.shape)} for {samples} samples"
-                hint = f"samples lie in dimension {self._dim}; load(carried_dim=...) says another"
+                hint = (
+                    f"samples are in dimension {self._dim}; set another with load(carried_dim=...)"
+                )
                 raise UsageError(what, hint)
             rows = state.detach().to(self.device).movedim(self._dim, 0).contiguous()
             add(as_byte_row(rows).view(samples, -1))

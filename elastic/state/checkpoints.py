@@ -78,14 +78,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        hint = "let `checkpoints` of every agent be the same shared folder"
+        hint = "set `checkpoints` of every agent to the same shared folder"
         raise CheckpointError(f"no checkpoint {path.name} on this node", hint) from None
     except Exception as error:
-        hint = "an earlier one may be whole"
+        hint = "try an earlier checkpoint"
         first = str(error).partition("\n")[0][:300]
         raise CheckpointError(f"checkpoint {path.name} cannot be read: {first}", hint) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {path.name} is of another format")
+        raise CheckpointError(f"checkpoint {path.name} has another format")
     return content
 
 
@@ -221,7 +221,9 @@ class CheckpointWriter:
     def _raise(self) -> None:
         if self._error is not None:
             full = isinstance(self._error, OSError)
-            hint = f"free space at {self._folder}" if full else "track only plain states"
+            hint = (
+                f"free space at {self._folder}" if full else "track only states that can be pickled"
+            )
             what = f"cannot write a checkpoint: {self._error}"
             raise CheckpointError(what, hint) from self._error
 
@@ -250,7 +252,9 @@ class CheckpointWriter:
                 self._store(order)
             except OSError as error:
                 if not self._failing:
-                    sys.stderr.write(f"[ones] checkpoint: {error}; tried again, training goes on\n")
+                    sys.stderr.write(
+                        f"[ones] cannot write a checkpoint: {error}; retrying, training continues\n"
+                    )
                 with self._changed:
                     self._failing = True
                     self._changed.notify_all()

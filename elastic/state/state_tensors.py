@@ -224,17 +224,18 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
         named = {"0": built}
     others = sorted({type(v).__name__ for v in named.values() if not _is_optimizer(v)})
     if others or len({id(each) for each in named.values()}) != max(1, len(named)):
-        what = f"build_optimizer() gave {', '.join(others) or 'none, or one twice'}"
+        what = f"build_optimizer() returned {', '.join(others) or 'none, or one twice'}"
         raise UsageError(what, "return one optimizer, or a tuple, list or dict of them")
     known = {id(parameter) for parameter in model.parameters()}
     for name, each in named.items():
         held = [p for group in each.param_groups for p in group["params"]]
         if len(named) > 1 and any(id(parameter) not in known for parameter in held):
             what = (
-                f"optimizer {name} ({type(each).__name__}) trains what build_model's does not hold"
+                f"optimizer {name} ({type(each).__name__}) trains parameters outside of the model"
             )
             raise UsageError(
-                what, "build_model returns one module with all that is trained, as nn.ModuleDict"
+                what,
+                "return one module with all trained parameters from build_model",
             )
     return named
 
@@ -262,7 +263,9 @@ def load_optimizer_states(
         states = {next(iter(optimizers)): content["optimizer"]}
     if set(states) != set(optimizers):
         has = "one optimizer" if "optimizer" in content else f"optimizers {', '.join(states)}"
-        what = f"the checkpoint has {has}, build_optimizer() gave {', '.join(optimizers)}"
-        raise CheckpointError(what, "return those that the job began with, by the same names")
+        what = f"the checkpoint has {has}, build_optimizer() returned {', '.join(optimizers)}"
+        raise CheckpointError(
+            what, "return the optimizers that the job started with, by the same names"
+        )
     for name, each in optimizers.items():
         each.load_state_dict(states[name])

@@ -93,7 +93,7 @@ class TrainingState:
             UsageError: if nothing is loaded yet.
         """
         if self._tensors is None:
-            raise UsageError("nothing to train yet", "call agent.load(...) first")
+            raise UsageError("nothing is loaded yet", "call agent.load(...) first")
         return self._tensors
 
     # --- steps
@@ -130,13 +130,13 @@ class TrainingState:
         """Return a warning if an epoch's mean loss shows no training, else ""; None: not seen."""
         if loss is None:
             return (
-                "no backward() of a loss, one number, was seen: a loop without one trains nothing; "
-                "report(loss=...) tells a loss that it cannot see"
+                "no backward() of a scalar loss was seen: a loop without one trains nothing; "
+                "use report(loss=...) for a loss that backward() does not show"
             )
         if math.isfinite(loss):
             return ""
         return (
-            f"the training loss is {loss:g}: lower lr, clip gradients, or look for such values in "
+            f"the training loss is {loss:g}: lower lr, clip gradients, or check for such values in "
             "the data"
         )
 
@@ -303,8 +303,10 @@ class TrainingState:
         if _can_travel(self.metadata()):
             return
         names = [name for name, state in self._tracked.states().items() if not _can_travel(state)]
-        what = f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be handed over"
-        raise UsageError(what, "let state_dict() hold tensors, numbers, text and their containers")
+        what = f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be transferred"
+        raise UsageError(
+            what, "return only tensors, numbers, text and their containers from state_dict()"
+        )
 
     # --- checkpoints
 

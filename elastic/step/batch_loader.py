@@ -100,10 +100,8 @@ class StreamReader(Dataset[Any]):
             raise self._miscounted(f"more than {self._stream.size}")
 
     def _miscounted(self, given: str) -> UsageError:
-        what = f"train_set gave {given} samples in epoch {self._epoch - 1}"
-        hint = (
-            f"its len() is {self._stream.size}: every pass through its __iter__ has to give so many"
-        )
+        what = f"train_set returned {given} samples in epoch {self._epoch - 1}"
+        hint = f"its len() is {self._stream.size}: every pass through __iter__ must return as many"
         return UsageError(what, hint, "train_set")
 
 
@@ -157,12 +155,12 @@ OPTIONS: Final = frozenset({
     "collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
     "pin_memory", "prefetch_factor", "timeout", "worker_init_fn",
 })  # fmt: skip
-_ORDER: Final = "the agent shuffles, each epoch in an order of its own: leave set_epoch out"
+_ORDER: Final = "the agent shuffles each epoch differently: leave set_epoch out"
 REMEDIES: Final = {
     "sampler": _ORDER,
     "batch_sampler": _ORDER,
     "batch_size": "agent.batch_size is the global batch, len(targets) a worker's part of it",
-    "drop_last": "say agent.load(..., drop_last=True); len(loader) counts the batches",
+    "drop_last": "call agent.load(..., drop_last=True); len(loader) counts the batches",
     "generator": "the job's seed decides: `seed` in the job file, or from_env(seed=...)",
 }
 
@@ -252,7 +250,7 @@ class ElasticLoader:
             UsageError: outside of an epoch.
         """
         if not self._training.epoch_open:
-            what = "the loader outside of an epoch: before agent.epochs(...) or after report()"
+            what = "loader used outside of an epoch: before agent.epochs(...) or after report()"
             hint = "loop over it in `for epoch in agent.epochs(...)`, before report(); elsewhere "
             raise UsageError(what, f"{hint}use train_set, or a DataLoader of your own")
         source: Iterator[Any] | None = None
@@ -302,12 +300,12 @@ def options_of(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
         UsageError: if `loader` selects samples differently than the agent does.
     """
     if loader.batch_size is None:
-        what = "the training loader has a batch sampler of its own, or none"
-        raise UsageError(what, "give DataLoader(data, batch_size=..., shuffle=True)", "batch_size")
+        what = "the training loader has its own batch sampler, or none"
+        raise UsageError(what, "use DataLoader(data, batch_size=..., shuffle=True)", "batch_size")
     streams = isinstance(loader.dataset, IterableDataset)
     if not streams and type(loader.sampler) is not RandomSampler:
         what = f"the training loader has a {type(loader.sampler).__name__}"
-        remedy = "shuffle=True: an epoch has every sample once, shuffled by the job's seed"
+        remedy = "use shuffle=True: an epoch has every sample once, shuffled by the job's seed"
         raise UsageError(what, remedy, "shuffle")
     options: dict[str, Any] = {
         "collate_fn": loader.collate_fn,

@@ -46,7 +46,7 @@ class CarriedRows:
         """
         micro_batch = self._present()
         if micro_batch.total > self._state.columns:
-            what = f"a step of {micro_batch.total} samples, of {self._state.columns} columns"
+            what = f"a step of {micro_batch.total} samples exceeds {self._state.columns} columns"
             raise UsageError(what, "lower the batch, or cut the data into more columns")
         return self._state.before(micro_batch.ids)
 
@@ -64,8 +64,8 @@ class CarriedRows:
 
     def _present(self) -> MicroBatch:
         if self._micro_batch is None:
-            what = "agent.carried outside of the loop over the loader"
-            raise UsageError(what, "evaluate with a state of your own; it begins with None")
+            what = "agent.carried was used outside of the loop over the loader"
+            raise UsageError(what, "evaluate with a separate state that starts as None")
         return self._micro_batch
 
     def exchange(self, group: ProcessGroup, called_off: threading.Event, *, skipped: bool) -> None:
@@ -80,7 +80,9 @@ class CarriedRows:
         """
         micro_batch = self._present()
         if skipped or self._width is None:
-            what = "a batch went by without its state: load(columns=...) expects it in every one"
+            what = (
+                "a batch did not set agent.carried, which load(columns=...) requires in every batch"
+            )
             raise UsageError(what, f"assign it before backward(), in every batch: {LINE}")
         place = {"rank": group.rank, "step": micro_batch.step, "version": group.version}
         rows = torch.zeros(

@@ -18,7 +18,7 @@ from elastic.state.state_tensors import dense_strides
 from elastic.training_errors import UsageError
 
 SPARSE: Final = (
-    "the script makes sparse gradients", "use sparse=False: groups reduce dense ones"
+    "the model has sparse gradients", "use sparse=False: groups reduce dense gradients"
 )  # fmt: skip
 
 

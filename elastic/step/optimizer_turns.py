@@ -192,7 +192,7 @@ class OptimizerTurns:
             raise UsageError(
                 what,
                 "lower batch_size or raise max_local_batch, so that shares fit the device at once; "
-                "or step all optimizers behind the last backward pass",
+                "or step all optimizers after the last backward pass",
             )
         self._passes += 1
         return self._passes - 1
@@ -244,10 +244,10 @@ class OptimizerTurns:
             UsageError: otherwise, since a worker that skips does not know which optimizers step.
         """
         if 0 < skipped < ranks:
-            what = f"{skipped} of {ranks} workers passed over a batch, with several optimizers"
+            what = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"
             raise UsageError(
                 what,
-                "call backward() and step in every batch: a loss times 0 takes nothing of it",
+                "call backward() and step in every batch; multiply the loss by 0 to skip one",
             )
 
     def conclude(self, micro_batch: MicroBatch, *, unused: bool) -> None:
@@ -264,5 +264,5 @@ class OptimizerTurns:
             self._undo.restore_buffers()
         self._undo = None
         if unused:
-            what = "the passes of a batch make different numbers of backward passes"
-            raise UsageError(what, "make as many in each batch that the loader gives")
+            what = "the passes of a step call backward() a different number of times"
+            raise UsageError(what, "call backward() equally often for each batch of the loader")

@@ -28,8 +28,8 @@ from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
 
 UNCLEAR_SUM: Final = (
-    "the loss ends in a sum; if it is one over the batch, and no weights in it add up to one, then "
-    "divide it by what it sums over: a group takes it as a mean (docs/exactness.md)"
+    "the loss ends in a sum; if it sums over the batch, without weights that add up to one, "
+    "divide it by the number of its terms: a group takes it as a mean (docs/exactness.md)"
 )
 
 
@@ -87,7 +87,7 @@ class StepExecutor:
             summed
         )  # temporarily frozen for another optimizer
         if trained != summed and not for_a_while:
-            what = "the parameters that are trained changed after load()"
+            what = "the trained parameters changed after load()"
             self._refuse_in_group(what, "freeze, unfreeze and add parameters in build_model")
 
     def check_tracked(self) -> None:
@@ -221,7 +221,7 @@ class StepExecutor:
         """
         micro_batch = self._micro_batch
         if micro_batch is None or not items >= 0.0:
-            what = f"weight({items}) outside of the loop, or no number of items"
+            what = f"weight({items}) was called outside of the loop, or is negative"
             raise UsageError(what, "call it in the loop over the loader, before backward()")
         if micro_batch.count:
             self._items = items
@@ -298,8 +298,8 @@ class StepExecutor:
         found = how_summed(loss, len(micro_batch.ids), self._training.losses.scale())
         if found is Summed.SURELY:
             what = "the loss is a sum over the batch"
-            remedy = "divide it by what it sums over: len(inputs), or a number for agent.weight too"
-            self.refuse(what, f"{remedy}; for SGD, multiply the learning rate with batch_size")
+            remedy = "divide it by len(inputs), or by the number that agent.weight gets"
+            self.refuse(what, f"{remedy}; with SGD, multiply the learning rate by batch_size")
         if found is Summed.PERHAPS and not self._unclear and self._membership.rank == 0:
             sys.stderr.write(f"[ones] {UNCLEAR_SUM}\n")
             self._unclear = True
@@ -311,8 +311,8 @@ class StepExecutor:
         if reducer is not None and reducer.watches and reducer.stop_watching():
             self.refuse(
                 "the script accumulates gradients over several batches",
-                "raise batch_size (`max_local_batch` is what fits a device: larger shares are "
-                "taken in passes), and step and empty the gradients in every batch",
+                "raise batch_size (`max_local_batch` is the device's limit: larger shares are "
+                "taken in passes), and step and zero the gradients in every batch",
             )
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
@@ -329,7 +329,7 @@ class StepExecutor:
                 self.refuse(
                     f"an optimizer ({type(optimizer).__name__}) steps on gradients of earlier "
                     "batches",
-                    "empty its gradients in every batch, step it behind a backward pass of the "
+                    "zero its gradients in every batch, step it after a backward pass of the "
                     "same batch, and raise batch_size instead of accumulating",
                 )
             turns.keep(optimizer)

@@ -198,7 +198,7 @@ class Hopper:
             self._orders.port = self._server.port
         except OSError as error:
             text = f"cannot listen on {address}: {error.strerror}"
-            sys.stderr.write(f"[ones] {text}; other nodes take states from the agent's disk\n")
+            sys.stderr.write(f"[ones] {text}; other nodes read states from the agent's disk\n")
 
     def _await_slot(self) -> None:
         if not self._granted.is_set():

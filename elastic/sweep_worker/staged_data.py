@@ -37,8 +37,8 @@ class DataDiffersError(ElasticError):
 
     def __init__(self, whose: str, found: int, staged: int) -> None:
         super().__init__(
-            f"input_fn gave {found} samples of {whose}, and {staged} when it was called before",
-            "give the same data for the same partition at each call",
+            f"input_fn returned {found} samples of {whose}, but {staged} in an earlier call",
+            "return the same data for the same partition in each call",
             "input_fn",
         )
 
@@ -98,8 +98,8 @@ class StagedData:
         try:
             _write(path, *_described(found, count_samples(found)))
         except OSError as error:
-            text = f"{path.name} cannot be kept for the node's other workers: {error.strerror}"
-            sys.stderr.write(f"[ones] {text}; each reads its own\n")
+            text = f"cannot stage {path.name} for the node's other workers: {error.strerror}"
+            sys.stderr.write(f"[ones] {text}; each worker reads its own data\n")
             return found
         staged = _mapped(path)
         return found if staged is None or staged[0] is _OWN else staged[0]

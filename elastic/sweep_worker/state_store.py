@@ -95,8 +95,12 @@ class StateStore:
         try:
             fetch_state([source.address for source in sources], asked, self._came, check)
         except (OnesError, MemoryError) as error:
-            what = error.message if isinstance(error, OnesError) else f"no memory for it: {error}"
-            raise StateLostError(what, "it is trained again") from None
+            what = (
+                error.message
+                if isinstance(error, OnesError)
+                else f"no memory for the state: {error}"
+            )
+            raise StateLostError(what, "the unit is trained again") from None
         return FoundState(frames)
 
     def _on_disk(self, state: StateRef) -> FoundState | None:
@@ -110,7 +114,7 @@ class StateStore:
         return FileState(frames, state.digest, partial(self._drop, path))
 
     def _drop(self, path: Path) -> None:
-        sys.stderr.write(f"[ones] {path.name} is damaged; another copy is looked for\n")
+        sys.stderr.write(f"[ones] {path.name} is damaged; looking for another copy\n")
         self._damaged.add(path)
         with contextlib.suppress(OSError):
             path.unlink()

@@ -53,7 +53,7 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
         metrics |= result.scores
     if task["metric"] not in metrics:
         known = ", ".join(sorted(metrics)) or "nothing"
-        what = f"no function gave the metric {task['metric']!r}, only {known}"
+        what = f"no function returned the metric {task['metric']!r}, only {known}"
         raise UsageError(what, "return it from eval_fn or train_fn", "metric")
     return {
         "seconds": seconds,

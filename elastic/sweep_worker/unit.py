@@ -115,9 +115,11 @@ def _function(field: str, path: str) -> Callable[..., Any]:
         raise UsageError(what, "name a function at its top level", field) from None
     except Exception as error:
         what = f"{field} = {path!r}: importing {module} raised {type(error).__name__}: {error}"
-        raise UsageError(what, "a module of functions does nothing when imported", field) from error
+        raise UsageError(
+            what, "importing a module of functions must not run anything", field
+        ) from error
     if not callable(found):
-        raise UsageError(f"{field} = {path!r} is no function", "name a function", field)
+        raise UsageError(f"{field} = {path!r} is not a function", "name a function", field)
     return found  # type: ignore[no-any-return]
 
 
@@ -185,22 +187,24 @@ def from_frames(frames: Frames) -> dict[str, Any]:
         StateFramesError: if they are no state.
     """
     if not frames or len(frames[0]) > MAX_HEADER:
-        raise StateFramesError("a state has a header", "send the state again")
+        raise StateFramesError("the state has no header", "send the state again")
     try:
         header = msgspec.msgpack.decode(frames[0], type=_FramesHeader)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StateFramesError(f"no header of a state: {error}", "send it again") from None
+        raise StateFramesError(
+            f"cannot decode the state's header: {error}", "send it again"
+        ) from None
     if header.format != FORMAT:
-        what = f"a state of format {header.format}, this is {FORMAT}"
+        what = f"the state has format {header.format}, this worker expects {FORMAT}"
         raise StateFramesError(what, "run the same version everywhere")
     if header.sizes != [len(frame) for frame in frames[1:]]:
-        raise StateFramesError("a state whose tensors are cut", "send it again")
+        raise StateFramesError("the tensors of the state are truncated", "send it again")
     try:
         found = _state(header.content, [bytearray(frame) for frame in frames[1:]])
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
-        raise StateFramesError(f"no state: {error}", "send it again") from None
+        raise StateFramesError(f"cannot decode the state: {error}", "send it again") from None
     if not isinstance(found, dict):
-        raise StateFramesError("no state: it is no mapping", "send it again")
+        raise StateFramesError("the state is not a mapping", "send it again")
     return found
 
 
@@ -245,7 +249,7 @@ def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if isinstance(value, torch.dtype):
         return [_DTYPE, str(value).removeprefix("torch.")]
     what = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
-    hint = "a state that hops is made of tensors, numbers, texts, lists, tuples and mappings"
+    hint = "keep tensors, numbers, texts, lists, tuples and mappings in states"
     raise UsageError(what, hint, "model_fn")
 
 
@@ -253,7 +257,7 @@ def _described(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) ->
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _DTYPES or tensor.layout != torch.strided:
         what = f"{where} is a tensor of {name}, {tensor.layout}"
-        raise UsageError(what, "dense tensors of the usual types hop", "model_fn")
+        raise UsageError(what, "use dense tensors of the usual types", "model_fn")
     host = tensor.detach().cpu()
     dense = host.contiguous()
     tensors.append(dense.resolve_conj().resolve_neg())

@@ -134,12 +134,12 @@ def fault_of(error: Exception) -> tuple[str, str]:
             fault = DATA if error.field == "input_fn" else TRIAL
         case OSError():
             fault = DISK
-            error = DiskFullError(f"the node's folder of states cannot be used: {error}")
+            error = DiskFullError(f"cannot use the node's folder of states: {error}")
         case _:
             fault = TRIAL
     text = str(error) or type(error).__name__
     if "out of memory" in text.lower() or isinstance(error.__cause__, MemoryError):
-        text += "; a smaller batch or model fits this device"
+        text += "; use a smaller batch or model"
     line = " ".join(text.split())
     return fault, "".join(c if c.isprintable() else " " for c in line)[:WHY_CHARACTERS]
 

@@ -45,18 +45,22 @@ class Trained:
         """
         self._objects = {name: one for name, one in objects.items() if one is not None}
         if not isinstance(self._objects.get("model"), nn.Module):
-            raise UsageError("model_fn gave no model", FORMS, "model_fn")
+            raise UsageError("model_fn returned no model", FORMS, "model_fn")
         for name, one in self._objects.items():
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 what = f"model_fn: {name} ({type(one).__name__}) has no state_dict"
-                raise UsageError(what, "what is trained has to hop: give it one", "model_fn")
+                raise UsageError(
+                    what,
+                    "return objects with a state_dict, which travels with the trial",
+                    "model_fn",
+                )
 
     def __getattr__(self, name: str) -> Any:
         """Return the object of that name."""
         objects = self.__dict__.get("_objects", {})
         if name in objects:
             return objects[name]
-        raise AttributeError(f"model_fn gave no {name!r}, only {', '.join(objects)}")
+        raise AttributeError(f"model_fn returned no {name!r}, only {', '.join(objects)}")
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
@@ -74,10 +78,10 @@ class Trained:
         """
         if state.keys() != self._objects.keys():
             what = (
-                f"model_fn gave {', '.join(self._objects)}, the state that came has "
+                f"model_fn returned {', '.join(self._objects)}, the received state has "
                 f"{', '.join(state)}"
             )
-            hint = "model_fn has to build the same objects for the same configuration"
+            hint = "return the same objects for the same configuration"
             raise UsageError(what, hint, "model_fn")
         for name, one in self._objects.items():
             one.load_state_dict(state[name])
@@ -103,7 +107,7 @@ def as_trained(built: Any) -> Trained:
         return Trained(**built)
     if isinstance(built, tuple) and 1 <= len(built) <= 3:  # noqa: PLR2004 - see FORMS
         return Trained(**dict(zip(("model", "optimizer", "scheduler"), built, strict=False)))
-    raise UsageError(f"model_fn gave a {type(built).__name__}", FORMS, "model_fn")
+    raise UsageError(f"model_fn returned a {type(built).__name__}", FORMS, "model_fn")
 
 
 MAX_METRICS: Final = 100
@@ -119,7 +123,7 @@ class UnitFailedError(ElasticError):
         self.where = where
         super().__init__(
             f"{where} raised {type(error).__name__}: {error}",
-            "this configuration ends; the others go on",
+            "this configuration ends; the others continue",
             where,
         )
 
@@ -177,8 +181,12 @@ class UnitRunner:
             raise UnitFailedError("input_fn", error) from error
         if found is None or (isinstance(found, Sized) and not len(found)):
             whose = "the evaluation" if partition is None else f"partition {partition}"
-            what = f"input_fn gave no data of {whose} of {self._partitions}"
-            raise UsageError(what, "give each partition some, or make fewer", "input_fn")
+            what = f"input_fn returned no data for {whose} of {self._partitions}"
+            raise UsageError(
+                what,
+                "return data for each partition, or lower the number of partitions",
+                "input_fn",
+            )
         return found
 
     def begin(self, config: str, values: Mapping[str, Any], seed: int) -> list[bytes]:
@@ -242,19 +250,19 @@ def _numbers(where: str, metrics: Any) -> dict[str, float]:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
-        what = f"{where} gave a {type(metrics).__name__}"
+        what = f"{where} returned a {type(metrics).__name__}"
         raise UsageError(what, "return numbers by name, such as {'loss': 0.5}", where)
     if len(metrics) > MAX_METRICS:
-        what = f"{where} gave {len(metrics)} metrics"
-        raise UsageError(what, f"give {MAX_METRICS} at most", where)
+        what = f"{where} returned {len(metrics)} metrics"
+        raise UsageError(what, f"return {MAX_METRICS} at most", where)
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
-            what = f"{where} gave a metric named {str(name)[:MAX_NAME]!r}"
+            what = f"{where} returned a metric named {str(name)[:MAX_NAME]!r}"
             raise UsageError(what, f"name it with 1 to {MAX_NAME} printable characters", where)
         try:
             found[name] = float(value)
         except (TypeError, ValueError) as error:
-            what = f"{where} gave {name} = {value!r}"
-            raise UsageError(what, "give numbers", where) from error
+            what = f"{where} returned {name} = {value!r}"
+            raise UsageError(what, "return numbers", where) from error
     return found

@@ -137,7 +137,7 @@ def _run_source(
     exception, else the script's own.
     """
     if source is None:
-        sys.stderr.write(f"[ones] script {script.name} is not there\n")
+        sys.stderr.write(f"[ones] script {script.name} does not exist\n")
         if failures:
             failures.tell(f"script {script.name!r} is not in the working directory", "")
         return USAGE

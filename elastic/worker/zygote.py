@@ -368,9 +368,9 @@ def _cannot_begin(line: int, error: BaseException) -> NoReturn:
     """Report the error over the line, the only way on a full disk, and exit."""
     if isinstance(error, OSError):
         what = f" {error.filename}:" if error.filename else ""
-        text = f"cannot begin a worker:{what} {error.strerror or error}"
+        text = f"cannot start a worker:{what} {error.strerror or error}"
     else:
-        text = f"cannot begin a worker: {error!r}"
+        text = f"cannot start a worker: {error!r}"
     with contextlib.suppress(OSError):  # the zygote is gone
         os.write(line, text[:LONGEST_ERROR].encode(errors="replace"))
     os._exit(1)

@@ -287,14 +287,14 @@ def test_a_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
     writer.write(point(1), {"tracked": {"scheduler": Path("a class that torch refuses")}}, print)
 
-    with pytest.raises(CheckpointError, match="track only plain states"):
+    with pytest.raises(CheckpointError, match="track only states that can be pickled"):
         writer.close()
     assert list(tmp_path.glob("*.pt")) == []
 
 
 def test_a_damaged_or_missing_checkpoint_says_which_and_why(tmp_path: Path) -> None:
     path = checkpoint_path(tmp_path, point(1))
-    with pytest.raises(CheckpointError, match="let `checkpoints` of every agent be the same"):
+    with pytest.raises(CheckpointError, match="set `checkpoints` of every agent to the same"):
         load_checkpoint(path)
     save_checkpoint({"format": FORMAT}, path)
     path.write_bytes(path.read_bytes()[:100])

@@ -146,7 +146,7 @@ def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
 def test_a_model_without_an_optimizer_is_told_what_is_missing(tmp_path: Path) -> None:
     paths = {**FUNCTIONS, "model_fn": "graduated_functions:no_optimizer"}
     one = trial((), "", functions=paths)
-    with pytest.raises(UsageError, match="needs \\(model, optimizer\\)"):
+    with pytest.raises(UsageError, match="return \\(model, optimizer\\)"):
         train_graduated(assignment(one, tmp_path), one)
 
 

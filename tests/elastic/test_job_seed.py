@@ -222,6 +222,6 @@ def test_the_job_file_s_seed_wins_over_the_script_s_and_one_line_of_the_log_says
         plain = UNSEEDED.replace("BEGIN", str(SEED))
         assert furthest(job.final(), alone(plain, len(epochs), 12)) < 1e-9
         logs = [(worker.folder / "log").read_text() for worker in job.workers.values()]
-        said = f"[ones] seed {SEED} of the job file wins over the script's 7"
+        said = f"[ones] seed {SEED} of the job file overrides the script's 7"
         lines = [line for log in logs for line in log.splitlines()]
         assert [line for line in lines if "seed" in line] == [said]

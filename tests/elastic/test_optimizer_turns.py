@@ -93,8 +93,8 @@ def test_a_script_gets_back_what_it_built(agent: ScalingAgent, container: Any) -
     [
         (lambda _: (), "none, or one twice"),
         (lambda model: (two(model)[0],) * 2, "none, or one twice"),
-        (lambda model: {"body": two(model)[0], "other": model}, "gave Pair"),
-        (lambda model: (two(model)[0], two(pair())[1]), "nn.ModuleDict"),
+        (lambda model: {"body": two(model)[0], "other": model}, "returned Pair"),
+        (lambda model: (two(model)[0], two(pair())[1]), "outside of the model"),
     ],
 )
 def test_what_is_no_set_of_optimizers_of_the_model_is_refused(
@@ -170,8 +170,8 @@ def test_a_checkpoint_has_all_optimizers_by_name_and_one_as_ever(agent: ScalingA
     assert again._training.tensors().digest() == agent._training.tensors().digest()
     assert str(back["optimizers"]) == str(several["optimizers"])
     for other, text in (
-        (two, "has optimizers body, head, .* gave 0, 1"),
-        (lambda m: two(m)[0], "gave 0"),
+        (two, "has optimizers body, head, .* returned 0, 1"),
+        (lambda m: two(m)[0], "returned 0"),
     ):
         different = ScalingAgent.from_env()
         loaded(different, other)
@@ -321,7 +321,7 @@ def test_workers_whose_numbers_of_backward_passes_differ_are_out_of_step() -> No
         agreed = read_agreed_words(total[:FIXED_WORDS], 3)
 
         for own in (7, 8):
-            with pytest.raises(OutOfStepError, match="as many backward passes"):
+            with pytest.raises(OutOfStepError, match="the same number of backward passes"):
                 agreed.check_in_step(3, own)
 
 
